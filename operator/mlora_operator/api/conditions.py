@@ -1,0 +1,45 @@
+"""Condition types and reasons: each constant with its sentence. docs/users/conditions.md lists the same."""
+
+from __future__ import annotations
+
+# Types of a LoRATask.
+ACCEPTED = "Accepted"  # the spec is valid and a pipeline serves the base model
+ADMITTED = "Admitted"  # the task has a place in the pipeline's memory
+RUNNING = "Running"  # steps are being trained
+PREEMPTED = "Preempted"  # a task of higher priority took the place; it comes back by itself
+UPLOAD_BLOCKED = "UploadBlocked"  # the adapter is finished but the store refuses it; retried
+SUCCEEDED = "Succeeded"  # the adapter is in the store, checked
+FAILED = "Failed"  # it ended without an adapter; reason and message say why
+
+# Types of a LoRAPipeline.
+READY = "Ready"  # all stages have loaded the model and the coordinator answers
+WORKERS_AVAILABLE = "WorkersAvailable"  # all worker pods of the current group run
+
+# Reasons of Accepted.
+REASON_ACCEPTED = "Accepted"
+REASON_INVALID_SPEC = "InvalidSpec"  # a field is wrong beyond what the schema can say
+REASON_NO_PIPELINE = "NoPipelineForModel"  # no pipeline serves the base model and none may be created for it
+REASON_NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # the pipeline does not take tasks of this namespace
+REASON_SECRET_NOT_FOUND = "SecretNotFound"  # storage.secretRef names a Secret that is not there (yet)
+
+# Reasons of Admitted and Running.
+REASON_ADMITTED = "Admitted"
+REASON_WAITING_FOR_MEMORY = "WaitingForMemory"  # others with a better place fill the memory
+REASON_EXCEEDS_CAPACITY = "ExceedsCapacity"  # would not fit even alone
+REASON_PIPELINE_STARTING = "PipelineStarting"  # workers are not up yet
+REASON_PREPARING_DATA = "PreparingData"  # rows are fetched and tokenised
+REASON_SUSPENDED = "Suspended"  # spec.suspend is true
+REASON_TRAINING = "Training"
+REASON_SAVING = "Saving"  # adapter is gathered, checked and uploaded
+REASON_FINISHED = "Finished"
+REASON_RESTARTING = "Restarting"  # the worker group is being restarted; the task will run again
+
+# Reasons of Succeeded and Failed beyond those of the worker (mlora_worker.protocol.FailureReason).
+REASON_ADAPTER_UPLOADED = "AdapterUploaded"
+
+# Reasons of Ready and WorkersAvailable.
+REASON_READY = "Ready"
+REASON_IDLE = "Idle"  # scaled to zero
+REASON_STARTING = "Starting"
+REASON_POD_NOT_STARTING = "PodNotStarting"  # a pod's container waits; the message has the kubelet's words
+REASON_UNREACHABLE = "CoordinatorUnreachable"

@@ -1,0 +1,17 @@
+"""Data plane of the mLoRA operator: trains many LoRA adapters on one frozen base model.
+
+What lives here, from the edge to the core (imports point downwards only, ``.importlinter`` contracts in
+``pyproject.toml`` enforce it):
+
+``__main__``      one rank of a pipeline: reads its configuration and runs until it is told to stop
+``coordinator``   the part of rank 0 that talks to the operator, prepares data and issues work
+``pipeline``      one stage: transport, links between ranks, the loop that runs items of the stream
+``lora``          the low-rank function, adapters, dropout masks, per-task optimizer
+``model``         reads a stage's own layers, packed attention, loss
+``data``          rows to token sequences with supervised positions
+``storage``       S3 and files, the adapter's manifest
+``stream``        pure: items of work, the rule that issues them, grouping of tasks
+``protocol``      pure: what the operator and the coordinator say to each other
+
+The operator may import ``protocol`` and ``stream`` only. Nothing here knows of Kubernetes.
+"""

@@ -1,0 +1,380 @@
+"""What the operator and a pipeline's coordinator say to each other; the one door between the two houses.
+
+``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
+``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
+``GET /healthz``    200 while the coordinator's threads live; needs no token.
+
+Both bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
+from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
+are not numbers (cases.md 9).
+
+Pure: pydantic only.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+from pydantic.alias_generators import to_camel
+
+PROTOCOL_VERSION = 1
+
+
+class Message(BaseModel):
+    """Base of all that crosses a process border: frozen, camelCase, unknown fields refused, NaN never valid."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
+
+    def to_json(self) -> str:
+        return self.model_dump_json(by_alias=True, exclude_none=True)
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Amount = Annotated[int, Field(strict=True, ge=0)]
+Real = Annotated[float, Field(strict=True)]
+
+# --- what a user writes (part of the LoRATask spec) ---------------------------------------------------------------
+
+
+class LoRAConfig(Message):
+    """The adapter's shape, in PEFT's words."""
+
+    rank: Annotated[int, Field(strict=True, ge=1, le=512)] = Field(
+        default=16, description="Rank r of the low-rank product; more is a larger adapter."
+    )
+    alpha: Annotated[float, Field(strict=True, gt=0, le=4096)] = Field(
+        default=32, description="Scaling: the product is multiplied by alpha / rank."
+    )
+    dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.0, description="Probability that an element of the adapter's input is zeroed while training."
+    )
+    target_modules: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)] = Field(
+        default=("q_proj", "v_proj"),
+        description="Names of the linear modules that get an adapter, such as q_proj, or the single entry all-linear: "
+        "every linear module of the decoder layers (never the head, never the embeddings).",
+    )
+
+
+class DatasetFormat(StrEnum):
+    """How a row becomes a prompt and an answer."""
+
+    PROMPT_COMPLETION = "promptCompletion"
+    MESSAGES = "messages"
+
+
+class DatasetFields(Message):
+    """Names of the columns, where they differ from the format's own."""
+
+    prompt: str = Field(default="prompt", min_length=1, max_length=128, description="promptCompletion: the column with the user's turn.")
+    completion: str = Field(default="completion", min_length=1, max_length=128, description="promptCompletion: the column with the answer to learn.")
+    messages: str = Field(default="messages", min_length=1, max_length=128, description="messages: the column with the list of role/content turns.")
+
+
+class Dataset(Message):
+    """The rows to learn from: JSON Lines, one object a line."""
+
+    uri: str | None = Field(
+        default=None,
+        max_length=1024,
+        pattern=r"^(s3|file)://.+",
+        description="Where the JSON Lines file lies: s3://bucket/key (file:///path in `mlora run` only).",
+    )
+    inline: str | None = Field(default=None, max_length=65536, description="The JSON Lines themselves, for small sets.")
+    format: DatasetFormat = Field(default=DatasetFormat.PROMPT_COMPLETION, description="promptCompletion or messages.")
+    fields: DatasetFields = Field(default_factory=DatasetFields, description="Column names, where they differ from the defaults.")
+
+    @model_validator(mode="after")
+    def _exactly_one_source(self) -> Dataset:
+        if (self.uri is None) == (self.inline is None):
+            raise ValueError("exactly one of uri and inline must be set")
+        return self
+
+
+class Schedule(StrEnum):
+    """How the learning rate moves after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Overlong(StrEnum):
+    """What happens to a row of more than maxSeqLength tokens."""
+
+    TRUNCATE = "truncate"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+class Training(Message):
+    """How to train; the names are those of transformers' TrainingArguments where it has one."""
+
+    batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(default=8, description="Rows per mini-batch.")
+    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
+        default=1, description="Mini-batches per optimizer step; the loss is the mean over all their supervised tokens."
+    )
+    epochs: Annotated[int, Field(strict=True, ge=1, le=10000)] = Field(default=1, description="Passes over the rows.")
+    max_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] | None = Field(
+        default=None, description="Stop after this many optimizer steps; overrides epochs."
+    )
+    learning_rate: Annotated[float, Field(strict=True, gt=0, le=10)] = Field(default=2e-4, description="Peak learning rate of AdamW.")
+    schedule: Schedule = Field(default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up.")
+    warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(default=0, description="Steps in which the learning rate rises from zero.")
+    weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(default=0.0, description="AdamW's decoupled weight decay.")
+    max_grad_norm: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
+        default=1.0, description="Global gradient norm of this adapter to clip to; 0 switches clipping off."
+    )
+    max_seq_length: Annotated[int, Field(strict=True, ge=2, le=1_048_576)] = Field(default=512, description="Longest row in tokens.")
+    overlong: Overlong = Field(default=Overlong.TRUNCATE, description="truncate, skip or fail on a longer row; counted in status.data.")
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(default=42, description="Of the adapter's initial weights, the order of rows and dropout.")
+
+
+# --- the plan: operator -> coordinator ----------------------------------------------------------------------------
+
+
+class StorageAccess(Message):
+    """An S3-compatible endpoint with the keys to use there. Keys travel in the plan only, never in status or logs."""
+
+    endpoint: str | None = None
+    region: str = "us-east-1"
+    access_key: SecretStr | None = None
+    secret_key: SecretStr | None = None
+    session_token: SecretStr | None = None
+
+    @field_serializer("access_key", "secret_key", "session_token", when_used="json-unless-none")
+    def _reveal(self, value: SecretStr) -> str:
+        return value.get_secret_value()
+
+
+class TaskPlan(Message):
+    """One task as the coordinator shall see it. ``admitted`` False: fetch and tokenise its rows, then wait."""
+
+    uid: str = Field(min_length=1)
+    namespace: str
+    name: str
+    priority: int = 0
+    admitted: bool = False
+    base_model: str
+    lora: LoRAConfig
+    dataset: Dataset
+    training: Training
+    output_uri: str
+    storage: StorageAccess = StorageAccess()
+
+
+class Plan(Message):
+    """The whole wish. A task that is no longer listed is unloaded and forgotten; its training is abandoned."""
+
+    generation: Amount
+    tasks: tuple[TaskPlan, ...] = ()
+
+
+# --- the report: coordinator -> operator --------------------------------------------------------------------------
+
+
+class TaskPhase(StrEnum):
+    """Where a task is on its way through the pipeline; later ones never go back within one run."""
+
+    PREPARING = "Preparing"  # rows are fetched and tokenised
+    PREPARED = "Prepared"  # waits for admission
+    TRAINING = "Training"  # from its load item to its last step
+    SAVING = "Saving"  # adapter is gathered, checked, uploaded
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class FailureReason(StrEnum):
+    """Why a task failed in the worker; the operator copies it into the Failed condition's reason."""
+
+    DATASET_NOT_FOUND = "DatasetNotFound"
+    ACCESS_DENIED = "AccessDenied"
+    STORAGE_UNREACHABLE = "StorageUnreachable"
+    INVALID_ROW = "InvalidRow"
+    NO_TRAINABLE_ROWS = "NoTrainableRows"
+    NO_TRAINABLE_TOKENS = "NoTrainableTokens"
+    ROW_TOO_LONG = "RowTooLong"
+    UNKNOWN_TARGET_MODULE = "UnknownTargetModule"
+    INVALID_SPEC = "InvalidSpec"
+    NON_FINITE_LOSS = "NonFiniteLoss"
+    INVALID_ADAPTER = "InvalidAdapter"
+    UPLOAD_FAILED = "UploadFailed"
+    INTERNAL_ERROR = "InternalError"
+
+
+class Failure(Message):
+    reason: FailureReason
+    message: str = Field(max_length=2048)
+
+
+class DataCounts(Message):
+    """What became of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
+
+    rows: Amount
+    used: Amount
+    dropped: dict[str, Amount] = {}
+    first_dropped: dict[str, tuple[int, ...]] = {}
+    truncated: Amount = 0
+    tokens: Amount = 0
+    supervised_tokens: Amount = 0
+
+
+class AdapterInfo(Message):
+    uri: str
+    sha256: str
+    bytes: Amount
+
+
+class StepRecord(Message):
+    """One finished optimizer step. ``loss`` is the mean over the step's supervised tokens, before the update."""
+
+    step: Count
+    loss: Real | None  # None: the step had no supervised token
+    learning_rate: Real
+    grad_norm: Real | None
+    tokens: Amount
+
+
+class TaskReport(Message):
+    uid: str
+    phase: TaskPhase
+    step: Amount = 0
+    total_steps: Amount = 0
+    loss: Real | None = None
+    tokens_per_second: Real | None = None
+    data: DataCounts | None = None
+    adapter: AdapterInfo | None = None
+    failure: Failure | None = None
+
+
+class ModuleShape(Message):
+    """A linear module that may be targeted, with its place in the pipeline."""
+
+    stage: Amount
+    name: str  # last part of the module's path, such as q_proj
+    in_features: Count
+    out_features: Count
+    count: Count  # how many such modules the stage holds
+
+
+class ModelFacts(Message):
+    """What the memory model needs to know of the base model."""
+
+    hidden_size: Count
+    intermediate_size: Count
+    layers: Count
+    attention_heads: Count
+    vocab_size: Count
+    max_positions: Count
+    dtype_bytes: Count
+    modules: tuple[ModuleShape, ...]
+
+
+class StageReport(Message):
+    stage: Amount
+    first_layer: Amount
+    last_layer: Amount  # inclusive
+    device: str
+    resident_bytes: Amount  # frozen weights
+    capacity_bytes: Amount  # what the device, or the container's limit, has
+
+
+class MemorySample(Message):
+    """Peak bytes above the resident ones of one stage during the microbatch of the given shape."""
+
+    stage: Amount
+    tokens: Amount
+    squared_tokens: Amount  # sum over sequences of length^2
+    peak_bytes: Amount
+
+
+class WireReport(Message):
+    """Bytes that crossed between stages since the start. ``payload`` is hidden states and their gradients alone."""
+
+    payload_bytes: Amount = 0
+    descriptor_bytes: Amount = 0
+    tokens: Amount = 0
+    microbatches: Amount = 0
+    concurrent_tasks: Amount = 0  # most tasks seen in flight at once
+
+
+class Report(Message):
+    """The coordinator's whole state. ``run_id`` is new with every start of the group (a rendezvous)."""
+
+    run_id: str
+    sequence: Amount
+    plan_generation: Amount
+    ready: bool  # all stages have loaded the model
+    facts: ModelFacts | None = None
+    stages: tuple[StageReport, ...] = ()
+    tasks: tuple[TaskReport, ...] = ()
+    memory: tuple[MemorySample, ...] = ()
+    wire: WireReport = WireReport()
+
+
+# --- how a rank is started ----------------------------------------------------------------------------------------
+
+
+class ModelSource(Message):
+    name: str  # the name users write as baseModel, and what adapter_config.json says
+    uri: str  # s3://bucket/prefix or file:///folder with config.json, tokenizer and *.safetensors
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+
+
+class WorkerConfig(Message):
+    """Start configuration of every rank of a pipeline, as JSON in ``MLORA_WORKER_CONFIG``; the rank's own number is in
+    ``MLORA_RANK``, or the trailing number of ``MLORA_POD_NAME``."""
+
+    pipeline: str  # namespace/name, for logs
+    model: ModelSource
+    stages: Count
+    coordinator_host: str  # where rank 0 is reached by the other ranks
+    http_port: Amount = 8080
+    link_port: Amount = 29400  # descriptors and reports between ranks
+    rendezvous_port: Amount = 29500  # torch.distributed's store
+    token_file: str
+    storage_endpoint: str | None = None  # of the model; its keys are files below storage_keys_dir
+    storage_region: str = "us-east-1"
+    storage_keys_dir: str | None = None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; re-read at each use
+    cache_dir: str = "/tmp/mlora"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: Amount = 0  # per rank; 0: torch's default
+    microbatch_tokens: Count = 4096  # most tokens of one microbatch; a longer single row travels alone
+    allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
+    log_format: Literal["text", "json"] = "text"
+
+
+# --- the adapter's manifest, written last -------------------------------------------------------------------------
+
+MANIFEST_NAME = "manifest.json"
+
+
+class ManifestFile(Message):
+    name: str
+    bytes: Amount
+    sha256: str
+
+
+class AdapterManifest(Message):
+    """Written after all files of an adapter; without it, there is no adapter. ``fingerprint`` identifies the task
+    (uid and spec), so that a restarted worker knows its own finished work."""
+
+    version: Literal[1] = 1
+    task_uid: str
+    namespace: str
+    name: str
+    fingerprint: str
+    base_model: str
+    step: Amount
+    loss: Real | None
+    files: tuple[ManifestFile, ...]
