@@ -1,0 +1,91 @@
+"""Items of the stream. Each is small, frozen and travels as JSON ahead of the tensors that it describes.
+
+A *microbatch* is a row of packed tokens [tokens] of one or more tasks; a *segment* is one task's part of it. There is no
+padding anywhere: a segment is its rows' tokens one after the other, and ``lengths`` says where each row ends.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
+
+from mlora_worker.protocol import LoRAConfig, Message, Training
+
+
+class Update(Message):
+    """Close an optimizer step: multiply the task's gradients by ``clip``, apply AdamW with ``learning_rate``, zero them.
+
+    Rides with the task's next item, because the global gradient norm is known only after the backward has come back
+    to rank 0: no barrier is needed (DESIGN.md, optimizer).
+    """
+
+    step: int  # 1-based number of the step that is closed
+    learning_rate: float
+    clip: float  # in (0, 1]
+
+
+class Segment(Message):
+    """One task's part of a microbatch."""
+
+    task: str  # uid
+    step: int  # 1-based optimizer step to which the gradients belong
+    lengths: tuple[int, ...]  # tokens of each row
+    first_row: int  # ordinal of the first row within the whole step: dropout masks depend on it, not on the splitting
+    weight: float  # 1 / supervised tokens of the whole step; 0 when it has none
+    closes_step: bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
+    update: Update | None = None  # of the former step, to be applied before this forward
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+class Train(Message):
+    """Forward and backward of one microbatch."""
+
+    kind: Literal["train"] = "train"
+    number: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(segment.tokens for segment in self.segments)
+
+
+class Load(Message):
+    """A task joins: every stage makes its part of the adapter."""
+
+    kind: Literal["load"] = "load"
+    number: int
+    task: str
+    lora: LoRAConfig
+    training: Training
+
+
+class Save(Message):
+    """Every stage applies the last update and sends its part of the adapter to rank 0."""
+
+    kind: Literal["save"] = "save"
+    number: int
+    task: str
+    update: Update | None = None
+
+
+class Unload(Message):
+    """A task leaves: every stage forgets it."""
+
+    kind: Literal["unload"] = "unload"
+    number: int
+    task: str
+
+
+class Stop(Message):
+    """The stream ends; ranks return from their loop."""
+
+    kind: Literal["stop"] = "stop"
+    number: int
+
+
+Item = Annotated[Train | Load | Save | Unload | Stop, Field(discriminator="kind")]
+ITEM: TypeAdapter[Item] = TypeAdapter(Item)
