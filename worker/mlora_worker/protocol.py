@@ -219,19 +219,21 @@ class Failure(Message):
 class DataCounts(Message):
     """What became of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
 
-    rows: Amount
-    used: Amount
-    dropped: dict[str, Amount] = {}
-    first_dropped: dict[str, tuple[int, ...]] = {}
-    truncated: Amount = 0
-    tokens: Amount = 0
-    supervised_tokens: Amount = 0
+    rows: Amount = Field(description="Rows read.")
+    used: Amount = Field(description="Rows that are trained on.")
+    dropped: dict[str, Amount] = Field(default={}, description="Rows left out, counted by the rule's name.")
+    first_dropped: dict[str, tuple[int, ...]] = Field(
+        default={}, description="The first line numbers that each rule left out."
+    )
+    truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
+    tokens: Amount = Field(default=0, description="Tokens of all used rows.")
+    supervised_tokens: Amount = Field(default=0, description="Tokens of all used rows that the loss is taken of.")
 
 
 class AdapterInfo(Message):
-    uri: str
-    sha256: str
-    bytes: Amount
+    uri: str = Field(description="Prefix of the adapter's files.")
+    sha256: str = Field(description="SHA-256 of the weights' file.")
+    bytes: Amount = Field(description="Size of all files together.")
 
 
 class StepRecord(Message):
@@ -259,33 +261,33 @@ class TaskReport(Message):
 class ModuleShape(Message):
     """A linear module that may be targeted, with its place in the pipeline."""
 
-    stage: Amount
-    name: str  # last part of the module's path, such as q_proj
-    in_features: Count
-    out_features: Count
-    count: Count  # how many such modules the stage holds
+    stage: Amount = Field(description="The stage that holds it.")
+    name: str = Field(description="Last part of the module's path, such as q_proj.")
+    in_features: Count = Field(description="Length of its input.")
+    out_features: Count = Field(description="Length of its output.")
+    count: Count = Field(description="How many such modules the stage holds.")
 
 
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
-    hidden_size: Count
-    intermediate_size: Count
-    layers: Count
-    attention_heads: Count
-    vocab_size: Count
-    max_positions: Count
-    dtype_bytes: Count
-    modules: tuple[ModuleShape, ...]
+    hidden_size: Count = Field(description="Length of a token's hidden state.")
+    intermediate_size: Count = Field(description="Width of the feed-forward part.")
+    layers: Count = Field(description="Decoder layers of all stages.")
+    attention_heads: Count = Field(description="Query heads of a layer.")
+    vocab_size: Count = Field(description="Entries of the vocabulary.")
+    max_positions: Count = Field(description="Longest row in tokens that the model knows positions for.")
+    dtype_bytes: Count = Field(description="Bytes of one frozen weight.")
+    modules: tuple[ModuleShape, ...] = Field(description="The linear modules that may be targeted.")
 
 
 class StageReport(Message):
-    stage: Amount
-    first_layer: Amount
-    last_layer: Amount  # inclusive
-    device: str
-    resident_bytes: Amount  # frozen weights
-    capacity_bytes: Amount  # what the device, or the container's limit, has
+    stage: Amount = Field(description="Number of the stage, from 0.")
+    first_layer: Amount = Field(description="First decoder layer, from 0.")
+    last_layer: Amount = Field(description="Last decoder layer, inclusive.")
+    device: str = Field(description="What it computes on, such as cuda:0.")
+    resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
+    capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
 
 
 class MemorySample(Message):

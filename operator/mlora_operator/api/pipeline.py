@@ -34,7 +34,7 @@ class AllowedNamespaces(Model):
 
 class Memory(Model):
     budget: Quantity | None = Field(default=None, description="Bytes per stage, such as 20Gi; by default what the device has.")
-    margin: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.05, description="Part of the budget that is kept free.")
+    margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(default=0.05, description="Part of the budget that is kept free.")
 
 
 class Worker(Model):
@@ -52,10 +52,12 @@ class Worker(Model):
     volume_mounts: tuple[Opaque, ...] = Field(default=(), description="As in a container.")
     priority_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
     runtime_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
-    threads: Annotated[int, Field(ge=0, le=1024)] = Field(default=0, description="CPU threads per rank; 0: all that torch sees.")
+    threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(default=0, description="CPU threads per rank; 0: all that torch sees.")
 
 
 class LoRAPipelineSpec(Model):
+    """What the platform team wants."""
+
     model: BaseModelSource = Field(description="The frozen base model.")
     stages: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(default=1, description="Stages of the pipeline, one worker pod each.")
     allowed_namespaces: AllowedNamespaces = Field(default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes.")

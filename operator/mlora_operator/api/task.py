@@ -34,6 +34,7 @@ class TaskStatus(Status):
     conditions: tuple[Condition, ...] = Field(default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed.")
     observed_generation: int | None = Field(default=None, description="The generation of the spec last acted upon.")
     state: str | None = Field(default=None, description="One word for kubectl get: the most telling condition.")
+    reason: str | None = Field(default=None, description="Reason of that condition, for kubectl get.")
     pipeline: str | None = Field(default=None, description="namespace/name of the LoRAPipeline that serves the task.")
     step: int | None = Field(default=None, description="Optimizer steps done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps to do.")

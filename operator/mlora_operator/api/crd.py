@@ -1,0 +1,173 @@
+"""The two CustomResourceDefinitions, made from the pydantic models: one source of truth.
+
+``python -m mlora_operator.api.crd DIRECTORY`` writes them as files; ``crds/`` in the repository is made so.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from mlora_operator.api import GROUP, VERSION, pipeline, task
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES
+from mlora_operator.api.schema import structural, with_rules
+
+_HEADER = "# Made by `python -m mlora_operator.api.crd crds` from operator/mlora_operator/api; do not edit.\n"
+
+
+def _column(
+    name: str, path: str, description: str, type_: str = "string", *, wide: bool = False
+) -> dict[str, Any]:
+    """A printer column; ``wide`` ones are shown by ``kubectl get -o wide`` only."""
+    column: dict[str, Any] = {"name": name, "type": type_, "jsonPath": path, "description": description}
+    return column | ({"priority": 1} if wide else {})
+
+
+_AGE = _column("Age", ".metadata.creationTimestamp", "Time since it was created.", "date")
+
+_TASK_COLUMNS = [
+    _column("State", ".status.state", "The most telling condition."),
+    _column("Reason", ".status.reason", "Why it is in this state."),
+    _column("Priority", ".spec.priority", "Higher goes first.", "integer"),
+    _column("Progress", ".status.progress", "Optimizer steps done and to do."),
+    _column("Loss", ".status.loss", "Mean loss of the last step."),
+    _column("Pipeline", ".status.pipeline", "The pipeline that serves the task.", wide=True),
+    _column("Tokens/s", ".status.tokensPerSecond", "Tokens of this task per second.", wide=True),
+    _column("Adapter", ".status.adapter.uri", "Where the finished adapter lies.", wide=True),
+    _AGE,
+]
+
+_PIPELINE_COLUMNS = [
+    _column("Model", ".spec.model.name", "The base model."),
+    _column("Stages", ".spec.stages", "Stages, one worker pod each.", "integer"),
+    _column("State", ".status.state", "Idle, Starting, Ready or Failed."),
+    _column("Ready", ".status.readyReplicas", "Worker pods that answer.", "integer"),
+    _column("Active", ".status.activeTasks", "Tasks that train now.", "integer"),
+    _column("Waiting", ".status.waitingTasks", "Tasks that wait.", "integer"),
+    _column("Dtype", ".spec.model.dtype", "Type of the frozen weights.", wide=True),
+    _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why it is Ready or not.", wide=True),
+    _AGE,
+]
+
+
+def task_crd() -> dict[str, Any]:
+    return _definition(
+        task.KIND,
+        task.PLURAL,
+        "lt",
+        "One LoRA adapter to train on a frozen base model that it shares with other tasks.",
+        with_rules(structural(task.LoRATaskSpec, defaults=True), TASK_RULES),
+        _status(task.TaskStatus),
+        _TASK_COLUMNS,
+    )
+
+
+def pipeline_crd() -> dict[str, Any]:
+    return _definition(
+        pipeline.KIND,
+        pipeline.PLURAL,
+        "lp",
+        "One frozen base model, split over stages, on which many LoRATasks train at once.",
+        with_rules(structural(pipeline.LoRAPipelineSpec, defaults=True), PIPELINE_RULES),
+        _status(pipeline.PipelineStatus),
+        _PIPELINE_COLUMNS,
+    )
+
+
+def files() -> dict[str, str]:
+    """File name to content, for both resources."""
+    definitions = (task_crd(), pipeline_crd())
+    return {f"{GROUP}_{crd['spec']['names']['plural']}.yaml": _HEADER + _to_yaml(crd) for crd in definitions}
+
+
+def _status(model: type[BaseModel]) -> dict[str, Any]:
+    schema = structural(model, defaults=False)
+    schema["description"] = "What the operator last saw; written by the operator alone."
+    # One entry a type, so that a server-side apply of one condition leaves the others.
+    schema["properties"]["conditions"] |= {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+    }
+    return schema
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short_name: str,
+    description: str,
+    spec: dict[str, Any],
+    status: dict[str, Any],
+    columns: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short_name],
+                "categories": ["mlora"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "description": description,
+                            "required": ["spec"],
+                            "properties": {
+                                "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
+                                "kind": {"type": "string", "description": kind},
+                                "metadata": {"type": "object"},
+                                "spec": spec,
+                                "status": status,
+                            },
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+class _Dumper(yaml.SafeDumper):
+    """No anchors: the file is read by people and by tools that know none."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
+        return True
+
+
+def _to_yaml(document: dict[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python -m mlora_operator.api.crd DIRECTORY", file=sys.stderr)
+        return 2
+    directory = Path(arguments[0])
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in files().items():
+        (directory / name).write_text(content, encoding="utf-8")
+        print(directory / name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Rules that a schema alone cannot say: in CEL for the API server, in Python for ``mlora validate``.
+
+Each rule stands once, with both forms side by side and one message that says what to do. A rule without a
+Python form is either checked by the pydantic model itself or compares with the former object, which only
+the API server has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``."""
+
+    path: Path
+    cel: str
+    message: str
+    holds: Callable[[Mapping[str, Any]], bool] | None = None
+    cluster_only: bool = False  # `mlora run` works without a cluster and does not need it
+
+    def to_cel(self) -> dict[str, str]:
+        """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
+        reason = "FieldValueForbidden" if "oldSelf" in self.cel else "FieldValueInvalid"
+        return {"rule": self.cel, "message": self.message, "reason": reason}
+
+
+def _immutable(field: str) -> Rule:
+    return Rule(
+        path=(field,),
+        cel="self == oldSelf",
+        message=f"{field} cannot be changed; delete the task and apply it again, or use another name",
+    )
+
+
+def _no_file_uri(*path: str) -> Rule:
+    return Rule(
+        path=path,
+        cel="!has(self.uri) || !self.uri.startsWith('file://')",
+        message="file:// works with `mlora run` only; use an s3:// URI in a cluster",
+        holds=lambda value: not str(value.get("uri", "")).startswith("file://"),
+        cluster_only=True,
+    )
+
+
+# All of a task's spec but priority and suspend is immutable: a running task has read it already, and a
+# finished adapter must be what its task says.
+TASK_RULES: tuple[Rule, ...] = (
+    *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "output", "storage")),
+    Rule(
+        path=("dataset",),
+        cel="has(self.uri) != has(self.inline)",
+        message="exactly one of uri and inline must be set",
+    ),
+    _no_file_uri("dataset"),
+    _no_file_uri("output"),
+    Rule(
+        path=("lora",),
+        cel="!('all-linear' in self.targetModules) || size(self.targetModules) == 1",
+        message="all-linear must be the only entry of targetModules; it already means every linear module",
+        holds=lambda lora: "all-linear" not in lora["targetModules"] or len(lora["targetModules"]) == 1,
+    ),
+    Rule(
+        path=("training",),
+        cel="!has(self.maxSteps) || self.warmupSteps <= self.maxSteps",
+        message="warmupSteps must not be more than maxSteps, or the learning rate never reaches its peak",
+        holds=lambda training: "maxSteps" not in training or training["warmupSteps"] <= training["maxSteps"],
+    ),
+)
+
+PIPELINE_RULES: tuple[Rule, ...] = (
+    Rule(
+        path=("allowedNamespaces",),
+        cel="self.from != 'Selector' || (has(self.selector) && size(self.selector) > 0)",
+        message="from: Selector needs at least one label in selector",
+        holds=lambda allowed: allowed["from"] != "Selector" or bool(allowed.get("selector")),
+    ),
+    Rule(
+        path=("allowedNamespaces",),
+        cel="self.from == 'Selector' || !has(self.selector)",
+        message="selector has a meaning only with from: Selector",
+        holds=lambda allowed: allowed["from"] == "Selector" or "selector" not in allowed,
+    ),
+)
+
+
+def broken(
+    spec: Mapping[str, Any], rules: tuple[Rule, ...], *, in_cluster: bool
+) -> Iterator[tuple[Path, str]]:
+    """The path and message of each rule that ``spec`` breaks.
+
+    ``spec`` is the JSON of a validated model: camelCase names, defaults filled in, absent fields left out.
+    """
+    for rule in rules:
+        if rule.holds is None or (rule.cluster_only and not in_cluster):
+            continue
+        value: Any = spec
+        for name in rule.path:
+            value = value.get(name, {})
+        if not rule.holds(value):
+            yield rule.path, rule.message

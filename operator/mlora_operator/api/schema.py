@@ -1,0 +1,112 @@
+"""From a pydantic model to the structural OpenAPI v3 schema that a CustomResourceDefinition wants.
+
+Kubernetes takes a subset of JSON Schema: no ``$ref``, no ``anyOf`` with null, no ``additionalProperties:
+false`` (unknown fields are pruned, or refused by kubectl's strict validation), and the bounds of OpenAPI
+3.0, where ``exclusiveMinimum`` is a boolean beside ``minimum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlora_operator.api.rules import Rule
+
+JSON = dict[str, Any]
+
+_KEPT = (
+    "type",
+    "description",
+    "enum",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minimum",
+    "maximum",
+    "format",
+)
+
+
+def structural(model: type[BaseModel], *, defaults: bool) -> JSON:
+    """The structural schema of ``model``.
+
+    ``defaults`` True fills in what the user left out, also below an absent object, so that the stored
+    object shows every value in use and CEL rules may rely on it. A status gets none: the operator writes
+    what it knows.
+    """
+    document = model.model_json_schema(by_alias=True, mode="validation")
+    return _convert(document, document.get("$defs", {}), defaults)
+
+
+def with_rules(schema: JSON, rules: Iterable[Rule]) -> JSON:
+    """``schema`` with each rule added at its path. Raises KeyError when the schema has no such path."""
+    for rule in rules:
+        place = schema
+        for name in rule.path:
+            place = place["properties"][name]
+        place.setdefault("x-kubernetes-validations", []).append(rule.to_cel())
+    return schema
+
+
+def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: bool) -> JSON:
+    node = _resolved(node, definitions)
+    schema: JSON = {key: node[key] for key in _KEPT if key in node}
+    if "const" in node:
+        schema["enum"] = [node["const"]]
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if exclusive in node:
+            schema |= {bound: node[exclusive], exclusive: True}
+    schema |= {bound: _plain(schema[bound]) for bound in ("minimum", "maximum") if bound in schema}
+    if "description" in schema:
+        schema["description"] = " ".join(schema["description"].split())
+    if defaults and node.get("default") is not None:
+        schema["default"] = _plain(node["default"])
+
+    if node.get("type") == "array":
+        schema["items"] = _convert(node["items"], definitions, defaults)
+    if node.get("type") == "object":
+        schema |= _object(node, definitions, defaults)
+    return schema
+
+
+def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: bool) -> JSON:
+    if "properties" not in node:
+        values = node.get("additionalProperties", True)
+        if values is True:
+            return {"x-kubernetes-preserve-unknown-fields": True}
+        return {"additionalProperties": _convert(values, definitions, defaults)}
+    required = node.get("required", [])
+    properties: JSON = {}
+    for name, child in node["properties"].items():
+        converted = _convert(child, definitions, defaults)
+        # An object that can be made from defaults alone is made, so that its defaults apply.
+        fillable = "properties" in converted and "required" not in converted and not _nullable(child)
+        if defaults and name not in required and fillable:
+            converted["default"] = {}
+        properties[name] = converted
+    return {"properties": properties} | ({"required": sorted(required)} if required else {})
+
+
+def _resolved(node: Mapping[str, Any], definitions: Mapping[str, JSON]) -> Mapping[str, Any]:
+    """``node`` without reference and null alternative; what stands at the field wins over the type's."""
+    if _nullable(node):
+        (alternative,) = (branch for branch in node["anyOf"] if branch.get("type") != "null")
+        rest = {key: value for key, value in node.items() if key != "anyOf"}
+        return _resolved({**alternative, **rest}, definitions)
+    if "$ref" in node:
+        target = definitions[node["$ref"].rsplit("/", 1)[-1]]
+        return _resolved({**target, **{k: v for k, v in node.items() if k != "$ref"}}, definitions)
+    return node
+
+
+def _nullable(node: Mapping[str, Any]) -> bool:
+    return any(branch.get("type") == "null" for branch in node.get("anyOf", ()))
+
+
+def _plain(value: Any) -> Any:
+    """Whole floats as integers, as the API server prints them; 1.0 and 1 are one number in JSON."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,98 @@
+"""The rules beyond the schema, in their Python form; tests/integration/test_crds.py has the API server's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, broken
+from mlora_operator.api.task import LoRATaskSpec
+
+
+def task(**parts: Any) -> dict[str, Any]:
+    spec = {
+        "baseModel": "m",
+        "dataset": {"uri": "s3://data/a.jsonl"},
+        "output": {"uri": "s3://adapters/a"},
+        **parts,
+    }
+    return LoRATaskSpec.model_validate(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def pipeline(**parts: Any) -> dict[str, Any]:
+    spec = {"model": {"name": "m", "uri": "s3://models/m"}, **parts}
+    return LoRAPipelineSpec.model_validate(spec).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+GOOD_TASKS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "all-linear alone": {"lora": {"targetModules": ["all-linear"]}},
+    "warm-up as long as the run": {"training": {"maxSteps": 10, "warmupSteps": 10}},
+    "warm-up with epochs": {"training": {"warmupSteps": 10}},
+    "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
+}
+
+BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "all-linear beside a name": (
+        {"lora": {"targetModules": ["q_proj", "all-linear"]}},
+        "lora",
+        "only entry",
+    ),
+    "warm-up longer than the run": (
+        {"training": {"maxSteps": 10, "warmupSteps": 11}},
+        "training",
+        "warmupSteps must not be more than maxSteps",
+    ),
+    "a file as dataset": ({"dataset": {"uri": "file:///tmp/a.jsonl"}}, "dataset", "s3://"),
+    "a file as output": ({"output": {"uri": "file:///tmp/out"}}, "output", "s3://"),
+}
+
+BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
+    "Selector without labels": ({"allowedNamespaces": {"from": "Selector"}}, "needs at least one label"),
+    "Selector with no label": (
+        {"allowedNamespaces": {"from": "Selector", "selector": {}}},
+        "needs at least one label",
+    ),
+    "labels without Selector": (
+        {"allowedNamespaces": {"from": "All", "selector": {"team": "a"}}},
+        "only with from: Selector",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOOD_TASKS)
+def test_a_good_task_breaks_no_rule(case: str) -> None:
+    assert list(broken(task(**GOOD_TASKS[case]), TASK_RULES, in_cluster=True)) == []
+
+
+@pytest.mark.parametrize("case", BAD_TASKS)
+def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
+    parts, place, words = BAD_TASKS[case]
+    ((path, message),) = broken(task(**parts), TASK_RULES, in_cluster=True)
+    assert path == (place,)
+    assert words in message
+
+
+def test_files_are_fine_without_a_cluster() -> None:
+    spec = task(dataset={"uri": "file:///tmp/a.jsonl"}, output={"uri": "file:///tmp/out"})
+    assert list(broken(spec, TASK_RULES, in_cluster=False)) == []
+
+
+@pytest.mark.parametrize("case", BAD_PIPELINES)
+def test_a_bad_pipeline_is_told_what_to_do(case: str) -> None:
+    parts, words = BAD_PIPELINES[case]
+    ((_, message),) = broken(pipeline(**parts), PIPELINE_RULES, in_cluster=True)
+    assert words in message
+
+
+def test_good_pipelines_break_no_rule() -> None:
+    for allowed in ({}, {"from": "All"}, {"from": "Selector", "selector": {"team": "a"}}):
+        assert list(broken(pipeline(allowedNamespaces=allowed), PIPELINE_RULES, in_cluster=True)) == []
+
+
+def test_all_of_a_tasks_spec_but_priority_and_suspend_is_immutable() -> None:
+    frozen = {rule.path[0] for rule in TASK_RULES if "oldSelf" in rule.cel}
+    everything = {field.alias for field in LoRATaskSpec.model_fields.values()}
+    assert everything - frozen == {"priority", "suspend"}
