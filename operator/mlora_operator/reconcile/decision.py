@@ -1,0 +1,50 @@
+"""What shall be: the outcome of ``decide``, in frozen nouns. Pure.
+
+A decision holds whole wishes; the edge writes only what differs from what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod
+from mlora_worker.protocol import Plan
+
+Manifest = dict[str, Any]  # an object as JSON for the API server
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The workers that a pipeline shall have: ``replicas`` is all of its stages, or none."""
+
+    pipeline: Pipeline
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to an object, told once."""
+
+    kind: Literal["LoRATask", "LoRAPipeline"]
+    about: Key
+    uid: str
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    task_statuses: Mapping[Key, TaskStatus] = field(default_factory=dict)
+    pipeline_statuses: Mapping[Key, PipelineStatus] = field(default_factory=dict)
+    new_pipelines: tuple[Manifest, ...] = ()  # from the catalogue; made, or brought up to the catalogue
+    workers: Mapping[Key, Workers] = field(
+        default_factory=dict
+    )  # a pipeline that is not named keeps what it has
+    delete_pods: tuple[Pod, ...] = ()  # the group makes them anew
+    plans: Mapping[Key, Plan] = field(default_factory=dict)  # to send now; repr hides the keys in them
+    events: tuple[Event, ...] = ()

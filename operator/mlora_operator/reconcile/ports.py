@@ -1,0 +1,93 @@
+"""What the reconcile loop needs of the world: an API server with nodes, or files with local processes.
+
+Both implementations run the same ``observe``, ``decide`` and ``act``. Every write is idempotent: the loop
+repeats it until what it sees is what it wished. A write about an object that is gone raises ``Gone``, which
+counts as done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlora_operator.reconcile.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_worker.protocol import Plan
+
+Raw = Mapping[str, Any]  # an object as the API server gives it: metadata, spec, status
+
+
+class Gone(Exception):
+    """The object of a write is no longer there (or is another one of the same name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What is there now. ``metadata`` of tasks and pipelines needs namespace, name, uid, creationTimestamp;
+    generation and resourceVersion where there are any."""
+
+    tasks: Sequence[Raw] = ()
+    pipelines: Sequence[Raw] = ()
+    groups: Mapping[Key, Group] = field(default_factory=dict)  # by pipeline
+
+
+class Cluster(Protocol):
+    # --- what is ---
+    def objects(self) -> Objects:
+        """All objects, from memory: no I/O."""
+
+    def revision(self, pipeline: Pipeline) -> str:
+        """Identity of the start configuration that the workers shall have. ``pipeline.spec`` is valid."""
+
+    def coordinator_url(self, pipeline: Pipeline) -> str:
+        """Where the pipeline's coordinator listens, such as ``http://host:8080``."""
+
+    async def read_secret(self, key: Key) -> SecretData | None:
+        """The decoded Secret, or None when there is none."""
+
+    async def read_token(self, pipeline: Pipeline) -> str | None:
+        """The bearer token of the pipeline's coordinator, or None before its workers were first applied."""
+
+    async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        """Labels of a namespace; empty when it has none or is gone."""
+
+    # --- what shall be ---
+    async def apply_pipeline(self, manifest: Manifest) -> None:
+        """Make a LoRAPipeline, or bring it to this manifest."""
+
+    async def apply_workers(self, workers: Workers) -> None:
+        """Make the pipeline's token (once) and its workers, or bring them to this number."""
+
+    async def delete_pod(self, pod: Pod) -> None:
+        """End one worker; its group starts another in its place, with the group's present revision."""
+
+    async def patch_task_status(self, task: Task, patch: Manifest) -> None:
+        """Merge ``patch`` (JSON merge patch of ``status``) into the task's status."""
+
+    async def patch_pipeline_status(self, pipeline: Pipeline, patch: Manifest) -> None:
+        """Merge ``patch`` (JSON merge patch of ``status``) into the pipeline's status."""
+
+    async def emit_event(self, event: Event) -> None:
+        """Tell people. Best effort: a failure is logged and forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where and how one coordinator is reached."""
+
+    url: str
+    token: str = field(repr=False)
+
+
+class Coordinators(Protocol):
+    """The links to all coordinators; ``mlora_operator.coordinator.Links`` is the one over HTTP."""
+
+    def follow(self, endpoints: Mapping[Key, Endpoint]) -> None:
+        """Keep a link to each of these coordinators and to no other."""
+
+    def contacts(self) -> Mapping[Key, Contact]:
+        """The last that is known of each, from memory."""
+
+    async def send_plan(self, pipeline: Key, plan: Plan) -> None:
+        """Hand over a plan; a failure shows in the contact and the loop tries again."""

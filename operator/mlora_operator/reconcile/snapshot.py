@@ -1,0 +1,142 @@
+"""What is: everything that a decision may depend on, in frozen nouns. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from mlora_operator.api import conditions
+from mlora_operator.api.meta import Condition
+from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_worker.protocol import Plan, Report, TaskReport
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Namespace and name of an object; its kind is clear from where the key stands."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def condition(held: tuple[Condition, ...], type_: str) -> Condition | None:
+    return next((one for one in held if one.type == type_), None)
+
+
+def is_true(held: tuple[Condition, ...], type_: str) -> bool:
+    found = condition(held, type_)
+    return found is not None and found.status == "True"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A LoRATask as it stands. ``spec`` is None when it is wrong; ``problem`` then names the field."""
+
+    key: Key
+    uid: str
+    created: datetime
+    generation: int
+    spec: LoRATaskSpec | None
+    problem: str | None = None
+    status: TaskStatus = field(default_factory=TaskStatus)
+    deleting: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """True once the status says so: only then may the coordinator forget the task."""
+        held = self.status.conditions
+        return is_true(held, conditions.SUCCEEDED) or is_true(held, conditions.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A LoRAPipeline as it stands. ``spec`` is None when it is wrong; ``problem`` then names the field."""
+
+    key: Key
+    uid: str
+    created: datetime
+    generation: int
+    spec: LoRAPipelineSpec | None
+    problem: str | None = None
+    status: PipelineStatus = field(default_factory=PipelineStatus)
+    deleting: bool = False
+    catalogue_hash: str | None = None  # set when the operator made it from its catalogue
+
+
+@dataclass(frozen=True, slots=True)
+class PodProblem:
+    """Why a pod does not run, in the words of the scheduler or the kubelet."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One worker: a pod, or a local process."""
+
+    key: Key
+    uid: str
+    revision: str  # of the start configuration that it was made with; see Snapshot.revisions
+    ready: bool
+    problem: PodProblem | None = None
+    deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The workers of one pipeline as they are."""
+
+    replicas: int  # asked for
+    revision: str
+    pods: tuple[Pod, ...] = ()
+    problem: PodProblem | None = None  # why pods cannot even be made, such as a quota
+
+    @property
+    def ready(self) -> int:
+        return sum(pod.ready for pod in self.pods)
+
+
+@dataclass(frozen=True, slots=True)
+class Contact:
+    """The operator's link to one coordinator."""
+
+    report: Report | None = None  # the last one, also when the link is lost
+    lost_since: datetime | None = None  # None while the coordinator answers
+    error: str | None = None
+    sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
+    sent_run: str | None = None  # run_id of the coordinator that took it
+    sent_sequence: int = -1  # sequence of the last report before that plan was taken
+
+    @property
+    def live(self) -> Report | None:
+        """The report, if it can be trusted to speak of now."""
+        return self.report if self.lost_since is None else None
+
+    def task(self, uid: str) -> TaskReport | None:
+        if self.report is None:
+            return None
+        return next((task for task in self.report.tasks if task.uid == uid), None)
+
+
+SecretData = Mapping[str, str]  # key -> text, decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    tasks: tuple[Task, ...] = ()
+    pipelines: tuple[Pipeline, ...] = ()
+    groups: Mapping[Key, Group] = field(default_factory=dict)  # by pipeline
+    revisions: Mapping[Key, str] = field(
+        default_factory=dict
+    )  # by pipeline: revision that its workers shall have
+    contacts: Mapping[Key, Contact] = field(default_factory=dict)  # by pipeline
+    secrets: Mapping[Key, SecretData | None] = field(
+        default_factory=dict, repr=False
+    )  # None: looked for, not there
+    namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -1,0 +1,125 @@
+"""Settings of the operator: one YAML or JSON file, named by ``MLORA_SETTINGS``; the chart mounts it.
+
+All names are camelCase; unknown ones are refused and an error names the field. Example::
+
+    namespace: mlora-system          # where pipelines of the catalogue are made; the operator's own namespace
+    watchNamespaces: []              # empty: all namespaces; else these and ``namespace``
+    worker:
+      image: registry/worker:0.1.0   # of pipelines that name none; required
+      imagePullPolicy: IfNotPresent
+      imagePullSecrets: []
+    models:                          # the catalogue: base models that tasks may name without a LoRAPipeline
+      - name: HuggingFaceTB/SmolLM2-135M-Instruct
+        uri: s3://models/smollm2-135m
+        revision: null
+        dtype: bfloat16
+        # and any field of a LoRAPipeline's spec but model and allowedNamespaces:
+        stages: 2
+        microbatchTokens: 4096
+        idleTimeout: 10m
+        memory: {budget: 20Gi, margin: 0.05}
+        storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
+        worker: {resources: {limits: {nvidia.com/gpu: 1}}}
+    log: {format: text, level: info}   # text | json; debug | info | warning | error
+    health: {port: 8081, maxSilenceSeconds: 60}
+    allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
+    coordinatorUrl: "http://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
+
+A Secret named in ``storage.secretRef`` of a model lies in ``namespace``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from mlora_operator.api.meta import Model, Storage
+from mlora_operator.api.pipeline import BaseModelSource, Duration, LoRAPipelineSpec, Memory, Opaque, Worker
+from mlora_operator.api.problem import describe
+
+
+class SettingsError(Exception):
+    """The settings file is missing or wrong; the message names file and field."""
+
+
+class CatalogueModel(BaseModelSource):
+    """A base model and the pipeline to make for it. Defaults are those of LoRAPipeline."""
+
+    stages: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    memory: Memory = Field(default_factory=Memory)
+    microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = 4096
+    idle_timeout: Duration = "10m"
+    storage: Storage = Field(default_factory=Storage)
+    worker: Worker = Field(default_factory=Worker)
+
+    def pipeline_spec(self) -> LoRAPipelineSpec:
+        """The spec of the pipeline that serves this model to all namespaces."""
+        own = self.model_dump(by_alias=True, exclude_unset=True)
+        model = {field: own.pop(field) for field in ("name", "uri", "revision", "dtype") if field in own}
+        return LoRAPipelineSpec.model_validate({"model": model, "allowedNamespaces": {"from": "All"}, **own})
+
+
+class WorkerDefaults(Model):
+    image: str = Field(min_length=1)
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    image_pull_secrets: tuple[Opaque, ...] = ()
+
+
+class LogSettings(Model):
+    format: Literal["text", "json"] = "text"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class HealthSettings(Model):
+    port: Annotated[int, Field(ge=1, le=65535)] = 8081
+    max_silence_seconds: Annotated[float, Field(gt=0)] = 60
+
+
+class Settings(Model):
+    namespace: str = Field(min_length=1)
+    watch_namespaces: tuple[str, ...] = ()
+    worker: WorkerDefaults
+    models: tuple[CatalogueModel, ...] = ()
+    log: LogSettings = Field(default_factory=LogSettings)
+    health: HealthSettings = Field(default_factory=HealthSettings)
+    allow_file_uris: bool = False
+    coordinator_url: str = "http://{host}:{port}"
+
+    @model_validator(mode="after")
+    def _each_model_once(self) -> Settings:
+        names = [model.name for model in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"models: each name may stand once, not twice: {', '.join(twice)}")
+        return self
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Namespaces to watch, the operator's own with them; empty means all."""
+        return tuple(sorted({*self.watch_namespaces, self.namespace})) if self.watch_namespaces else ()
+
+
+def parse_settings(text: str, origin: str) -> Settings:
+    """Settings from YAML or JSON. Raises SettingsError that names ``origin`` and the field."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{origin}: not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise SettingsError(f"{origin}: expected a mapping with at least namespace and worker.image")
+    try:
+        return Settings.model_validate(content)
+    except ValidationError as error:
+        raise SettingsError(f"{origin}: {describe(error)}") from error
+
+
+def load_settings(path: Path) -> Settings:
+    """Settings from a file. Raises SettingsError."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_settings(text, str(path))
