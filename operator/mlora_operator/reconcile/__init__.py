@@ -1,8 +1,8 @@
 """From what is to what shall be: observe, decide, act.
 
-``snapshot`` and ``decision`` hold the nouns, ``decide`` is the pure function between them, ``ports`` says what
-the edge must offer: the API server (``apiserver``) or files and processes (``mlora_operator.local``). ``loop``
-drives the three.
+``snapshot`` and ``decision`` hold the nouns, ``decide`` is the pure function between them, ``ports`` says
+what the edge must offer: the API server (``apiserver``), or files and processes (``mlora_operator.local``).
+``loop`` drives the three.
 
 Only ``act``, ``loop`` and ``apiserver`` do I/O. May import: api, settings, scheduling, memory, manifests.
 """

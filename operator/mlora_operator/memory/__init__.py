@@ -1,0 +1,1 @@
+"""What a set of tasks needs of each stage's memory. Pure: numbers in, bytes out."""

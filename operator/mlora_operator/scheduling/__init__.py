@@ -1,0 +1,1 @@
+"""Who goes first (``order``) and who gets a place (``admission``). Pure."""

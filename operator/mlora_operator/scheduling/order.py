@@ -1,0 +1,38 @@
+"""The order in which tasks are considered. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A task as the scheduler sees it."""
+
+    uid: str
+    namespace: str
+    name: str
+    priority: int
+    created: datetime
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The candidates, first served first.
+
+    1. The higher priority goes first.
+    2. Of equal priority, the one that was created first.
+    3. Created in the same second (the API server's resolution), by namespace, then by name.
+    4. A task that was deleted and made again may stand beside its former self: by uid, so that the order is
+       total and the same on every machine.
+    """
+    return tuple(
+        sorted(
+            candidates,
+            key=lambda one: (-one.priority, one.created, one.namespace, one.name, one.uid),
+        )
+    )
