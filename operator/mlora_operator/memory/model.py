@@ -4,8 +4,8 @@
 
 ``resident`` are the frozen weights, as the worker measured them. An adapter's bytes are exact: for each
 targeted module of the stage, ``rank * (in + out)`` float32 numbers, four times (parameters, gradients and
-AdamW's two moments). ``T`` is the number of tokens whose activations the stage holds at its peak, ``S`` the sum
-of the squared row lengths of one microbatch (attention). The coefficients come from the model's shape;
+AdamW's two moments). ``T`` is the number of tokens whose activations the stage holds at its peak, ``S`` the
+sum of the squared row lengths of one microbatch (attention). The coefficients come from the model's shape;
 ``Coefficients`` is where fitted ones go in.
 """
 
@@ -63,9 +63,9 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int) -> Coefficients:
 
     A token leaves in each decoder layer, for the backward: both norms' inputs (once in float32, twice in the
     model's type), the inputs and outputs of the attention's projections with their rotated copies, and four
-    tensors of the feed-forward's width. The backward itself holds the gradients of one layer. Attention scores
-    are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the loss's
-    logits and their gradient.
+    tensors of the feed-forward's width. The backward itself holds the gradients of one layer. Attention
+    scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds
+    the loss's logits and their gradient.
     """
     width = facts.dtype_bytes
     layers = stage.last_layer - stage.first_layer + 1
@@ -82,7 +82,8 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int) -> Coefficients:
 def tokens_held(
     demands: Sequence[Demand], stage: int, stages: int, microbatch_tokens: int
 ) -> tuple[int, int]:
-    """Most tokens whose activations ``stage`` holds at once, and the most squared row lengths of a microbatch.
+    """Most tokens whose activations ``stage`` holds at once, and the most squared row lengths of a
+    microbatch.
 
     A task has one step in flight, so no stage ever holds more than one step of each. Nor does it hold more
     microbatches than it can take in before the first one's gradient is back: with a backward twice as long as
