@@ -1,6 +1,7 @@
 """The two CustomResourceDefinitions, made from the pydantic models: one source of truth.
 
-``python -m mlora_operator.api.crd DIRECTORY`` writes them as files; ``crds/`` in the repository is made so.
+``python -m mlora_operator.api.crd DIRECTORY...`` writes them as files. ``crds/`` in the repository is made
+so, and so is the copy that the chart installs; ``COPIES`` names both.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from mlora_operator.api import GROUP, VERSION, pipeline, task
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES
 from mlora_operator.api.schema import structural, with_rules
 
-_HEADER = "# Made by `python -m mlora_operator.api.crd crds` from operator/mlora_operator/api; do not edit.\n"
+COPIES = ("crds", "charts/mlora-operator/files/crds")
+_HEADER = f"# Made by `python -m mlora_operator.api.crd {' '.join(COPIES)}`; do not edit.\n"
 
 
 def _column(
@@ -158,14 +160,14 @@ def _to_yaml(document: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    if len(arguments) != 1:
-        print("usage: python -m mlora_operator.api.crd DIRECTORY", file=sys.stderr)
+    if not arguments:
+        print("usage: python -m mlora_operator.api.crd DIRECTORY...", file=sys.stderr)
         return 2
-    directory = Path(arguments[0])
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, content in files().items():
-        (directory / name).write_text(content, encoding="utf-8")
-        print(directory / name)
+    for directory in map(Path, arguments):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in files().items():
+            (directory / name).write_text(content, encoding="utf-8")
+            print(directory / name)
     return 0
 
 

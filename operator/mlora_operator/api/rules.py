@@ -22,7 +22,6 @@ class Rule:
     cel: str
     message: str
     holds: Callable[[Mapping[str, Any]], bool] | None = None
-    cluster_only: bool = False  # `mlora run` works without a cluster and does not need it
 
     def to_cel(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
@@ -38,16 +37,6 @@ def _immutable(field: str) -> Rule:
     )
 
 
-def _no_file_uri(*path: str) -> Rule:
-    return Rule(
-        path=path,
-        cel="!has(self.uri) || !self.uri.startsWith('file://')",
-        message="file:// works with `mlora run` only; use an s3:// URI in a cluster",
-        holds=lambda value: not str(value.get("uri", "")).startswith("file://"),
-        cluster_only=True,
-    )
-
-
 # All of a task's spec but priority and suspend is immutable: a running task has read it already, and a
 # finished adapter must be what its task says.
 TASK_RULES: tuple[Rule, ...] = (
@@ -57,8 +46,6 @@ TASK_RULES: tuple[Rule, ...] = (
         cel="has(self.uri) != has(self.inline)",
         message="exactly one of uri and inline must be set",
     ),
-    _no_file_uri("dataset"),
-    _no_file_uri("output"),
     Rule(
         path=("lora",),
         cel="!('all-linear' in self.targetModules) || size(self.targetModules) == 1",
@@ -89,15 +76,13 @@ PIPELINE_RULES: tuple[Rule, ...] = (
 )
 
 
-def broken(
-    spec: Mapping[str, Any], rules: tuple[Rule, ...], *, in_cluster: bool
-) -> Iterator[tuple[Path, str]]:
+def broken(spec: Mapping[str, Any], rules: tuple[Rule, ...]) -> Iterator[tuple[Path, str]]:
     """The path and message of each rule that ``spec`` breaks.
 
     ``spec`` is the JSON of a validated model: camelCase names, defaults filled in, absent fields left out.
     """
     for rule in rules:
-        if rule.holds is None or (rule.cluster_only and not in_cluster):
+        if rule.holds is None:
             continue
         value: Any = spec
         for name in rule.path:

@@ -38,18 +38,21 @@ ALL_NODES = [
 ]
 
 
-def test_the_files_in_crds_are_up_to_date() -> None:
-    on_disk = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / "crds").glob("*.yaml")}
-    assert on_disk == crd.files(), "run `python -m mlora_operator.api.crd crds`"
+@pytest.mark.parametrize("folder", crd.COPIES)
+def test_the_files_in_the_repository_are_up_to_date(folder: str) -> None:
+    on_disk = {path.name: path.read_text(encoding="utf-8") for path in (REPOSITORY / folder).glob("*.yaml")}
+    assert on_disk == crd.files(), f"run `python -m mlora_operator.api.crd {' '.join(crd.COPIES)}`"
 
 
 def test_the_files_parse_to_the_definitions() -> None:
     assert [yaml.safe_load(content) for content in crd.files().values()] == list(CRDS.values())
 
 
-def test_main_writes_both_files(tmp_path: Path) -> None:
-    assert crd.main([str(tmp_path / "new")]) == 0
-    assert {path.name: path.read_text() for path in (tmp_path / "new").iterdir()} == crd.files()
+def test_main_writes_both_files_into_each_folder(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b" / "c"]
+    assert crd.main([str(folder) for folder in folders]) == 0
+    for folder in folders:
+        assert {path.name: path.read_text() for path in folder.iterdir()} == crd.files()
 
 
 def test_main_without_a_directory_says_how_it_is_used(capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,8 +45,6 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "training",
         "warmupSteps must not be more than maxSteps",
     ),
-    "a file as dataset": ({"dataset": {"uri": "file:///tmp/a.jsonl"}}, "dataset", "s3://"),
-    "a file as output": ({"output": {"uri": "file:///tmp/out"}}, "output", "s3://"),
 }
 
 BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
@@ -64,32 +62,27 @@ BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", GOOD_TASKS)
 def test_a_good_task_breaks_no_rule(case: str) -> None:
-    assert list(broken(task(**GOOD_TASKS[case]), TASK_RULES, in_cluster=True)) == []
+    assert list(broken(task(**GOOD_TASKS[case]), TASK_RULES)) == []
 
 
 @pytest.mark.parametrize("case", BAD_TASKS)
 def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
     parts, place, words = BAD_TASKS[case]
-    ((path, message),) = broken(task(**parts), TASK_RULES, in_cluster=True)
+    ((path, message),) = broken(task(**parts), TASK_RULES)
     assert path == (place,)
     assert words in message
-
-
-def test_files_are_fine_without_a_cluster() -> None:
-    spec = task(dataset={"uri": "file:///tmp/a.jsonl"}, output={"uri": "file:///tmp/out"})
-    assert list(broken(spec, TASK_RULES, in_cluster=False)) == []
 
 
 @pytest.mark.parametrize("case", BAD_PIPELINES)
 def test_a_bad_pipeline_is_told_what_to_do(case: str) -> None:
     parts, words = BAD_PIPELINES[case]
-    ((_, message),) = broken(pipeline(**parts), PIPELINE_RULES, in_cluster=True)
+    ((_, message),) = broken(pipeline(**parts), PIPELINE_RULES)
     assert words in message
 
 
 def test_good_pipelines_break_no_rule() -> None:
     for allowed in ({}, {"from": "All"}, {"from": "Selector", "selector": {"team": "a"}}):
-        assert list(broken(pipeline(allowedNamespaces=allowed), PIPELINE_RULES, in_cluster=True)) == []
+        assert list(broken(pipeline(allowedNamespaces=allowed), PIPELINE_RULES)) == []
 
 
 def test_all_of_a_tasks_spec_but_priority_and_suspend_is_immutable() -> None:

@@ -1,0 +1,67 @@
+{{- define "mlora.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "mlora.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "mlora.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mlora.selector" -}}
+app.kubernetes.io/name: {{ include "mlora.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "mlora.labels" -}}
+{{ include "mlora.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "mlora.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "mlora.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Repository and tag of .image; the chart's version when it names none. */}}
+{{- define "mlora.image" -}}
+{{- printf "%s:%s" .image.repository (default .chart.AppVersion .image.tag) -}}
+{{- end -}}
+
+{{/*
+The operator's settings as JSON, which YAML readers take as well. Not toYaml: it would write the number 1000000 as
+1e+06, which is text to many YAML readers.
+*/}}
+{{- define "mlora.settings" -}}
+{{- $models := list -}}
+{{- range .Values.models -}}
+{{- $models = append $models (mergeOverwrite (deepCopy $.Values.pipelineDefaults) .) -}}
+{{- end -}}
+{{- $worker := dict
+  "image" (include "mlora.image" (dict "image" .Values.worker.image "chart" .Chart))
+  "imagePullPolicy" .Values.worker.image.pullPolicy
+  "imagePullSecrets" .Values.imagePullSecrets -}}
+{{- dict
+  "namespace" .Release.Namespace
+  "watchNamespaces" .Values.watchNamespaces
+  "worker" $worker
+  "models" $models
+  "log" .Values.log
+  "health" .Values.health
+  "allowFileUris" .Values.allowFileUris
+  "coordinatorUrl" .Values.coordinatorUrl
+  | toPrettyJson -}}
+{{- end -}}

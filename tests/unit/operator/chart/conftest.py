@@ -1,0 +1,44 @@
+"""The chart, rendered by the real Helm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[4] / "charts" / "mlora-operator"
+
+Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+def objects_of(rendered: dict[str, str]) -> Objects:
+    """Rendered manifests by kind and name (a RoleBinding's with namespace); NOTES.txt under ("NOTES", "")."""
+    found: Objects = {}
+    for path, text in rendered.items():
+        if path.endswith("NOTES.txt"):
+            found["NOTES", ""] = {"text": text}
+            continue
+        for document in yaml.safe_load_all(text):
+            if document:
+                name = document["metadata"]["name"]
+                if document["kind"] == "RoleBinding":  # one of the same name in each namespace
+                    name = f"{document['metadata']['namespace']}/{name}"
+                key = (document["kind"], name)
+                assert key not in found, f"{key} is rendered twice"
+                found[key] = document
+    return found
+
+
+@pytest.fixture
+def render() -> Callable[[dict[str, Any]], Objects]:
+    """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``."""
+
+    def rendered(values: dict[str, Any]) -> Objects:
+        with helm_python.Chart.load(CHART) as chart:
+            return objects_of(chart.render(values, name="rel", namespace="mlora-system"))
+
+    return rendered

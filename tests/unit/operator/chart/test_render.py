@@ -1,0 +1,233 @@
+"""What the chart installs, for several values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import helm_python
+import pytest
+
+from mlora_operator.api import crd
+from mlora_operator.settings import Settings, parse_settings
+
+from .conftest import CHART, Objects
+
+Render = Callable[[dict[str, Any]], Objects]
+
+MODEL = {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "uri": "s3://models/smollm2-135m"}
+
+
+def settings_of(objects: Objects) -> Settings:
+    text = objects["ConfigMap", "rel-mlora-operator"]["data"]["settings.json"]
+    return parse_settings(text, "settings.json")
+
+
+def pod_of(objects: Objects) -> dict[str, Any]:
+    deployment = objects["Deployment", "rel-mlora-operator"]
+    return deployment["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+
+
+def rules_of(objects: Objects, name: str) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) that a ClusterRole allows."""
+    return {
+        (group, resource, verb)
+        for rule in objects["ClusterRole", name]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    report = helm_python.lint(CHART, strict=True)
+    assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+def test_the_default_values_make_settings_that_the_operator_takes(render: Render) -> None:
+    settings = settings_of(render({}))
+    assert settings.namespace == "mlora-system"
+    assert settings.namespaces == ()
+    assert settings.worker.image == "mlora-worker:0.1.0"
+    assert settings.models == ()
+
+
+def test_catalogue_entries_take_over_the_defaults_and_override_them(render: Render) -> None:
+    objects = render(
+        {
+            "pipelineDefaults": {
+                "stages": 2,
+                "storage": {"endpoint": "http://s3.storage:8333", "secretRef": {"name": "models"}},
+                "worker": {"threads": 1, "resources": {"limits": {"cpu": 2}}},
+            },
+            "models": [MODEL, {**MODEL, "name": "big", "stages": 4, "worker": {"threads": 8}}],
+        }
+    )
+    small, big = settings_of(objects).models
+    assert (small.stages, small.worker.threads) == (2, 1)
+    assert (big.stages, big.worker.threads) == (4, 8)
+    assert big.worker.resources == {"limits": {"cpu": 2}}
+    assert big.storage.endpoint == "http://s3.storage:8333"
+    assert big.pipeline_spec().stages == 4
+
+
+@pytest.mark.parametrize("number", [1_000_000, 1_048_576, 16])
+def test_large_numbers_survive_helm(render: Render, number: int) -> None:
+    (model,) = settings_of(render({"models": [{**MODEL, "microbatchTokens": number}]})).models
+    assert model.microbatch_tokens == number
+
+
+def test_small_numbers_survive_helm(render: Render) -> None:
+    (model,) = settings_of(render({"models": [{**MODEL, "memory": {"margin": 0.00001}}]})).models
+    assert model.memory.margin == 0.00001
+
+
+def test_all_settings_reach_the_operator(render: Render) -> None:
+    objects = render(
+        {
+            "watchNamespaces": ["team-a"],
+            "imagePullSecrets": [{"name": "key"}],
+            "worker": {"image": {"repository": "registry/worker", "tag": "7", "pullPolicy": "Never"}},
+            "log": {"format": "text", "level": "debug"},
+            "health": {"port": 9000, "maxSilenceSeconds": 30},
+            "allowFileUris": True,
+            "coordinatorUrl": "http://{name}.example:{port}",
+        }
+    )
+    settings = settings_of(objects)
+    assert settings.namespaces == ("mlora-system", "team-a")
+    assert settings.worker.model_dump() == {
+        "image": "registry/worker:7",
+        "image_pull_policy": "Never",
+        "image_pull_secrets": ({"name": "key"},),
+    }
+    assert (settings.log.format, settings.log.level) == ("text", "debug")
+    assert (settings.health.port, settings.health.max_silence_seconds) == (9000, 30)
+    assert settings.allow_file_uris
+    assert settings.coordinator_url == "http://{name}.example:{port}"
+
+
+def test_the_pod_fits_the_restricted_pod_security_standard(render: Render) -> None:
+    pod = pod_of(render({}))
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    (container,) = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for volume in pod["volumes"]:
+        assert set(volume) & {"configMap", "emptyDir"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+
+
+def test_one_operator_runs_at_a_time_and_is_probed(render: Render) -> None:
+    objects = render({"health": {"port": 9000}})
+    spec = objects["Deployment", "rel-mlora-operator"]["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    (container,) = pod_of(objects)["containers"]
+    assert container["ports"] == [{"name": "health", "containerPort": 9000}]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/healthz", "port": "health"}
+
+
+def test_the_settings_file_is_where_the_environment_says(render: Render) -> None:
+    objects = render({})
+    (container,) = pod_of(objects)["containers"]
+    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert environment["MLORA_SETTINGS"] == f"{mounts['settings']}/settings.json"
+    assert "settings.json" in objects["ConfigMap", "rel-mlora-operator"]["data"]
+
+
+def test_new_settings_start_a_new_pod(render: Render) -> None:
+    def annotations(values: dict[str, Any]) -> Any:
+        deployment = render(values)["Deployment", "rel-mlora-operator"]
+        return deployment["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations({}) == annotations({})
+    assert annotations({}) != annotations({"log": {"level": "debug"}})
+
+
+def test_extra_pod_fields_are_added_to_its_own(render: Render) -> None:
+    pod = pod_of(
+        render(
+            {
+                "command": ["python"],
+                "args": ["-m", "mlora_operator"],
+                "env": [{"name": "A", "value": "b"}],
+                "volumes": [{"name": "more", "emptyDir": {}}],
+                "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+                "nodeSelector": {"disk": "ssd"},
+                "tolerations": [{"operator": "Exists"}],
+                "priorityClassName": "high",
+            }
+        )
+    )
+    (container,) = pod["containers"]
+    assert (container["command"], container["args"]) == (["python"], ["-m", "mlora_operator"])
+    assert [variable["name"] for variable in container["env"]] == ["MLORA_SETTINGS", "A"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["settings", "tmp", "more"]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert pod["priorityClassName"] == "high"
+
+
+def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None:
+    rules = rules_of(render({}), "rel-mlora-operator")
+    everything = {verb for _, _, verb in rules} | {group for group, _, _ in rules} | {r for _, r, _ in rules}
+    assert "*" not in everything
+    secret_verbs = {verb for _, resource, verb in rules if resource == "secrets"}
+    assert secret_verbs == {"get", "create", "patch"}
+    assert ("", "pods", "create") not in rules
+    assert ("mlora.dev", "loratasks", "delete") not in rules
+    assert ("mlora.dev", "lorapipelines", "create") in rules
+    assert ("mlora.dev", "loratasks/status", "patch") in rules
+
+
+def test_all_namespaces_are_watched_through_one_cluster_binding(render: Render) -> None:
+    objects = render({})
+    assert ("ClusterRoleBinding", "rel-mlora-operator") in objects
+    assert not [key for key in objects if key[0] == "RoleBinding"]
+
+
+def test_named_namespaces_get_one_binding_each_and_no_rights_elsewhere(render: Render) -> None:
+    objects = render({"watchNamespaces": ["team-a", "team-b", "mlora-system"]})
+    bound = {name.split("/")[0] for kind, name in objects if kind == "RoleBinding"}
+    assert bound == {"team-a", "team-b", "mlora-system"}
+    assert [name for kind, name in objects if kind == "ClusterRoleBinding"] == ["rel-mlora-operator-cluster"]
+    assert {resource for _, resource, _ in rules_of(objects, "rel-mlora-operator-cluster")} == {
+        "namespaces",
+        "customresourcedefinitions",
+    }
+
+
+def test_every_binding_names_the_account_that_the_pod_runs_as(render: Render) -> None:
+    for values in ({}, {"serviceAccount": {"create": False, "name": "mine"}}):
+        objects = render(values)
+        account = pod_of(objects)["serviceAccountName"]
+        for (kind, _), document in objects.items():
+            if kind.endswith("Binding"):
+                subject = {"kind": "ServiceAccount", "name": account, "namespace": "mlora-system"}
+                assert document["subjects"] == [subject]
+        assert (("ServiceAccount", account) in objects) is (values == {})
+
+
+def test_the_crds_are_installed_and_kept_on_uninstall(render: Render) -> None:
+    objects = render({})
+    for definition in (crd.task_crd(), crd.pipeline_crd()):
+        installed = objects["CustomResourceDefinition", definition["metadata"]["name"]]
+        assert installed["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+        assert installed == definition
+
+
+def test_the_crds_can_be_left_out(render: Render) -> None:
+    objects = render({"crds": {"install": False}})
+    assert not [key for key in objects if key[0] == "CustomResourceDefinition"]
+
+
+def test_the_notes_name_the_models(render: Render) -> None:
+    assert MODEL["name"] in render({"models": [MODEL]})["NOTES", ""]["text"]
+    assert "make a LoRAPipeline" in render({})["NOTES", ""]["text"]
