@@ -1,0 +1,14 @@
+"""Bytes that outlive a worker: S3 and files, the base model's files, the finished adapter.
+
+``errors``             what can go wrong, with the reason that a user sees
+``uri``                pure: the two kinds of address
+``store``              the interface of a store, and how one is opened
+``s3``, ``files``      its two kinds
+``probe``              can the output be written? asked before training
+``adapter``            PEFT's layout: configuration, checks, publishing with the manifest last
+``model_card``         pure: the README.md beside the weights
+``safetensors_reader`` tensors of a model by name, each read on its own
+``model_source``       the base model: its small files in a local folder, its tensors by name
+
+May import ``mlora_worker.protocol``; knows nothing of rows, stages or the coordinator.
+"""

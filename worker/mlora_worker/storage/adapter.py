@@ -1,0 +1,193 @@
+"""The finished adapter in PEFT's layout: its configuration, the checks before it leaves, and publishing.
+
+An adapter exists when its manifest does. Order of writing: the old manifest goes first, then come weights,
+configuration and model card, and the new manifest last. A reader that starts from the manifest
+never sees half an adapter, whenever the writer is killed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mlora_worker.protocol import (
+    MANIFEST_NAME,
+    AdapterInfo,
+    AdapterManifest,
+    DataCounts,
+    FailureReason,
+    LoRAConfig,
+    ManifestFile,
+    TaskPlan,
+)
+from mlora_worker.storage.errors import ObjectNotFound
+from mlora_worker.storage.model_card import model_card
+from mlora_worker.storage.store import Store
+from mlora_worker.storage.uri import join
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+CARD_NAME = "README.md"
+
+_NAMED_OFFENDERS = 5
+_PIECE = 8 * 2**20
+
+
+class InvalidAdapter(Exception):
+    """The tensors are no adapter that anybody could use; names the first that are wrong."""
+
+    reason = FailureReason.INVALID_ADAPTER
+
+
+def adapter_config(
+    lora: LoRAConfig, base_model: str, revision: str | None, target_modules: Sequence[str]
+) -> dict[str, Any]:
+    """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
+    ``target_modules`` are resolved module names, never ``all-linear``."""
+    if not base_model.strip() or not target_modules:
+        raise ValueError("an adapter's configuration needs a base model and target modules")
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "revision": revision,
+        "inference_mode": True,
+        "r": lora.rank,
+        # Serving engines read alpha as an integer.
+        "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": sorted(set(target_modules)),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "use_rslora": False,
+        "use_dora": False,
+    }
+
+
+def check_adapter(tensors: Mapping[str, Tensor], expected: Collection[str]) -> None:
+    """Raises InvalidAdapter unless the names are exactly ``expected``, every value is finite, and no lora_B
+    is all zero (an all-zero B is a module that never learnt).
+    """
+    wanted, found = set(expected), set(tensors)
+    flaws = {
+        "missing": sorted(wanted - found),
+        "unexpected": sorted(found - wanted),
+        "not finite": sorted(name for name in tensors if not bool(torch.isfinite(tensors[name]).all())),
+        "all zero": sorted(name for name in tensors if "lora_B" in name and not bool(tensors[name].any())),
+    }
+    told = [
+        f"{len(names)} of {len(wanted)} tensors {flaw}: {_first(names)}"
+        for flaw, names in flaws.items()
+        if names
+    ]
+    if told or not wanted:
+        raise InvalidAdapter(
+            "the adapter is of no use and was not published; " + ("; ".join(told) or "it has no tensors")
+        )
+
+
+def publish_adapter(
+    store: Store,
+    output_uri: str,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    *,
+    task: TaskPlan,
+    step: int,
+    loss: float | None,
+    data: DataCounts | None,
+    scratch: Path | None = None,
+) -> AdapterInfo:
+    """Writes a checked adapter below ``output_uri``. Raises StorageError; may be called again after one.
+
+    ``step`` and ``loss`` are those of the last step. ``scratch`` is a folder with room for the weights (None:
+    the system's temporary folder). The returned size and SHA-256 are those of the weights' file.
+    """
+    loss = loss if loss is not None and math.isfinite(loss) else None
+    store.delete(join(output_uri, MANIFEST_NAME))
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="adapter-") as folder:
+        weights = Path(folder) / WEIGHTS_NAME
+        save_file(
+            {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)},
+            weights,
+            {"format": "pt"},
+        )
+        files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=_sha256_of(weights))]
+        store.write_file(join(output_uri, WEIGHTS_NAME), weights)
+    card = model_card(task=task, config=config, step=step, loss=loss, data=data)
+    for name, text in (
+        (CONFIG_NAME, json.dumps(dict(config), indent=2, allow_nan=False) + "\n"),
+        (CARD_NAME, card),
+    ):
+        content = text.encode()
+        files.append(ManifestFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
+        store.write(join(output_uri, name), content)
+    manifest = AdapterManifest(
+        task_uid=task.uid,
+        namespace=task.namespace,
+        name=task.name,
+        fingerprint=fingerprint(task),
+        base_model=task.base_model,
+        step=step,
+        loss=loss,
+        files=tuple(files),
+    )
+    store.write(join(output_uri, MANIFEST_NAME), manifest.model_dump_json(by_alias=True, indent=2).encode())
+    return published_info(output_uri, manifest)
+
+
+def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
+    """The manifest of a complete adapter; None when there is none, or when a file that it lists is gone or
+    has another size. Whose adapter it is, its ``fingerprint`` tells.
+    """
+    try:
+        manifest = AdapterManifest.model_validate_json(store.read(join(output_uri, MANIFEST_NAME)))
+        whole = all(store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files)
+    except (ObjectNotFound, ValidationError):
+        return None
+    return manifest if whole else None
+
+
+def published_info(output_uri: str, manifest: AdapterManifest) -> AdapterInfo:
+    """What a report says of a published adapter. Raises ValueError for a manifest that lists no weights."""
+    for file in manifest.files:
+        if file.name == WEIGHTS_NAME:
+            return AdapterInfo(uri=output_uri, sha256=file.sha256, bytes=file.bytes)
+    raise ValueError(f"the manifest below {output_uri} lists no {WEIGHTS_NAME}")
+
+
+def fingerprint(task: TaskPlan) -> str:
+    """SHA-256 of a task's uid and of all that decides its result: neither its keys nor its place in the
+    queue.
+    """
+    lasting = task.model_dump(mode="json", by_alias=True, exclude={"storage", "priority", "admitted"})
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()
+
+
+def _first(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED_OFFENDERS])
+    return shown + (", ..." if len(names) > _NAMED_OFFENDERS else "")
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,38 @@
+"""What can go wrong between a worker and its storage.
+
+``StorageError``         base: has the reason that goes into the Failed condition, and a message that says
+what to do
+├── ``ObjectNotFound``   the object or its bucket is not there
+├── ``AccessRefused``    the store knows us not, or does not let us
+└── ``StoreUnreachable`` no answer, or no useful one, after all retries
+
+No message ever holds a key.
+"""
+
+from __future__ import annotations
+
+from mlora_worker.protocol import FailureReason
+
+
+class StorageError(Exception):
+    """``str(error)`` names the object and says what to do; ``reason`` is one word for the Failed
+    condition.
+    """
+
+    def __init__(self, reason: FailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ObjectNotFound(StorageError):
+    """``reason`` is the caller's: a missing dataset is another thing than a missing output bucket."""
+
+
+class AccessRefused(StorageError):
+    def __init__(self, message: str) -> None:
+        super().__init__(FailureReason.ACCESS_DENIED, message)
+
+
+class StoreUnreachable(StorageError):
+    def __init__(self, message: str) -> None:
+        super().__init__(FailureReason.STORAGE_UNREACHABLE, message)

@@ -1,0 +1,125 @@
+"""Objects that are files on a local disk, under ``file://`` addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
+from mlora_worker.storage.lines import split_lines
+from mlora_worker.storage.uri import file_path, file_uri
+
+PIECE = 8 * 2**20
+_UNFINISHED = ".partial"
+
+
+class FileStore:
+    """Writes go to a hidden file in the same folder, which is then renamed: a reader sees all of an object or
+    none.
+    """
+
+    def __init__(self, missing: FailureReason = FailureReason.DATASET_NOT_FOUND) -> None:
+        self._missing = missing
+
+    def read(self, uri: str) -> bytes:
+        with self._explained(uri, "read"):
+            return file_path(uri).read_bytes()
+
+    def read_range(self, uri: str, start: int, length: int) -> bytes:
+        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+            file.seek(start)
+            data = file.read(length)
+        if len(data) != length:
+            raise StorageError(
+                FailureReason.INTERNAL_ERROR,
+                f"{uri} is shorter than it should be: wanted {length} bytes from {start}, got {len(data)}",
+            )
+        return data
+
+    def open_lines(self, uri: str) -> Iterator[bytes]:
+        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+            yield from split_lines(iter(lambda: file.read(PIECE), b""))
+
+    def size(self, uri: str) -> int:
+        with self._explained(uri, "read"):
+            return file_path(uri).stat().st_size
+
+    def exists(self, uri: str) -> bool:
+        with self._explained(uri, "read"):
+            return file_path(uri).is_file()
+
+    def write(self, uri: str, data: bytes) -> None:
+        with self._replacing(uri) as file:
+            file.write(data)
+
+    def write_file(self, uri: str, path: Path) -> None:
+        with self._replacing(uri) as file, path.open("rb") as source:
+            shutil.copyfileobj(source, file, PIECE)
+
+    def delete(self, uri: str) -> None:
+        with self._explained(uri, "delete"):
+            file_path(uri).unlink(missing_ok=True)
+
+    def list(self, prefix: str) -> list[str]:
+        with self._explained(prefix, "list"):
+            files = (
+                path for path in file_path(prefix).rglob("*") if path.is_file() and path.suffix != _UNFINISHED
+            )
+            return sorted(file_uri(path) for path in files)
+
+    @contextlib.contextmanager
+    def _replacing(self, uri: str) -> Iterator[BinaryIO]:
+        target = file_path(uri)
+        with self._explained(uri, "write"):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for leftover in target.parent.glob(f".{_literal(target.name)}.*{_UNFINISHED}"):
+                leftover.unlink(missing_ok=True)  # of a writer that was killed: an output has one writer only
+            unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_UNFINISHED}")
+            try:
+                with unfinished.open("xb") as file:
+                    yield file
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(target)
+                _sync_folder(target.parent)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+
+    @contextlib.contextmanager
+    def _explained(self, uri: str, action: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            raise ObjectNotFound(
+                self._missing, f"{uri} does not exist: correct the address or put the file there"
+            ) from None
+        except PermissionError:
+            raise AccessRefused(f"may not {action} {uri}: the file's owner or mode forbids it") from None
+        except OSError as error:
+            reason = FailureReason.UPLOAD_FAILED if action == "write" else FailureReason.STORAGE_UNREACHABLE
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StorageError(reason, f"cannot write {uri}: no space left on that volume") from None
+            raise StorageError(
+                reason, f"cannot {action} {uri}: {error.strerror or type(error).__name__}"
+            ) from None
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename survives a power cut only when the folder itself is on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

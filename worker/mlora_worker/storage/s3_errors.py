@@ -1,0 +1,135 @@
+"""From an SDK's exception to an error that a user can act on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    HTTPClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
+
+from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.uri import s3_address
+
+# HEAD answers have no body: there the SDK puts the HTTP status in place of the code.
+_MISSING = {"NoSuchKey", "NotFound", "404"}
+_UNKNOWN_KEY = {"InvalidAccessKeyId", "InvalidClientTokenId"}
+_WRONG_SECRET = {"SignatureDoesNotMatch"}
+_EXPIRED = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
+_OTHER_REGION = {
+    "AuthorizationHeaderMalformed",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "301",
+    "307",
+    "IllegalLocationConstraintException",
+}
+
+
+def code_of(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def is_missing(error: ClientError) -> bool:
+    return code_of(error) in _MISSING
+
+
+def explain(
+    error: Exception,
+    *,
+    action: str,
+    uri: str,
+    endpoint: str | None,
+    missing: FailureReason,
+    secrets: Collection[str | None] = (),
+) -> StorageError:
+    """``action`` is what was tried: read, write, delete, list. ``missing`` is the reason when the object is
+    not there. ``secrets`` are blotted out wherever the store quotes them.
+    """
+    where = endpoint or "AWS S3"
+    if isinstance(error, ClientError):
+        return _answered(error, action, uri, where, missing, secrets)
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        return AccessRefused(
+            f"cannot {action} {uri}: no keys were found; name a Secret with AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+        )
+    if isinstance(error, ConnectionError | HTTPClientError):
+        return StoreUnreachable(
+            f"cannot {action} {uri}: no connection to {where} ({type(error).__name__}); check the endpoint "
+            "and that the store runs"
+        )
+    if isinstance(error, ParamValidationError):
+        return StorageError(
+            FailureReason.INVALID_SPEC, f"{uri} is no valid address: {_clean(str(error), secrets)}"
+        )
+    if isinstance(error, BotoCoreError):
+        return StoreUnreachable(f"cannot {action} {uri} at {where}: {_clean(str(error), secrets)}")
+    return StorageError(
+        FailureReason.INVALID_SPEC, f"storage endpoint {where}: {_clean(str(error), secrets)}"
+    )
+
+
+def _answered(
+    error: ClientError,
+    action: str,
+    uri: str,
+    where: str,
+    missing: FailureReason,
+    secrets: Collection[str | None],
+) -> StorageError:
+    code = code_of(error)
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    if code == "NoSuchBucket":
+        bucket = s3_address(uri).bucket
+        return ObjectNotFound(
+            missing, f"bucket {bucket} of {uri} does not exist at {where}: create it or correct the address"
+        )
+    if code in _MISSING:
+        return ObjectNotFound(
+            missing, f"{uri} does not exist at {where}: correct the address or upload the object"
+        )
+    if code in _UNKNOWN_KEY:
+        return AccessRefused(
+            f"cannot {action} {uri}: {where} does not know the access key; correct the storage Secret"
+        )
+    if code in _WRONG_SECRET:
+        return AccessRefused(
+            f"cannot {action} {uri}: {where} says the secret key is wrong; correct the storage Secret"
+        )
+    if code in _EXPIRED:
+        return AccessRefused(
+            f"cannot {action} {uri}: {where} says the keys have expired; renew the storage Secret"
+        )
+    if code == "RequestTimeTooSkewed":
+        return AccessRefused(
+            f"cannot {action} {uri}: the clocks of {where} and of this node differ too much; set them right"
+        )
+    if status in (401, 403) or code in ("AccessDenied", "401", "403"):
+        return AccessRefused(
+            f"may not {action} {uri} at {where}: the keys lack that right, or the bucket's policy forbids it"
+        )
+    if code in _OTHER_REGION:
+        return StorageError(
+            FailureReason.INVALID_SPEC,
+            f"cannot {action} {uri}: {where} says the region is wrong; set storage.region",
+        )
+    said = _clean(str(error.response.get("Error", {}).get("Message", "")), secrets)
+    told = f"cannot {action} {uri}: {where} answered {status} {code}" + (f" ({said})" if said else "")
+    if action == "write" and status < 500:
+        return StorageError(FailureReason.UPLOAD_FAILED, told)
+    return StoreUnreachable(told)
+
+
+def _clean(text: str, secrets: Collection[str | None]) -> str:
+    for secret in secrets:
+        if secret:
+            text = text.replace(secret, "***")
+    return text[:500]
