@@ -1,0 +1,11 @@
+"""LoRA on frozen linear modules, for many tasks at once.
+
+``function``   adds every segment's low-rank product to one frozen linear, forward and backward
+``reference``  the same in plain autograd, for tests
+``dropout``    masks that are recomputed, never stored, and depend on the task alone
+``linear``     the module that takes a frozen linear's place
+``adapter``    one task's parameters on one stage, their names and their start
+``optimizer``  one task's AdamW
+
+Knows nothing of models: it sees linear modules by their path.
+"""

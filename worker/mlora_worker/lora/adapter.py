@@ -1,0 +1,118 @@
+"""One task's adapter on one stage: parameters, gradient buffers, names and start.
+
+All of a task's A and B lie in one flat float32 tensor, their gradients in another: clipping, zeroing, the
+norm and the optimizer are each one operation, however many modules there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_ALIGNMENT = 16  # elements: each tensor starts on a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A and B of one module, or their gradients; views."""
+
+    a: Tensor  # [rank, in]
+    b: Tensor  # [out, rank]
+
+
+class Adapter:
+    """``shapes``: (in, out) of each adapted module of this stage, by its path in the whole model.
+
+    ``parameters``: [elements] float32, the masters. ``gradient``: the same for gradients, added to by
+    backward. ``compute``: A and B of each module in the base's type, as products use them.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, int]],
+        *,
+        rank: int,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._shapes, self._rank = dict(shapes), rank
+        elements = sum(
+            _padded(rank * inputs) + _padded(outputs * rank) for inputs, outputs in shapes.values()
+        )
+        self.parameters = nn.Parameter(torch.zeros(elements, device=device))
+        self.gradient = torch.zeros_like(self.parameters, requires_grad=False)
+        self._masters = self._views(self.parameters.detach())
+        self.gradients = self._views(self.gradient)
+        for path, pair in self._masters.items():
+            pair.a.copy_(initial_a(path, seed, *pair.a.shape))
+        self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
+        self.compute = self._masters if self._copy is None else self._views(self._copy)
+
+    def refresh(self) -> None:
+        """The masters have changed: bring the copies in the base's type up to date."""
+        if self._copy is not None:
+            self._copy.copy_(self.parameters.detach())
+
+    def squared_norm(self) -> Tensor:
+        """[] float64: of this stage's gradients."""
+        norm: Tensor = torch.linalg.vector_norm(self.gradient, dtype=torch.float64)
+        return norm.square()
+
+    def export(self) -> dict[str, Tensor]:
+        """float32 copies on the CPU, by PEFT's names with global layer indices."""
+        named = {}
+        for path, pair in self._masters.items():
+            name_a, name_b = peft_keys(path)
+            named[name_a] = pair.a.to("cpu", copy=True)
+            named[name_b] = pair.b.to("cpu", copy=True)
+        return named
+
+    @property
+    def bytes(self) -> int:
+        """Of parameters, gradients and copies."""
+        return (
+            self.parameters.nbytes + self.gradient.nbytes + (0 if self._copy is None else self._copy.nbytes)
+        )
+
+    def _views(self, flat: Tensor) -> dict[str, Pair]:
+        views, start = {}, 0
+        for path, (inputs, outputs) in self._shapes.items():
+            a = flat[start : start + self._rank * inputs].view(self._rank, inputs)
+            start += _padded(a.numel())
+            b = flat[start : start + outputs * self._rank].view(outputs, self._rank)
+            start += _padded(b.numel())
+            views[path] = Pair(a, b)
+        return views
+
+
+def initial_a(path: str, seed: int, rank: int, inputs: int) -> Tensor:
+    """[rank, inputs] float32 on the CPU: PEFT's start (Kaiming uniform, a = sqrt 5; B starts at zero).
+
+    From the task's seed and the module's path alone, so the same on any number of stages and beside any
+    neighbours.
+    """
+    digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
+    start = torch.empty(rank, inputs)
+    nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
+    return start
+
+
+def peft_keys(path: str) -> tuple[str, str]:
+    """Names of A and B in ``adapter_model.safetensors``."""
+    return f"base_model.model.{path}.lora_A.weight", f"base_model.model.{path}.lora_B.weight"
+
+
+def expected_keys(paths: Iterable[str]) -> tuple[str, ...]:
+    """All names in the file of an adapter on the modules ``paths`` of the whole model, sorted."""
+    return tuple(sorted(key for path in paths for key in peft_keys(path)))
+
+
+def _padded(elements: int) -> int:
+    return -(-elements // _ALIGNMENT) * _ALIGNMENT

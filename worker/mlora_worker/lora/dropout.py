@@ -1,0 +1,111 @@
+"""Dropout masks as a pure function of (task seed, step, row, position, module, feature).
+
+Nothing is drawn and nothing is stored: backward computes the mask again. As only the task's own counters go
+in, a mask does not depend on neighbours, on how a mini-batch was cut, on the number of stages, or on the
+device.
+
+Each token has a 32-bit key (a strong mix of its counters with the module's name) and each feature has one. An
+element's bits are a mix of the product of its two keys, so an element costs six integer operations that
+vectorise, far less than a random number generator (measured in docs/contributing/numerics.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import torch
+from torch import Tensor
+
+# Odd multipliers of splitmix64's finalizer and of Knuth's multiplicative hash, as signed integers.
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MULTIPLIER = 0x9E3779B1 - 2**32
+_CHUNK = {"cpu": 2**17}  # elements: what stays in a core's cache
+_CHUNK_DEVICE = 2**24
+_AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def token_keys(seed: int, step: int, first_row: int, lengths: Sequence[int], device: torch.device) -> Tensor:
+    """[tokens] int64: a key per token of a segment whose rows have ``lengths``.
+
+    ``first_row``: ordinal of its first row within the whole optimizer step.
+    """
+    start = _signed(hashlib.sha256(f"{seed}/{step}".encode()).digest())
+    rows = torch.arange(first_row, first_row + len(lengths), device=device)
+    row_keys = _mix(rows * _GOLDEN + start)
+    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    return _mix(torch.repeat_interleave(row_keys, torch.tensor(lengths, device=device)) + positions * _GOLDEN)
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutMask:
+    """Which elements of one segment's input to one module are kept."""
+
+    row_keys: Tensor  # [tokens] int32, odd
+    feature_keys: Tensor  # [features] int32, odd
+    probability: float  # of zeroing an element; exact to 2**-31
+
+    @property
+    def rescale(self) -> float:
+        return 1.0 / (1.0 - self.probability)
+
+    def chunks(self) -> Iterator[slice]:
+        """Rows to work on at a time."""
+        tokens, features = len(self.row_keys), len(self.feature_keys)
+        rows = max(16, _CHUNK.get(self.row_keys.device.type, _CHUNK_DEVICE) // features)
+        for start in range(0, tokens, rows):
+            yield slice(start, min(start + rows, tokens))
+
+    def bits(self, rows: slice) -> Tensor:
+        """[rows, features] int32: all ones where an element is kept, zero elsewhere."""
+        bits = self.row_keys[rows, None] * self.feature_keys
+        bits ^= bits >> 15
+        bits *= _MULTIPLIER
+        # Half the range, so that the difference to the threshold cannot overflow; its sign is the answer.
+        bits >>= 1
+        bits -= round((1.0 - self.probability) * 2**31) - 2**30
+        bits >>= 31
+        return bits
+
+
+def keep(x: Tensor, bits: Tensor) -> Tensor:
+    """``x`` where ``bits`` are ones, 0 elsewhere; as integers, so it costs one operation."""
+    integer = _AS_INTEGER[x.element_size()]
+    return (x.view(integer) & bits.to(integer)).view(x.dtype)
+
+
+def dropout_mask(keys: Tensor, module: str, features: int, probability: float) -> DropoutMask:
+    """``keys`` [tokens] from ``token_keys``; ``module``: path of the module in the whole model."""
+    return DropoutMask(
+        _odd(_mix(keys ^ _module_key(module))), _feature_keys(features, keys.device), probability
+    )
+
+
+@cache
+def _module_key(module: str) -> int:
+    return _signed(hashlib.sha256(module.encode()).digest())
+
+
+@lru_cache(maxsize=64)
+def _feature_keys(features: int, device: torch.device) -> Tensor:
+    return _odd(_mix(torch.arange(1, features + 1, device=device) * _GOLDEN))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finalizer, but with arithmetic shifts, on int64."""
+    x = (x ^ (x >> 30)) * _MIX_1
+    x = (x ^ (x >> 27)) * _MIX_2
+    return x ^ (x >> 31)
+
+
+def _odd(x: Tensor) -> Tensor:
+    """The upper half of int64 as odd int32."""
+    return (x >> 32).to(torch.int32) | 1
+
+
+def _signed(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -1,0 +1,44 @@
+"""One task's AdamW on one stage. The stages' steps together are one step of the whole adapter: the update's
+clip factor comes from the norm over all stages, and all else in AdamW works element by element.
+"""
+
+from __future__ import annotations
+
+from torch.optim import AdamW
+
+from mlora_worker.lora.adapter import Adapter
+from mlora_worker.protocol import Training
+from mlora_worker.stream.items import Update
+
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+
+
+class TaskOptimizer:
+    """Weight decay is decoupled and applies to A and B alike, as in transformers' Trainer."""
+
+    def __init__(self, adapter: Adapter, training: Training) -> None:
+        self._adapter = adapter
+        self._adamw = AdamW(
+            [adapter.parameters],
+            lr=training.learning_rate,
+            betas=BETAS,
+            eps=EPSILON,
+            weight_decay=training.weight_decay,
+        )
+
+    def apply(self, update: Update) -> None:
+        """Close a step: clip, AdamW, zero the gradients."""
+        adapter = self._adapter
+        if update.clip != 1.0:
+            adapter.gradient.mul_(update.clip)
+        adapter.parameters.grad = adapter.gradient
+        self._adamw.param_groups[0]["lr"] = update.learning_rate
+        self._adamw.step()
+        adapter.gradient.zero_()
+        adapter.refresh()
+
+    @property
+    def bytes(self) -> int:
+        """Of the two moments, which exist from the first step on."""
+        return 2 * self._adapter.parameters.nbytes

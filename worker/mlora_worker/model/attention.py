@@ -1,0 +1,148 @@
+"""Causal attention over packed rows, registered with transformers so that models stay untouched.
+
+A packed tensor holds rows one after the other; a token sees the earlier tokens of its own row only. The
+boundaries travel as the layer argument ``packed``; no mask over the whole tensor is ever built. On the CPU
+each row is computed by itself, so its result cannot depend on the rows beside it. On CUDA, half-precision
+types use torch's variable-length flash attention; float32 is computed row by row there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+
+varlen_attn: Any
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch < 2.10
+    varlen_attn = None
+
+PACKED_ATTENTION = "mlora_packed"
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Where rows begin and end in a packed tensor. ``lengths``: tokens of each row, all positive."""
+
+    lengths: tuple[int, ...]
+    device: torch.device
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @cached_property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+    @cached_property
+    def position_ids(self) -> Tensor:
+        """[1, tokens] int64: each row counts from 0."""
+        return torch.cat([torch.arange(length, device=self.device) for length in self.lengths])[None]
+
+    @cached_property
+    def boundaries(self) -> Tensor:
+        """[rows + 1] int32: where each row starts, and the end."""
+        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def _window_masks(self) -> dict[tuple[int, int], Tensor]:
+        return {}
+
+    def window_mask(self, length: int, window: int) -> Tensor:
+        """[length, length] bool: which keys a query of one row sees. Kept for the other layers."""
+        if (length, window) not in self._window_masks:
+            distance = torch.arange(length, device=self.device)[:, None] - torch.arange(
+                length, device=self.device
+            )
+            self._window_masks[length, window] = (distance >= 0) & (distance < window)
+        return self._window_masks[length, window]
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: PackedRows,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface.
+
+    query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; ``sliding_window``: a token
+    sees itself and the ``sliding_window - 1`` tokens before it. Returns [1, tokens, heads, size].
+    """
+    del module, attention_mask  # the boundaries say it all
+    refused = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    if refused or dropout:
+        raise ValueError(f"packed attention does not know {', '.join(refused) or 'dropout'}")
+    if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return _varlen(query, key, value, packed, scaling, sliding_window), None
+    return _row_by_row(query, key, value, packed, scaling, sliding_window), None
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scaling: float | None, window: int | None
+) -> Tensor:
+    out: Tensor = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        packed.boundaries,
+        packed.boundaries,
+        packed.longest,
+        packed.longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out[None]
+
+
+def _row_by_row(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scaling: float | None, window: int | None
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = _repeat(key, groups), _repeat(value, groups)
+    # split has one backward node for all rows; slices would each make a gradient of the whole tensor.
+    outs = []
+    for row_query, row_key, row_value in zip(*_split((query, key, value), packed.lengths), strict=True):
+        length = row_query.shape[2]
+        mask = packed.window_mask(length, window) if window is not None and window < length else None
+        out = scaled_dot_product_attention(
+            row_query, row_key, row_value, attn_mask=mask, is_causal=mask is None, scale=scaling
+        )
+        outs.append(out.transpose(1, 2))
+    return torch.cat(outs, dim=1)
+
+
+def _repeat(heads: Tensor, times: int) -> Tensor:
+    """[1, heads, tokens, size] -> [1, heads * times, tokens, size]: each head ``times`` times in a row."""
+    return heads[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
+
+
+def _split(tensors: Sequence[Tensor], lengths: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
+    return [torch.split(tensor, list(lengths), dim=2) for tensor in tensors]
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, _no_mask)

@@ -1,0 +1,113 @@
+"""Cross entropy over supervised positions, in chunks.
+
+The head is applied to supervised positions only, a chunk at a time, and each chunk's gradient with regard to
+the hidden states is computed at once, in forward: logits of the whole vocabulary exist for one chunk, never
+for the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+IGNORED = -100
+_CHUNK_LOGITS = 16 * 2**20  # elements
+# A product of very few rows may take another path through the matrix library, which rounds otherwise.
+_FEWEST_ROWS = 16
+
+
+def segment_losses(
+    hidden: Tensor, labels: Tensor, segment_tokens: Sequence[int], norm: nn.Module, head_weight: Tensor
+) -> Tensor:
+    """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``.
+
+    hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64: the target at each
+    position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in order.
+    head_weight [vocabulary, size]. A segment without supervised positions has loss 0 and gradient 0.
+    """
+    positions = (labels != IGNORED).nonzero().squeeze(1)
+    owners = torch.repeat_interleave(
+        torch.arange(len(segment_tokens), device=labels.device),
+        torch.tensor(segment_tokens, device=labels.device),
+    )
+    normed = norm(hidden.index_select(0, positions))
+    losses: Tensor = ChunkedCrossEntropy.apply(
+        normed,
+        head_weight,
+        labels[positions],
+        owners[positions],
+        len(segment_tokens),
+        max(_FEWEST_ROWS, _CHUNK_LOGITS // head_weight.shape[0]),
+    )
+    return losses
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """[positions, size] -> [segments]: sums of cross entropies per owner.
+
+    Saves the gradient [positions, size] of each position's own loss; backward multiplies it by the owner's
+    gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        normed: Tensor,
+        head_weight: Tensor,
+        targets: Tensor,
+        owners: Tensor,
+        segments: int,
+        chunk: int,
+    ) -> Tensor:
+        gradient = torch.empty_like(normed)
+        losses = torch.empty(
+            len(normed), dtype=torch.promote_types(normed.dtype, torch.float32), device=normed.device
+        )
+        for start in range(0, len(normed), chunk):
+            stop = min(start + chunk, len(normed))
+            losses[start:stop], gradient[start:stop] = _chunk(
+                normed[start:stop], head_weight, targets[start:stop]
+            )
+        ctx.save_for_backward(gradient, owners)
+        sums = torch.zeros(segments, dtype=torch.float64, device=normed.device)
+        # One sum per segment, over its own positions: the order of addition knows nothing of neighbours.
+        for index, own in enumerate(torch.split(losses, torch.bincount(owners, minlength=segments).tolist())):
+            sums[index] = own.sum(dtype=torch.float64)
+        return sums
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradient, owners = ctx.saved_tensors
+        factors = grad_outputs[0].to(gradient.dtype)[owners]
+        return gradient * factors[:, None], None, None, None, None, None
+
+
+def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses [rows] and their gradients [rows, size] of one chunk; softmax in float32 or better."""
+    rows = len(normed)
+    padded = (
+        torch.cat([normed, normed.new_zeros(_FEWEST_ROWS - rows, normed.shape[1])])
+        if rows < _FEWEST_ROWS
+        else normed
+    )
+    logits = linear(padded, head_weight)[:rows]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    every = torch.arange(rows, device=targets.device)
+    # In place: max, exponent and sum pass over the chunk, nothing of its size is allocated again.
+    logits -= logits.amax(dim=1, keepdim=True)
+    target_logits = logits[every, targets]
+    logits.exp_()
+    sums = logits.sum(dim=1)
+    losses = sums.log() - target_logits
+    # d loss / d logits = softmax - onehot = (exp - onehot * sum) / sum; the division is left to the smaller
+    # product.
+    logits[every, targets] -= sums
+    weights = logits.to(normed.dtype)
+    if rows < _FEWEST_ROWS:
+        weights = torch.cat([weights, weights.new_zeros(_FEWEST_ROWS - rows, weights.shape[1])])
+    gradient = (weights @ head_weight)[:rows]
+    return losses, gradient / sums[:, None].to(gradient.dtype)

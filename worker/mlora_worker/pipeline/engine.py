@@ -1,0 +1,218 @@
+"""Computes one stage: forward and backward of microbatches, the adapters' lives. No communication.
+
+The order of calls is the stream's. A task's update comes only after all its microbatches have come back (rank
+0 issues step k+1 after step k has returned), so parameters never change between a microbatch's forward and
+its backward; the engine refuses anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlora_worker.lora.adapter import Adapter
+from mlora_worker.lora.dropout import dropout_mask, token_keys
+from mlora_worker.lora.function import Product
+from mlora_worker.lora.linear import adapt_linears
+from mlora_worker.lora.optimizer import TaskOptimizer
+from mlora_worker.model.attention import PackedRows
+from mlora_worker.model.facts import facts_of, resolve_targets
+from mlora_worker.model.stage import Stage
+from mlora_worker.protocol import LoRAConfig
+from mlora_worker.stream.items import Load, Segment, Train, Update
+
+
+class OutOfOrder(RuntimeError):
+    """The stream broke a rule that the engine relies on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What a forward hands on: ``hidden`` [tokens, size] to the next stage, or ``losses`` [segments] float64
+    on the last.
+
+    A segment's loss is the sum over its supervised tokens.
+    """
+
+    hidden: Tensor | None = None
+    losses: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Backwarded:
+    """``gradient`` [tokens, size] of the stage's input, None on stage 0. ``squared_norms`` [segments]
+    float64: of this stage's gradients of the whole step where the segment closes it, 0 elsewhere.
+    """
+
+    gradient: Tensor | None
+    squared_norms: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    lora: LoRAConfig
+    seed: int
+    adapter: Adapter
+    optimizer: TaskOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A microbatch between its forward and its backward."""
+
+    input: Tensor  # leaf; requires a gradient but on stage 0
+    output: Tensor  # hidden states, or the sum of all losses on the last stage
+    segments: tuple[Segment, ...]
+    tasks: tuple[_Task, ...]
+
+
+class StageEngine:
+    """Not thread-safe: one thread calls it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._linears = adapt_linears(stage.layers, stage.linears)
+        self._facts = facts_of(stage.architecture, stage.stages, stage.dtype)
+        self._tasks: dict[str, _Task] = {}
+        self._flights: dict[int, _Flight] = {}
+
+    def load(self, load: Load) -> None:
+        """A task joins with fresh parameters. Raises UnknownTargetModule, InvalidTarget."""
+        if load.task in self._tasks:
+            raise OutOfOrder(f"task {load.task} is loaded already")
+        targets = frozenset(resolve_targets(self._facts, load.lora))
+        shapes = {
+            path: (module.in_features, module.out_features)
+            for path, module in self._linears.items()
+            if path.rpartition(".")[2] in targets
+        }
+        adapter = Adapter(
+            shapes,
+            rank=load.lora.rank,
+            seed=load.training.seed,
+            dtype=self.stage.dtype,
+            device=self.stage.device,
+        )
+        optimizer = TaskOptimizer(adapter, load.training)
+        self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer)
+
+    def unload(self, task: str) -> None:
+        """A task leaves; its microbatches in flight may still come back."""
+        self._tasks.pop(task, None)
+
+    def apply(self, task: str, update: Update) -> None:
+        """Close a step of ``task``."""
+        own = self._task(task)
+        if any(own is other for flight in self._flights.values() for other in flight.tasks):
+            raise OutOfOrder(
+                f"update of step {update.step} of task {task} while a microbatch of it is in flight"
+            )
+        own.optimizer.apply(update)
+
+    def export(self, task: str) -> dict[str, Tensor]:
+        """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
+        return self._task(task).adapter.export()
+
+    def task_bytes(self, task: str) -> int:
+        """Of the task's parameters, gradients and moments on this stage."""
+        own = self._task(task)
+        return own.adapter.bytes + own.optimizer.bytes
+
+    def forward(
+        self, item: Train, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
+    ) -> Forwarded:
+        """Apply the segments' updates, then run one microbatch.
+
+        token_ids [tokens] int64 on stage 0, hidden [tokens, size] on the others; labels [tokens] int64 on the
+        last: the target at each position, -100 where nothing is predicted.
+        """
+        if item.number in self._flights:
+            raise OutOfOrder(f"microbatch {item.number} is in flight already")
+        for segment in item.segments:
+            if segment.update is not None:
+                self.apply(segment.task, segment.update)
+        tasks = tuple(self._task(segment.task) for segment in item.segments)
+        stage = self.stage
+        rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
+        if stage.first:
+            assert token_ids is not None
+            source = stage.embed(token_ids.to(stage.device))
+        else:
+            assert hidden is not None
+            source = hidden.detach().to(stage.device, stage.dtype).requires_grad_()
+        if len(source) != rows.tokens:
+            raise OutOfOrder(f"microbatch {item.number} has {len(source)} tokens, its segments {rows.tokens}")
+
+        self._bind(item.segments, tasks)
+        output = stage.run_layers(source, rows)
+        if not stage.last:
+            self._flights[item.number] = _Flight(source, output, item.segments, tasks)
+            return Forwarded(hidden=output.detach())
+        assert labels is not None
+        losses = stage.losses(output, labels.to(stage.device), tuple(s.tokens for s in item.segments))
+        # Plain sums: each adapter weighs its own gradients (lora/function.py).
+        self._flights[item.number] = _Flight(source, losses.sum(), item.segments, tasks)
+        return Forwarded(losses=losses.detach())
+
+    def backward(self, number: int, grad: Tensor | None) -> Backwarded:
+        """Backward of microbatch ``number``; grad [tokens, size] of its output, None on the last stage."""
+        flight = self._flights.pop(number)
+        # On stage 0 nothing below the lowest adapted module has a graph, and without adapters there is none
+        # at all.
+        if flight.output.requires_grad:
+            if grad is not None:
+                grad = grad.to(flight.output)
+            torch.autograd.backward(flight.output, grad)
+        norms = [
+            task.adapter.squared_norm() if segment.closes_step else torch.zeros((), dtype=torch.float64)
+            for segment, task in zip(flight.segments, flight.tasks, strict=True)
+        ]
+        return Backwarded(
+            gradient=None if self.stage.first else flight.input.grad,
+            squared_norms=torch.stack([norm.to(self.stage.device) for norm in norms]),
+        )
+
+    def abandon(self, number: int) -> None:
+        """Forget a microbatch that will not come back."""
+        self._flights.pop(number, None)
+
+    def _task(self, task: str) -> _Task:
+        try:
+            return self._tasks[task]
+        except KeyError:
+            raise OutOfOrder(f"task {task} is not loaded") from None
+
+    def _bind(self, segments: Iterable[Segment], tasks: Iterable[_Task]) -> None:
+        """Give each linear module the products of this microbatch."""
+        products: dict[str, list[Product]] = {path: [] for path in self._linears}
+        start = 0
+        for segment, task in zip(segments, tasks, strict=True):
+            stop = start + segment.tokens
+            keys = None
+            if task.lora.dropout > 0:
+                keys = token_keys(
+                    task.seed, segment.step, segment.first_row, segment.lengths, self.stage.device
+                )
+            for path, pair in task.adapter.compute.items():
+                gradients = task.adapter.gradients[path]
+                mask = None
+                if keys is not None:
+                    mask = dropout_mask(keys, path, pair.a.shape[1], task.lora.dropout)
+                products[path].append(
+                    Product(
+                        rows=slice(start, stop),
+                        a=pair.a,
+                        b=pair.b,
+                        grad_a=gradients.a,
+                        grad_b=gradients.b,
+                        scale=task.lora.alpha / task.lora.rank,
+                        weight=segment.weight,
+                        mask=mask,
+                    )
+                )
+            start = stop
+        for path, module in self._linears.items():
+            module.products = tuple(products[path])
