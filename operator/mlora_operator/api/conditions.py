@@ -21,6 +21,10 @@ REASON_INVALID_SPEC = "InvalidSpec"  # a field is wrong beyond what the schema c
 REASON_NO_PIPELINE = "NoPipelineForModel"  # no pipeline serves the base model and none may be created for it
 REASON_NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # the pipeline does not take tasks of this namespace
 REASON_SECRET_NOT_FOUND = "SecretNotFound"  # storage.secretRef names a Secret that is not there (yet)
+REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY
+REASON_CREATING_PIPELINE = (
+    "CreatingPipeline"  # a pipeline for the base model is being made from the catalogue
+)
 
 # Reasons of Admitted and Running.
 REASON_ADMITTED = "Admitted"
@@ -32,7 +36,8 @@ REASON_SUSPENDED = "Suspended"  # spec.suspend is true
 REASON_TRAINING = "Training"
 REASON_SAVING = "Saving"  # adapter is gathered, checked and uploaded
 REASON_FINISHED = "Finished"
-REASON_RESTARTING = "Restarting"  # the worker group is being restarted; the task will run again
+REASON_RESTARTING = "Restarting"  # the worker group was restarted; the task will run again
+REASON_PIPELINE_UPDATING = "PipelineUpdating"  # the workers are to be replaced; nobody new is let in before
 
 # Reasons of Succeeded and Failed beyond those of the worker (mlora_worker.protocol.FailureReason).
 REASON_ADAPTER_UPLOADED = "AdapterUploaded"

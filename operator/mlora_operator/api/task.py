@@ -42,6 +42,7 @@ class TaskStatus(Status):
     loss: str | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
     tokens_per_second: str | None = Field(default=None, description="Tokens of this task per second of wall time.")
     restarts: int | None = Field(default=None, description="How often the task started again after a failure that was not its own.")
+    run: str | None = Field(default=None, description="Run of the worker group in which the task trains; another one means a restart.")
     start_time: str | None = Field(default=None, description="When the task was first admitted.")
     completion_time: str | None = Field(default=None, description="When the task succeeded or failed.")
     data: DataCounts | None = Field(default=None, description="What became of the rows.")

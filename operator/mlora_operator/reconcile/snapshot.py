@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
-from mlora_worker.protocol import Plan, Report, TaskReport
+from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,6 +46,7 @@ class Task:
     problem: str | None = None
     status: TaskStatus = field(default_factory=TaskStatus)
     deleting: bool = False
+    version: str = ""  # resourceVersion
 
     @property
     def finished(self) -> bool:
@@ -65,6 +67,7 @@ class Pipeline:
     problem: str | None = None
     status: PipelineStatus = field(default_factory=PipelineStatus)
     deleting: bool = False
+    version: str = ""  # resourceVersion
     catalogue_hash: str | None = None  # set when the operator made it from its catalogue
 
 
@@ -102,12 +105,12 @@ class Group:
         return sum(pod.ready for pod in self.pods)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contact:
     """The operator's link to one coordinator."""
 
     report: Report | None = None  # the last one, also when the link is lost
-    lost_since: datetime | None = None  # None while the coordinator answers
+    lost_since: datetime | None = None  # None while the coordinator answers, or before the first attempt
     error: str | None = None
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
     sent_run: str | None = None  # run_id of the coordinator that took it
@@ -118,10 +121,18 @@ class Contact:
         """The report, if it can be trusted to speak of now."""
         return self.report if self.lost_since is None else None
 
-    def task(self, uid: str) -> TaskReport | None:
+    @cached_property
+    def tasks(self) -> Mapping[str, TaskReport]:
+        """What was last said of each task, by uid."""
+        return {task.uid: task for task in self.report.tasks} if self.report is not None else {}
+
+    def trains(self, task: Task) -> bool:
+        """The task trains or saves, by the last report; before the first one, by its own status."""
         if self.report is None:
-            return None
-        return next((task for task in self.report.tasks if task.uid == uid), None)
+            held = condition(task.status.conditions, conditions.RUNNING)
+            return held is not None and held.status != "False"
+        reported = self.tasks.get(task.uid)
+        return reported is not None and reported.phase in (TaskPhase.TRAINING, TaskPhase.SAVING)
 
 
 SecretData = Mapping[str, str]  # key -> text, decoded

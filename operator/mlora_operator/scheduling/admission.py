@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` one that waits."""
+    """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` another one."""
 
     outcome: Outcome
     verdict: Verdict | None = None

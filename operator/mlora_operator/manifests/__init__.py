@@ -1,0 +1,1 @@
+"""Kubernetes objects as plain dicts, from pure functions: a test compares them whole."""

@@ -1,0 +1,152 @@
+"""Which pipeline serves a task, if any. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlora_operator.api import conditions
+from mlora_operator.api.meta import NamespacesFrom
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
+from mlora_operator.settings import CatalogueModel
+from mlora_worker.protocol import StorageAccess
+
+ACCESS_KEY = "AWS_ACCESS_KEY_ID"
+SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
+SESSION_TOKEN = "AWS_SESSION_TOKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first."""
+
+    reason: str
+    message: str
+    pipeline: Pipeline | None = None
+    wanted: CatalogueModel | None = None
+
+
+def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> Acceptance:
+    """Whether and where an unfinished task is served.
+
+    1. A task that trains stays where it is as long as its pipeline serves the model: neither a Secret that is
+       being replaced nor a changed rule about namespaces throws it out.
+    2. Its spec must hold, and its Secret must be there with both keys.
+    3. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
+       one in its own namespace, else the oldest, else by name.
+    4. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
+    """
+    if task.spec is None:
+        return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
+    serving = [one for one in snapshot.pipelines if _serves(one, task.spec.base_model)]
+    bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
+    if bound is not None and snapshot.contacts.get(bound.key, Contact()).trains(task):
+        return _accepted(bound)
+
+    storage = task.spec.storage
+    if storage.secret_ref is not None:
+        key = Key(task.key.namespace, storage.secret_ref.name)
+        problem = secret_problem(key, snapshot.secrets, "spec.storage.secretRef")
+        if problem is not None:
+            return problem
+
+    allowed = [one for one in serving if _takes(one, task.key.namespace, snapshot.namespace_labels)]
+    if bound is not None and bound in allowed:
+        return _accepted(bound)
+    if allowed:
+        return _accepted(
+            min(allowed, key=lambda one: (one.key.namespace != task.key.namespace, one.created, one.key))
+        )
+    offered = next((model for model in catalogue if model.name == task.spec.base_model), None)
+    if offered is not None and not any(one.catalogue_hash for one in serving):
+        return Acceptance(
+            conditions.REASON_CREATING_PIPELINE,
+            f"a pipeline for {offered.name} is being made from the catalogue",
+            wanted=offered,
+        )
+    if serving:
+        names = ", ".join(sorted(str(one.key) for one in serving))
+        return Acceptance(
+            conditions.REASON_NAMESPACE_NOT_ALLOWED,
+            f"{task.spec.base_model} is served by {names}, which takes no tasks of namespace "
+            f"{task.key.namespace} (spec.allowedNamespaces): ask its owner, or make a LoRAPipeline here",
+        )
+    return Acceptance(
+        conditions.REASON_NO_PIPELINE,
+        f"no pipeline serves {task.spec.base_model} and the operator's catalogue does not have it; "
+        f"{_offer(task, snapshot, catalogue)}",
+    )
+
+
+def secret_problem(key: Key, secrets: Mapping[Key, SecretData | None], field: str) -> Acceptance | None:
+    """What is wrong with a Secret of S3 keys, or None."""
+    data = secrets.get(key)
+    if data is None:
+        return Acceptance(
+            conditions.REASON_SECRET_NOT_FOUND,
+            f"{field}: no Secret {key.name} in namespace {key.namespace}; create it with {ACCESS_KEY} "
+            f"and {SECRET_KEY}, nothing else has to be done",
+        )
+    missing = [name for name in (ACCESS_KEY, SECRET_KEY) if not data.get(name, "").strip()]
+    if missing:
+        return Acceptance(
+            conditions.REASON_SECRET_INCOMPLETE,
+            f"{field}: Secret {key.name} in namespace {key.namespace} has no {' and no '.join(missing)}",
+        )
+    return None
+
+
+def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> StorageAccess | None:
+    """The task's store with its keys, white space stripped; None when its Secret is not usable now."""
+    assert task.spec is not None
+    storage = task.spec.storage
+    if storage.secret_ref is None:
+        return StorageAccess(endpoint=storage.endpoint, region=storage.region)
+    data = secrets.get(Key(task.key.namespace, storage.secret_ref.name)) or {}
+    keys = {name: data.get(name, "").strip() for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN)}
+    if not keys[ACCESS_KEY] or not keys[SECRET_KEY]:
+        return None
+    return StorageAccess.model_validate(
+        {
+            "endpoint": storage.endpoint,
+            "region": storage.region,
+            "accessKey": keys[ACCESS_KEY],
+            "secretKey": keys[SECRET_KEY],
+            "sessionToken": keys[SESSION_TOKEN] or None,
+        }
+    )
+
+
+def _accepted(pipeline: Pipeline) -> Acceptance:
+    return Acceptance(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}", pipeline)
+
+
+def _serves(pipeline: Pipeline, model: str) -> bool:
+    return pipeline.spec is not None and not pipeline.deleting and pipeline.spec.model.name == model
+
+
+def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> bool:
+    assert pipeline.spec is not None
+    allowed = pipeline.spec.allowed_namespaces
+    match allowed.from_:
+        case NamespacesFrom.ALL:
+            return True
+        case NamespacesFrom.SAME:
+            return pipeline.key.namespace == namespace
+        case NamespacesFrom.SELECTOR:
+            held = labels.get(namespace, {})
+            wanted = allowed.selector or {}
+            return bool(wanted) and all(held.get(name) == value for name, value in wanted.items())
+
+
+def _offer(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> str:
+    specs: list[LoRAPipelineSpec] = [
+        one.spec
+        for one in snapshot.pipelines
+        if one.spec is not None and _takes(one, task.key.namespace, snapshot.namespace_labels)
+    ]
+    names = sorted({*(spec.model.name for spec in specs), *(model.name for model in catalogue)})
+    if not names:
+        return "no base model is served yet: make a LoRAPipeline for it"
+    return f"base models that are served: {', '.join(names)}"

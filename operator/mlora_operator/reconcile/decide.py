@@ -1,0 +1,135 @@
+"""From what is to what shall be: one pure function over everything. Reads from top to bottom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.manifests.names import catalogue_name
+from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
+from mlora_operator.reconcile.accept import Acceptance, accept
+from mlora_operator.reconcile.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.pipelines import (
+    invalid_status,
+    pipeline_status,
+    pods_to_delete,
+    size,
+    wanted_by,
+    workers,
+)
+from mlora_operator.reconcile.places import places
+from mlora_operator.reconcile.plans import known_generation, next_plan
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.tasks import task_status
+from mlora_operator.reconcile.transitions import news
+from mlora_operator.reconcile.view import View, view
+from mlora_operator.settings import CatalogueModel, Settings
+
+
+def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
+    """What to do about a snapshot.
+
+    1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again.
+    2. Each pipeline: who has a place in its memory, how many workers it needs, which plan its coordinator
+       gets.
+    3. Statuses follow, and events from what changed in them.
+    """
+    open_tasks = [task for task in snapshot.tasks if not task.finished and not task.deleting]
+    acceptances = {task.key: accept(task, snapshot, settings.models) for task in open_tasks}
+    members = _members(open_tasks, acceptances)
+
+    decided = [
+        _decide_pipeline(view(pipeline, members[pipeline.key], snapshot), acceptances, snapshot, now)
+        for pipeline in snapshot.pipelines
+        if not pipeline.deleting
+    ]
+    homeless = {
+        task.key: task_status(task, acceptances[task.key], None, None, now)
+        for task in open_tasks
+        if acceptances[task.key].pipeline is None
+    }
+    task_statuses = {key: status for one in decided for key, status in one.task_statuses.items()} | homeless
+    pipeline_statuses = {key: status for one in decided for key, status in one.pipeline_statuses.items()}
+    return Decision(
+        task_statuses=task_statuses,
+        pipeline_statuses=pipeline_statuses,
+        new_pipelines=_from_catalogue(acceptances, snapshot.pipelines, settings),
+        workers={key: group for one in decided for key, group in one.workers.items()},
+        delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
+        plans={key: plan for one in decided for key, plan in one.plans.items()},
+        events=_events(open_tasks, snapshot.pipelines, task_statuses, pipeline_statuses),
+    )
+
+
+def _decide_pipeline(
+    crew: View, acceptances: dict[Key, Acceptance], snapshot: Snapshot, now: datetime
+) -> Decision:
+    key = crew.pipeline.key
+    if crew.pipeline.spec is None:
+        return Decision(pipeline_statuses={key: invalid_status(crew, now)})
+    placed = places(crew)
+    wanting = wanted_by(crew, placed)
+    wish = size(crew, wanting, now)
+    plan = next_plan(crew, wanting, placed, snapshot.secrets)
+    generation = plan.generation if plan is not None else known_generation(crew) or None
+    group = workers(crew, wish)
+    waiting = len([task for task in wanting if task.uid not in crew.active])
+    return Decision(
+        task_statuses={
+            task.key: task_status(task, acceptances[task.key], crew, placed.get(task.uid), now)
+            for task in crew.tasks
+        },
+        pipeline_statuses={key: pipeline_status(crew, wish, waiting, generation, now)},
+        workers={key: group} if group is not None else {},
+        delete_pods=pods_to_delete(crew),
+        plans={key: plan} if plan is not None else {},
+    )
+
+
+def _members(tasks: list[Task], acceptances: dict[Key, Acceptance]) -> defaultdict[Key, tuple[Task, ...]]:
+    members: defaultdict[Key, tuple[Task, ...]] = defaultdict(tuple)
+    for task in tasks:
+        pipeline = acceptances[task.key].pipeline
+        if pipeline is not None:
+            members[pipeline.key] += (task,)
+    return members
+
+
+def _from_catalogue(
+    acceptances: dict[Key, Acceptance], pipelines: tuple[Pipeline, ...], settings: Settings
+) -> tuple[Manifest, ...]:
+    """Pipelines that tasks wait for, and existing ones whose entry in the catalogue has changed since."""
+    present = {one.key: one for one in pipelines}
+    wanted = {one.wanted.name for one in acceptances.values() if one.wanted is not None}
+    return tuple(
+        pipeline_manifest(model, settings.namespace)
+        for model in settings.models
+        if _is_due(model, present.get(Key(settings.namespace, catalogue_name(model.name))), wanted)
+    )
+
+
+def _is_due(model: CatalogueModel, present: Pipeline | None, wanted: set[str]) -> bool:
+    if present is None:
+        return model.name in wanted
+    if present.deleting or present.catalogue_hash is None:
+        return False
+    return present.catalogue_hash != catalogue_hash(model)
+
+
+def _events(
+    tasks: list[Task],
+    pipelines: tuple[Pipeline, ...],
+    task_statuses: dict[Key, TaskStatus],
+    pipeline_statuses: dict[Key, PipelineStatus],
+) -> tuple[Event, ...]:
+    events = []
+    for task in tasks:
+        before, after = task.status.conditions, task_statuses[task.key].conditions
+        events += news("LoRATask", task.key, task.uid, before, after)
+    for pipeline in pipelines:
+        if pipeline.key in pipeline_statuses:
+            held, wished = pipeline.status.conditions, pipeline_statuses[pipeline.key].conditions
+            events += news("LoRAPipeline", pipeline.key, pipeline.uid, held, wished)
+    return tuple(events)

@@ -1,0 +1,125 @@
+"""From raw objects to nouns. A spec that does not hold becomes a noun with a problem, never an exception.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from mlora_operator.api.meta import NamespacesFrom, Status
+from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.problem import describe
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_operator.manifests.names import CATALOGUE_HASH
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Task
+
+Raw = Mapping[str, Any]
+Spec = TypeVar("Spec", bound=BaseModel)
+AnyStatus = TypeVar("AnyStatus", bound=Status)
+
+
+def read_task(raw: Raw, *, allow_file_uris: bool) -> Task:
+    """A LoRATask. Its rows and its adapter may be files only where user and worker share a disk."""
+    meta = raw["metadata"]
+    spec, problem = _spec(LoRATaskSpec, raw, TASK_RULES)
+    if spec is not None and not allow_file_uris:
+        problem = _file_uris(spec)
+        spec = spec if problem is None else None
+    return Task(
+        key=key_of(raw),
+        uid=meta["uid"],
+        created=parse_time(meta["creationTimestamp"]),
+        generation=meta.get("generation", 0),
+        spec=spec,
+        problem=problem,
+        status=_status(TaskStatus, raw),
+        deleting="deletionTimestamp" in meta,
+        version=meta.get("resourceVersion", ""),
+    )
+
+
+def read_pipeline(raw: Raw) -> Pipeline:
+    """A LoRAPipeline."""
+    meta = raw["metadata"]
+    spec, problem = _spec(LoRAPipelineSpec, raw, PIPELINE_RULES)
+    return Pipeline(
+        key=key_of(raw),
+        uid=meta["uid"],
+        created=parse_time(meta["creationTimestamp"]),
+        generation=meta.get("generation", 0),
+        spec=spec,
+        problem=problem,
+        status=_status(PipelineStatus, raw),
+        deleting="deletionTimestamp" in meta,
+        version=meta.get("resourceVersion", ""),
+        catalogue_hash=meta.get("annotations", {}).get(CATALOGUE_HASH),
+    )
+
+
+def secrets_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> frozenset[Key]:
+    """The Secrets with S3 keys that a decision about these needs; those of finished tasks are nobody's
+    business.
+    """
+    specs = [
+        *((task.key.namespace, task.spec) for task in tasks if not task.finished),
+        *((pipeline.key.namespace, pipeline.spec) for pipeline in pipelines),
+    ]
+    return frozenset(
+        Key(namespace, spec.storage.secret_ref.name)
+        for namespace, spec in specs
+        if spec is not None and spec.storage.secret_ref is not None
+    )
+
+
+def namespaces_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> frozenset[str]:
+    """The namespaces whose labels a decision needs: those of tasks that some pipeline selects by labels."""
+    models = {
+        pipeline.spec.model.name
+        for pipeline in pipelines
+        if pipeline.spec and pipeline.spec.allowed_namespaces.from_ is NamespacesFrom.SELECTOR
+    }
+    return frozenset(
+        task.key.namespace
+        for task in tasks
+        if task.spec and not task.finished and task.spec.base_model in models
+    )
+
+
+def key_of(raw: Raw) -> Key:
+    return Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
+
+
+def parse_time(text: str) -> datetime:
+    """RFC 3339 as the API server writes it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | None, str | None]:
+    try:
+        spec = model.model_validate(raw.get("spec", {}))
+    except ValidationError as error:
+        return None, describe(error, "spec")
+    document = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    problems = [f"{'.'.join(('spec', *path))}: {message}" for path, message in broken(document, rules)]
+    return (None, "; ".join(problems)) if problems else (spec, None)
+
+
+def _file_uris(spec: LoRATaskSpec) -> str | None:
+    uris = {"spec.dataset.uri": spec.dataset.uri, "spec.output.uri": spec.output.uri}
+    fields = [field for field, uri in uris.items() if uri is not None and uri.startswith("file://")]
+    if not fields:
+        return None
+    return f"{' and '.join(fields)}: file:// works with `mlora run` only; use an s3:// URI in a cluster"
+
+
+def _status(model: type[AnyStatus], raw: Raw) -> AnyStatus:
+    """A status that cannot be read, written by hand or by another version, is written anew."""
+    try:
+        return model.model_validate(raw.get("status") or {})
+    except ValidationError:
+        return model()

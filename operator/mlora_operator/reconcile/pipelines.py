@@ -1,0 +1,148 @@
+"""How many workers a pipeline shall have, which of them must go, and its status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import timestamp
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.units import parse_duration
+from mlora_operator.reconcile.decision import Workers
+from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.snapshot import Pod, Task, condition
+from mlora_operator.reconcile.tasks import GRACE, starting_message
+from mlora_operator.reconcile.transitions import Truth, Wish, conclude
+from mlora_operator.reconcile.view import View
+from mlora_operator.scheduling.admission import Outcome, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    replicas: int
+    idle_since: str | None
+
+
+def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
+    """The tasks for which the workers run: not the suspended, nor those that can never fit."""
+    return tuple(
+        task
+        for task in view.tasks
+        if task.spec is not None
+        and not task.spec.suspend
+        and (task.uid not in places or places[task.uid].outcome is not Outcome.NEVER_FITS)
+    )
+
+
+def size(view: View, wanting: tuple[Task, ...], now: datetime) -> Size:
+    """All stages while a task wants them, none after ``idleTimeout`` without one.
+
+    Workers that are to be replaced keep their number until they are free.
+    """
+    spec, status = view.pipeline.spec, view.pipeline.status
+    assert spec is not None
+    present = view.group.replicas if view.group is not None else 0
+    if view.blocked is not None and not view.active:
+        return Size(0, status.idle_since)
+    if wanting:
+        return Size(present if view.draining else spec.stages, None)
+    if present == 0:
+        return Size(0, status.idle_since)
+    since = parse_time(status.idle_since) if status.idle_since else now
+    over = now - since >= parse_duration(spec.idle_timeout)
+    return Size(0 if over else present, status.idle_since or timestamp(now))
+
+
+def workers(view: View, wish: Size) -> Workers | None:
+    """The group to apply, or None to leave everything as it is: nothing there and nothing wanted, or in use
+    with a former configuration."""
+    if view.draining or (view.group is None and wish.replicas == 0):
+        return None
+    return Workers(view.pipeline, wish.replicas)
+
+
+def pods_to_delete(view: View) -> tuple[Pod, ...]:
+    """Workers of a former configuration, once the group itself has the new one: it never replaces them by
+    itself (``updateStrategy: OnDelete``), not even those that cannot start.
+    """
+    if view.group is None or view.stale or view.revision is None or view.in_use:
+        return ()
+    return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
+
+
+def pipeline_status(
+    view: View, wish: Size, waiting: int, generation: int | None, now: datetime
+) -> PipelineStatus:
+    """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
+    plan.
+    """
+    state, wishes = _course(view, wish, now)
+    status, report = view.pipeline.status, view.report
+    changes: dict[str, object] = {
+        "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
+        "observed_generation": view.pipeline.generation,
+        "state": state,
+        "replicas": wish.replicas,
+        "ready_replicas": view.group.ready if view.group is not None else 0,
+        "active_tasks": len(view.active),
+        "waiting_tasks": waiting,
+        "idle_since": wish.idle_since,
+        "plan_generation": generation,
+    }
+    if report is not None and report.facts is not None:
+        changes |= {"facts": report.facts, "stages": report.stages}
+    elif status.observed_generation != view.pipeline.generation:
+        # Another model or another number of stages: what was measured before says nothing about it.
+        changes |= {"facts": None, "stages": ()}
+    return status.model_copy(update=changes)
+
+
+def invalid_status(view: View, now: datetime) -> PipelineStatus:
+    """Of a pipeline whose spec is wrong: its workers are left as they are."""
+    problem = view.pipeline.problem or "spec is invalid"
+    wish = Wish(c.READY, "False", c.REASON_INVALID_SPEC, problem)
+    held = view.pipeline.status
+    return held.model_copy(
+        update={
+            "conditions": conclude(held.conditions, (wish,), view.pipeline.generation, now),
+            "observed_generation": view.pipeline.generation,
+            "state": "Failed",
+        }
+    )
+
+
+def _course(view: View, wish: Size, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+    if view.blocked is not None and wish.replicas == 0:
+        return "Failed", _both("False", view.blocked.reason, view.blocked.message)
+    if wish.replicas == 0:
+        return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
+    available = _available(view, wish)
+    if view.report is not None and view.report.ready:
+        return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
+    if available.status == "False":
+        return "Starting", (Wish(c.READY, "False", available.reason, available.message), available)
+    lost = view.contact.lost_since
+    if view.report is None and lost is not None and now - lost >= GRACE:
+        message = f"the workers run but their coordinator does not answer: {view.contact.error}"
+        return "Starting", (Wish(c.READY, "False", c.REASON_UNREACHABLE, message), available)
+    ready = condition(view.pipeline.status.conditions, c.READY)
+    if view.report is None and ready is not None and ready.status == "True":
+        return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
+    return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view)), available)
+
+
+def _available(view: View, wish: Size) -> Wish:
+    if view.pod_problem is not None:
+        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message)
+    ready = view.group.ready if view.group is not None else 0
+    if ready < wish.replicas:
+        return Wish(
+            c.WORKERS_AVAILABLE, "False", c.REASON_STARTING, f"{ready} of {wish.replicas} workers are ready"
+        )
+    return Wish(c.WORKERS_AVAILABLE, "True", c.REASON_READY, f"{ready} of {wish.replicas} workers are ready")
+
+
+def _both(truth: Truth, reason: str, message: str) -> tuple[Wish, ...]:
+    return tuple(Wish(type_, truth, reason, message) for type_ in (c.READY, c.WORKERS_AVAILABLE))

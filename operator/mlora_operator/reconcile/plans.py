@@ -1,0 +1,93 @@
+"""The plan for one coordinator, and whether it has to be sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlora_operator.reconcile.accept import storage_access
+from mlora_operator.reconcile.places import ordered
+from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
+from mlora_operator.reconcile.view import View
+from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_worker.protocol import Plan, StorageAccess, TaskPlan
+
+
+def next_plan(
+    view: View,
+    wanting: tuple[Task, ...],
+    places: Mapping[str, Place],
+    secrets: Mapping[Key, SecretData | None],
+) -> Plan | None:
+    """The plan to send now, or None when the coordinator has it already or cannot take it.
+
+    A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
+    it twice. A plan that would take a running task's keys away, because its Secret is missing at this moment,
+    is not sent; the former one stays in force.
+    """
+    if view.report is None:
+        return None
+    tasks = []
+    for task in ordered(wanting):
+        access = storage_access(task, secrets) or _keys_sent(view.contact, task.uid)
+        if access is None:
+            return None
+        tasks.append(_task_plan(task, _is_admitted(places, task), access))
+    return _if_new(tuple(tasks), view)
+
+
+def known_generation(view: View) -> int:
+    """The highest generation that was ever seen or sent."""
+    contact = view.contact
+    return max(
+        view.pipeline.status.plan_generation or 0,
+        contact.sent.generation if contact.sent is not None else 0,
+        contact.report.plan_generation if contact.report is not None else 0,
+    )
+
+
+def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
+    """1. Another wish than the one sent last: the next generation.
+    2. The same wish, but the coordinator started anew since, or has not taken it though it reported since:
+       again.
+    3. Else nothing.
+    """
+    contact, report = view.contact, view.report
+    assert report is not None
+    if contact.sent is None or contact.sent.tasks != tasks:
+        return Plan(generation=known_generation(view) + 1, tasks=tasks)
+    behind = report.plan_generation < contact.sent.generation
+    if behind and (report.run_id != contact.sent_run or report.sequence > contact.sent_sequence):
+        return contact.sent
+    if report.plan_generation > contact.sent.generation:
+        # Someone else has sent a plan in between, such as a former operator that was slow to end.
+        return Plan(generation=known_generation(view) + 1, tasks=tasks)
+    return None
+
+
+def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
+    spec = task.spec
+    assert spec is not None
+    return TaskPlan(
+        uid=task.uid,
+        namespace=task.key.namespace,
+        name=task.key.name,
+        priority=spec.priority,
+        admitted=admitted,
+        base_model=spec.base_model,
+        lora=spec.lora,
+        dataset=spec.dataset,
+        training=spec.training,
+        output_uri=spec.output.uri,
+        storage=access,
+    )
+
+
+def _is_admitted(places: Mapping[str, Place], task: Task) -> bool:
+    place = places.get(task.uid)
+    return place is not None and place.outcome is Outcome.ADMITTED
+
+
+def _keys_sent(contact: Contact, uid: str) -> StorageAccess | None:
+    if contact.sent is None:
+        return None
+    return next((task.storage for task in contact.sent.tasks if task.uid == uid), None)

@@ -1,0 +1,257 @@
+"""The status of one task, from what became of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import timestamp
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.api.units import show_bytes
+from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.snapshot import Task, condition
+from mlora_operator.reconcile.transitions import Wish, conclude
+from mlora_operator.reconcile.view import View
+from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_worker.protocol import TaskPhase, TaskReport
+
+# A coordinator that does not answer for less than this is not worth a word.
+GRACE = timedelta(seconds=15)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where a task stands: a word for `kubectl get` and the conditions behind it."""
+
+    state: str
+    reason: str
+    wishes: tuple[Wish, ...]
+
+
+def task_status(
+    task: Task, acceptance: Acceptance, view: View | None, place: Place | None, now: datetime
+) -> TaskStatus:
+    """The whole status of an unfinished task. ``view`` is that of the accepting pipeline."""
+    if view is None:
+        course = _not_accepted(task, acceptance)
+        return _status(task, course, now, {"pipeline": None, "run": None})
+    reported = view.reported(task)
+    accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
+    again = _was_restarted(task, view, reported)
+    course = _course(task, view, reported, place, again, now)
+    course = Course(course.state, course.reason, (accepted, *course.wishes))
+    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **_progress(task, reported)}
+    if again:
+        changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
+    begun = {wish.type for wish in course.wishes if wish.status == "True"}
+    if view.report is not None and c.RUNNING in begun:
+        changes["run"] = view.report.run_id
+    if begun & {c.ADMITTED, c.SUCCEEDED}:
+        changes["start_time"] = task.status.start_time or timestamp(now)
+    if begun & {c.SUCCEEDED, c.FAILED}:
+        changes |= {"completion_time": timestamp(now), "run": None}
+    if course.reason == c.REASON_SUSPENDED:
+        changes["run"] = None
+    return _status(task, course, now, changes)
+
+
+def _course(
+    task: Task, view: View, reported: TaskReport | None, place: Place | None, again: bool, now: datetime
+) -> Course:
+    assert task.spec is not None
+    if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
+        return _succeeded(reported)
+    if reported is not None and reported.phase is TaskPhase.FAILED:
+        return _failed(reported)
+    if task.spec.suspend:
+        return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
+    if view.report is None and _is_running(task):
+        return _out_of_sight(task, view, now)
+    if reported is not None and reported.phase is TaskPhase.TRAINING:
+        return _runs(view, "Training", c.REASON_TRAINING, f"steps are trained in {view.pipeline.key}")
+    if reported is not None and reported.phase is TaskPhase.SAVING:
+        return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
+    if place is not None and place.outcome is Outcome.NEVER_FITS:
+        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, _too_large(place), again)
+    if reported is not None and reported.phase is TaskPhase.PREPARING:
+        return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
+    if reported is not None and place is not None and place.outcome is Outcome.ADMITTED:
+        return _admitted(task, view, again)
+    if view.draining:
+        message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
+        return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
+    if reported is not None and place is not None:
+        return _waits(task, "Queued", c.REASON_WAITING_FOR_MEMORY, _not_yet(place), again)
+    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again)
+
+
+def starting_message(view: View) -> str:
+    """What a pipeline that is not ready yet is waiting for, in one sentence."""
+    assert view.pipeline.spec is not None
+    name, stages = view.pipeline.key, view.pipeline.spec.stages
+    if view.blocked is not None:
+        return f"{name} cannot start: {view.blocked.message}"
+    if view.pod_problem is not None:
+        return f"{name} cannot start: {view.pod_problem.message}"
+    ready = view.group.ready if view.group is not None else 0
+    if ready < stages:
+        return f"{name} is starting: {ready} of {stages} workers are ready"
+    if view.report is None:
+        return f"{name} is starting: its coordinator does not answer yet"
+    if not view.report.ready:
+        return f"{name} is starting: its workers load the model"
+    return f"the task is being handed to {name}"
+
+
+def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
+    """A task that was accepted before loses its place with it."""
+    reason, message = acceptance.reason, acceptance.message
+    wishes = [Wish(c.ACCEPTED, "False", reason, message)]
+    wishes += [
+        Wish(type_, "False", reason, message)
+        for type_ in (c.ADMITTED, c.RUNNING)
+        if condition(task.status.conditions, type_) is not None
+    ]
+    state = "Pending" if reason == c.REASON_CREATING_PIPELINE else "Rejected"
+    return Course(state, reason, tuple(wishes))
+
+
+def _waits(task: Task, state: str, reason: str, message: str, again: bool) -> Course:
+    wishes = [Wish(c.ADMITTED, "False", reason, message)]
+    return Course(state, reason, (*wishes, *_not_running(task, reason, message, again)))
+
+
+def _admitted(task: Task, view: View, again: bool) -> Course:
+    message = f"has a place in {view.pipeline.key}"
+    wish = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, message)
+    not_running = _not_running(task, c.REASON_ADMITTED, "training is about to begin", again)
+    return Course("Queued", c.REASON_ADMITTED, (wish, *not_running))
+
+
+def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wish, ...]:
+    """Running is spoken of once a task has run; after a restart it says so until the task runs again."""
+    before = condition(task.status.conditions, c.RUNNING)
+    if again or (
+        before is not None and before.reason == c.REASON_RESTARTING and reason != c.REASON_SUSPENDED
+    ):
+        told = "the worker group was restarted; the task runs again as soon as it has a place"
+        return (Wish(c.RUNNING, "False", c.REASON_RESTARTING, told),)
+    if before is None:
+        return ()
+    return (Wish(c.RUNNING, "False", reason, message),)
+
+
+def _runs(view: View, state: str, reason: str, message: str) -> Course:
+    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {view.pipeline.key}")
+    return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
+
+
+def _out_of_sight(task: Task, view: View, now: datetime) -> Course:
+    """The coordinator does not answer: the task may well train on. After a while that is said."""
+    held = [condition(task.status.conditions, type_) for type_ in (c.ADMITTED, c.RUNNING)]
+    wishes = tuple(Wish(one.type, one.status, one.reason, one.message) for one in held if one is not None)
+    lost = view.contact.lost_since
+    if lost is not None and now - lost >= GRACE:
+        cause = view.pod_problem.message if view.pod_problem is not None else view.contact.error
+        message = f"the coordinator of {view.pipeline.key} does not answer: {cause}"
+        wishes = (*wishes[:-1], Wish(c.RUNNING, "Unknown", c.REASON_UNREACHABLE, message))
+    return Course(task.status.state or "Training", wishes[-1].reason, wishes)
+
+
+def _succeeded(reported: TaskReport) -> Course:
+    where = reported.adapter.uri if reported.adapter is not None else "its output"
+    return Course(
+        "Succeeded",
+        c.REASON_ADAPTER_UPLOADED,
+        (
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, "all steps are done"),
+            Wish(
+                c.SUCCEEDED, "True", c.REASON_ADAPTER_UPLOADED, f"the adapter is checked and lies at {where}"
+            ),
+            Wish(c.FAILED, "False", c.REASON_ADAPTER_UPLOADED),
+        ),
+    )
+
+
+def _failed(reported: TaskReport) -> Course:
+    reason = reported.failure.reason.value if reported.failure is not None else "InternalError"
+    message = reported.failure.message if reported.failure is not None else "the worker gave no reason"
+    return Course(
+        "Failed",
+        reason,
+        (
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, "the task has failed"),
+            Wish(c.SUCCEEDED, "False", reason, message),
+            Wish(c.FAILED, "True", reason, message),
+        ),
+    )
+
+
+def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) -> TaskStatus:
+    held = task.status.conditions
+    return task.status.model_copy(
+        update={
+            "conditions": conclude(held, course.wishes, task.generation, now),
+            "observed_generation": task.generation,
+            "state": course.state,
+            "reason": course.reason,
+            **changes,
+        }
+    )
+
+
+def _progress(task: Task, reported: TaskReport | None) -> dict[str, Any]:
+    """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits."""
+    if reported is None:
+        return {}
+    changes: dict[str, Any] = {"step": reported.step}
+    if reported.total_steps:
+        changes |= {
+            "total_steps": reported.total_steps,
+            "progress": f"{reported.step}/{reported.total_steps}",
+        }
+    changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
+    speed = reported.tokens_per_second
+    changes["tokens_per_second"] = None if speed is None else f"{speed:.0f}"
+    changes["data"] = reported.data or task.status.data
+    changes["adapter"] = reported.adapter
+    return changes
+
+
+def _is_running(task: Task) -> bool:
+    held = condition(task.status.conditions, c.RUNNING)
+    return held is not None and held.status != "False"
+
+
+def _was_restarted(task: Task, view: View, reported: TaskReport | None) -> bool:
+    """The task ran in another run of the worker group than the one that speaks now.
+
+    A phase never goes back within one run, so the run's identity is the whole evidence; it is kept in the
+    task's status, and a restarted operator sees the same.
+    """
+    if view.report is None or task.status.run is None or task.status.run == view.report.run_id:
+        return False
+    return reported is None or reported.phase is not TaskPhase.SUCCEEDED
+
+
+def _too_large(place: Place) -> str:
+    assert place.verdict is not None
+    return (
+        f"needs {show_bytes(place.verdict.needed)} on stage {place.verdict.stage} even alone, of "
+        f"{show_bytes(place.verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
+        f"training.maxSeqLength, or use a pipeline with more memory or more stages"
+    )
+
+
+def _not_yet(place: Place) -> str:
+    if place.behind is not None:
+        return f"waits behind {place.behind}, which goes first"
+    assert place.verdict is not None
+    return (
+        f"with the tasks that train now it would take {show_bytes(place.verdict.needed)} on stage "
+        f"{place.verdict.stage}, of {show_bytes(place.verdict.budget)} that may be used"
+    )

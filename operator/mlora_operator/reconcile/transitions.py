@@ -1,0 +1,92 @@
+"""Conditions from wishes, and the events that their changes are worth. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import Condition, timestamp
+from mlora_operator.reconcile.decision import Event
+from mlora_operator.reconcile.snapshot import Key, condition
+
+Truth = Literal["True", "False", "Unknown"]
+MESSAGE_LIMIT = 4096  # of a condition in the schema
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A condition as it shall be, without its times."""
+
+    type: str
+    status: Truth
+    reason: str
+    message: str = ""
+
+
+def conclude(
+    held: Sequence[Condition], wishes: Iterable[Wish], generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """The wishes as conditions; ``lastTransitionTime`` is kept where ``status`` stays the same."""
+    return tuple(_condition(tuple(held), wish, generation, now) for wish in wishes)
+
+
+def _condition(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> Condition:
+    before = condition(held, wish.type)
+    since = (
+        before.last_transition_time if before is not None and before.status == wish.status else timestamp(now)
+    )
+    return Condition(
+        type=wish.type,
+        status=wish.status,
+        reason=wish.reason,
+        message=wish.message[:MESSAGE_LIMIT],
+        observed_generation=generation,
+        last_transition_time=since,
+    )
+
+
+# (type, status) or (type, status, reason) of a condition that is news when it comes about.
+NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
+    (c.ACCEPTED, "True"): "Normal",
+    (c.ACCEPTED, "False"): "Warning",
+    (c.ACCEPTED, "False", c.REASON_CREATING_PIPELINE): "Normal",
+    (c.ADMITTED, "True"): "Normal",
+    (c.ADMITTED, "False", c.REASON_EXCEEDS_CAPACITY): "Warning",
+    (c.ADMITTED, "False", c.REASON_SUSPENDED): "Normal",
+    (c.RUNNING, "True"): "Normal",
+    (c.RUNNING, "False", c.REASON_RESTARTING): "Warning",
+    (c.RUNNING, "Unknown"): "Warning",
+    (c.SUCCEEDED, "True"): "Normal",
+    (c.FAILED, "True"): "Warning",
+    (c.READY, "True"): "Normal",
+    (c.READY, "False", c.REASON_IDLE): "Normal",
+    (c.READY, "False", c.REASON_STARTING): "Normal",
+    (c.READY, "False", c.REASON_POD_NOT_STARTING): "Warning",
+    (c.READY, "False", c.REASON_UNREACHABLE): "Warning",
+    (c.READY, "False", c.REASON_INVALID_SPEC): "Warning",
+    (c.READY, "False", c.REASON_SECRET_NOT_FOUND): "Warning",
+    (c.READY, "False", c.REASON_SECRET_INCOMPLETE): "Warning",
+}
+
+
+def news(
+    kind: Literal["LoRATask", "LoRAPipeline"],
+    about: Key,
+    uid: str,
+    before: Sequence[Condition],
+    after: Sequence[Condition],
+) -> list[Event]:
+    """An event for each condition whose status or reason changed, if that is news."""
+    events = []
+    for new in after:
+        old = condition(tuple(before), new.type)
+        if old is not None and (old.status, old.reason) == (new.status, new.reason):
+            continue
+        key = (new.type, new.status)
+        kind_of_news = NEWS.get((*key, new.reason)) or NEWS.get(key)
+        if kind_of_news is not None:
+            events.append(Event(kind, about, uid, kind_of_news, new.reason, new.message))
+    return events

@@ -1,0 +1,91 @@
+"""One pipeline with all that belongs to it, as the parts of a decision see it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mlora_operator.reconcile.accept import Acceptance, secret_problem
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, PodProblem, Snapshot, Task
+from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
+
+
+@dataclass(frozen=True)
+class View:
+    pipeline: Pipeline
+    tasks: tuple[Task, ...]  # accepted here and unfinished
+    group: Group | None
+    contact: Contact = field(default_factory=Contact)
+    revision: str | None = None  # that the workers shall have
+    blocked: Acceptance | None = None  # why workers may not start: the Secret of the model's store
+
+    @property
+    def report(self) -> Report | None:
+        """What the coordinator says of now; None while it does not answer."""
+        return self.contact.live
+
+    def reported(self, task: Task) -> TaskReport | None:
+        return self.contact.tasks.get(task.uid) if self.report is not None else None
+
+    @cached_property
+    def active(self) -> frozenset[str]:
+        """The uids of the tasks that train or save, as far as is known."""
+        return frozenset(task.uid for task in self.tasks if self.contact.trains(task))
+
+    @property
+    def in_use(self) -> bool:
+        """Tasks train and the group is whole. A coordinator that does not answer for a moment changes
+        nothing.
+        """
+        whole = self.group is not None and self.group.ready >= self.group.replicas > 0
+        return whole and bool(self.active)
+
+    @property
+    def stale(self) -> bool:
+        """The workers were started with another configuration than the pipeline has now."""
+        return self.group is not None and self.group.replicas > 0 and self.group.revision != self.revision
+
+    @property
+    def draining(self) -> bool:
+        """Stale workers that are still in use: they finish what they train, and nobody new is let in."""
+        return self.stale and self.in_use
+
+    @property
+    def pod_problem(self) -> PodProblem | None:
+        """The first reason why the group is not complete, in the kubelet's or the controller's words."""
+        if self.group is None or self.group.replicas == 0:
+            return None
+        for pod in self.group.pods:
+            if pod.problem is not None and not pod.deleting:
+                message = f"pod {pod.key.name}: {pod.problem.reason}: {pod.problem.message}".rstrip(": ")
+                return PodProblem(pod.problem.reason, message)
+        return self.group.problem
+
+    @property
+    def shape(self) -> tuple[ModelFacts, tuple[StageReport, ...]] | None:
+        """The model's shape and the stages, from the workers now or as they were last seen."""
+        assert self.pipeline.spec is not None
+        report, status = self.report, self.pipeline.status
+        if report is not None and report.facts is not None:
+            facts, stages = report.facts, report.stages
+        elif status.facts is not None and status.observed_generation == self.pipeline.generation:
+            facts, stages = status.facts, status.stages
+        else:
+            return None
+        return (facts, stages) if len(stages) == self.pipeline.spec.stages else None
+
+
+def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> View:
+    spec = pipeline.spec
+    blocked = None
+    if spec is not None and spec.storage.secret_ref is not None:
+        key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
+        blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef")
+    return View(
+        pipeline=pipeline,
+        tasks=tasks,
+        group=snapshot.groups.get(pipeline.key),
+        contact=snapshot.contacts.get(pipeline.key, Contact()),
+        revision=snapshot.revisions.get(pipeline.key),
+        blocked=blocked,
+    )
