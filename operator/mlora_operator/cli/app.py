@@ -1,0 +1,35 @@
+"""All commands under one roof."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.markup import escape
+
+from mlora_operator.cli import exit_codes, output
+from mlora_operator.cli.fetch import fetch
+from mlora_operator.cli.run import run
+from mlora_operator.cli.validate import validate
+from mlora_operator.cli.watch import watch
+
+app = typer.Typer(
+    name="mlora",
+    help="Train many LoRA adapters at once on one frozen base model.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # they may hold keys
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, validate, watch, fetch):
+    app.command()(command)
+
+
+def main() -> None:
+    """Entry point: an expected error is one line on standard error and a number, never a stack trace."""
+    try:
+        app()
+    except output.CommandError as error:
+        output.stderr().print(f"[bold red]error:[/] {escape(str(error))}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(exit_codes.INTERRUPTED)

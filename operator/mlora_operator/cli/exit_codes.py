@@ -1,0 +1,12 @@
+"""How ``mlora`` ends: one number for each kind of end, the same in every command; docs/users/cli.md lists them."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1  # a task failed
+INVALID = 2  # the user's input is wrong: files, options, names; also what the command line parser uses
+TIMEOUT = 3  # --timeout ran out first
+UNREACHABLE = 4  # the cluster or the store does not answer, or refuses the keys
+NOT_FOUND = 5  # no such task, or no finished adapter there
+CORRUPT = 6  # an adapter's files are not what its manifest says
+INTERRUPTED = 130  # Ctrl-C

@@ -1,0 +1,256 @@
+"""The user's manifest files as tasks, pipelines and Secrets, or as problems with file, line and field.
+
+The same models and rules as in the CRDs decide (``api``), so that what passes here passes at the API server.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from mlora_operator.api import API_VERSION, GROUP, pipeline, task
+from mlora_operator.api.meta import Model
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.task import LoRATaskSpec
+from mlora_operator.local.documents import Document, DocumentError, Path, parse
+
+SECRET = "Secret"
+DEFAULT_NAMESPACE = "default"
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an object stands in the user's files, and which it is."""
+
+    file: str
+    line: int
+    kind: str
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, for people and, as JSON, for programs."""
+
+    file: str
+    line: int
+    object: str  # kind/name, or empty when it could not be read that far
+    field: str  # path such as spec.lora.rank, or empty
+    message: str
+
+    def __str__(self) -> str:
+        about = " ".join(part for part in (self.object, self.field) if part)
+        return ": ".join(part for part in (f"{self.file}:{self.line}", about, self.message) if part)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManifest:
+    place: Place
+    spec: LoRATaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineManifest:
+    place: Place
+    spec: LoRAPipelineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SecretManifest:
+    place: Place
+    data: Mapping[str, str] = field(repr=False)  # decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Manifests:
+    """What the files say. ``others`` are objects of kinds that mLoRA leaves alone, such as a Namespace."""
+
+    tasks: tuple[TaskManifest, ...] = ()
+    pipelines: tuple[PipelineManifest, ...] = ()
+    secrets: tuple[SecretManifest, ...] = ()
+    others: tuple[Place, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+_Spec = TypeVar("_Spec", bound=Model)
+Manifest = TaskManifest | PipelineManifest | SecretManifest
+
+
+def read_manifests(texts: Sequence[tuple[str, str]]) -> Manifests:
+    """Reads all of ``texts``, pairs of file name and content. Never raises for what is in them."""
+    found: list[Manifest] = []
+    others: list[Place] = []
+    problems: list[Problem] = []
+    for file, text in texts:
+        try:
+            for document in parse(text):
+                for item, prefix in _items(document):
+                    result = _object(file, document, item, prefix)
+                    if isinstance(result, list):
+                        problems += result
+                    elif isinstance(result, Place):
+                        others.append(result)
+                    else:
+                        found.append(result)
+        except DocumentError as error:
+            problems.append(Problem(file, error.line, "", "", str(error)))
+    tasks = tuple(one for one in found if isinstance(one, TaskManifest))
+    problems += [*_twice(found), *_shared_outputs(tasks)]
+    return Manifests(
+        tasks=tasks,
+        pipelines=tuple(one for one in found if isinstance(one, PipelineManifest)),
+        secrets=tuple(one for one in found if isinstance(one, SecretManifest)),
+        others=tuple(others),
+        problems=tuple(problems),
+    )
+
+
+def _items(document: Document) -> Iterator[tuple[Any, Path]]:
+    """The document itself, or the items of a ``kind: List``, each with its path in the document."""
+    value = document.value
+    if isinstance(value, dict) and value.get("kind") == "List" and isinstance(value.get("items"), list):
+        yield from ((item, ("items", index)) for index, item in enumerate(value["items"]))
+    else:
+        yield value, ()
+
+
+def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest | Place | list[Problem]:
+    def problem(about: str, path: Path, message: str) -> Problem:
+        return Problem(file, document.line_of((*prefix, *path)), about, _dotted(path), message)
+
+    if not isinstance(value, dict):
+        return [problem("", (), "expected an object with apiVersion, kind and metadata")]
+    kind, version = value.get("kind"), value.get("apiVersion")
+    if not isinstance(kind, str) or not isinstance(version, str):
+        missing = "kind" if not isinstance(kind, str) else "apiVersion"
+        return [problem("", (), f"{missing} is missing")]
+    metadata = value.get("metadata")
+    names = metadata if isinstance(metadata, dict) else {}
+    name, namespace = names.get("name"), names.get("namespace", DEFAULT_NAMESPACE)
+    about = f"{kind}/{name}" if isinstance(name, str) else kind
+
+    problems = [problem(about, path, message) for path, message in _bad_names(name, namespace)]
+    ours = version.split("/")[0] == GROUP or kind.lower() in (task.KIND.lower(), pipeline.KIND.lower())
+    if not ours and (version, kind) != ("v1", SECRET):
+        return problems or Place(file, document.line_of(prefix), kind, str(namespace), str(name))
+    if ours and version != API_VERSION:
+        return [problem(about, ("apiVersion",), f"must be {API_VERSION} (got {version!r})"), *problems]
+    if ours and kind not in (task.KIND, pipeline.KIND):
+        kinds = f"{task.KIND} or {pipeline.KIND}"
+        return [problem(about, ("kind",), f"{GROUP} has no such kind; did you mean {kinds}?"), *problems]
+
+    place = Place(file, document.line_of(prefix), kind, str(namespace), str(name))
+    if kind == SECRET:
+        data, wrong = _secret_data(value)
+        problems += [problem(about, path, message) for path, message in wrong]
+        return problems or SecretManifest(place, data)
+    for key in value.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
+        problems.append(problem(about, (key,), "unknown field"))
+    if kind == task.KIND:
+        spec, wrong = _spec(value, LoRATaskSpec, TASK_RULES)
+        made: Manifest | None = TaskManifest(place, spec) if spec is not None else None
+    else:
+        pipeline_spec, wrong = _spec(value, LoRAPipelineSpec, PIPELINE_RULES)
+        made = PipelineManifest(place, pipeline_spec) if pipeline_spec is not None else None
+    problems += [problem(about, path, message) for path, message in wrong]
+    return made if made is not None and not problems else problems
+
+
+def _bad_names(name: Any, namespace: Any) -> Iterator[tuple[Path, str]]:
+    rule = "lower-case letters, digits and '-'"
+    if not isinstance(name, str) or not name:
+        yield ("metadata", "name"), "is missing"
+    elif len(name) > 253 or not _NAME.fullmatch(name):
+        yield ("metadata", "name"), f"must be at most 253 {rule} or '.' (got {name!r})"
+    if not isinstance(namespace, str) or len(namespace) > 63 or not _LABEL.fullmatch(namespace):
+        yield ("metadata", "namespace"), f"must be at most 63 {rule} (got {namespace!r})"
+
+
+def _spec(
+    value: Mapping[str, Any], model: type[_Spec], rules: tuple[Rule, ...]
+) -> tuple[_Spec | None, list[tuple[Path, str]]]:
+    """The validated spec, or what is wrong with it by path from the object's root."""
+    if "spec" not in value:
+        return None, [(("spec",), "is missing")]
+    try:
+        spec = model.model_validate(value["spec"])
+    except ValidationError as error:
+        return None, [(("spec", *problem["loc"]), _message(problem)) for problem in error.errors()]
+    filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    wrong: list[tuple[Path, str]] = [(("spec", *path), message) for path, message in broken(filled, rules)]
+    return (None, wrong) if wrong else (spec, [])
+
+
+def _message(problem: Any) -> str:
+    if problem["type"] == "missing":
+        return "is missing"
+    if problem["type"] == "extra_forbidden":
+        return "unknown field"
+    given = problem.get("input")
+    message: str = problem["msg"].removeprefix("Value error, ")
+    if isinstance(given, str | int | float | bool) and len(str(given)) <= 64:
+        message += f" (got {given!r})"
+    return message
+
+
+def _secret_data(value: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[Path, str]]]:
+    """The decoded values of a Secret; ``stringData`` wins over ``data``, as in the API server."""
+    decoded: dict[str, str] = {}
+    wrong: list[tuple[Path, str]] = []
+    for part in ("data", "stringData"):
+        entries = value.get(part) or {}
+        if not isinstance(entries, dict):
+            wrong.append(((part,), "expected a mapping"))
+            continue
+        for key, text in entries.items():
+            if not isinstance(text, str):
+                wrong.append(((part, key), "must be text; put it in quotes"))
+            elif part == "stringData":
+                decoded[key] = text
+            else:
+                try:
+                    decoded[key] = base64.b64decode(text, validate=True).decode()
+                except (binascii.Error, UnicodeDecodeError):
+                    wrong.append(((part, key), "is not base64 of text; plain text goes into stringData"))
+    return decoded, wrong
+
+
+def _twice(found: Sequence[Manifest]) -> Iterator[Problem]:
+    first: dict[tuple[str, str, str], Place] = {}
+    for one in found:
+        place = one.place
+        other = first.setdefault((place.kind, place.namespace, place.name), place)
+        if other is not place:
+            where = f"{other.file}:{other.line}"
+            about = f"{place.kind}/{place.name}"
+            yield Problem(place.file, place.line, about, "metadata.name", f"stands already at {where}")
+
+
+def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
+    """Two adapters below one prefix would overwrite each other's files."""
+    first: dict[tuple[str | None, str], Place] = {}
+    for one in tasks:
+        place = one.place
+        target = (one.spec.storage.endpoint, one.spec.output.uri.rstrip("/"))
+        other = first.setdefault(target, place)
+        if other is not place and (other.namespace, other.name) != (place.namespace, place.name):
+            message = f"{other.kind}/{other.name} at {other.file}:{other.line} writes to the same place"
+            yield Problem(place.file, place.line, f"{place.kind}/{place.name}", "spec.output.uri", message)
+
+
+def _dotted(path: Path) -> str:
+    dotted = ""
+    for part in path:
+        dotted += f"[{part}]" if isinstance(part, int) else f".{part}" if dotted else part
+    return dotted
