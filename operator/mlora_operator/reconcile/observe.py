@@ -4,7 +4,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -59,6 +59,39 @@ def read_pipeline(raw: Raw) -> Pipeline:
         version=meta.get("resourceVersion", ""),
         catalogue_hash=meta.get("annotations", {}).get(CATALOGUE_HASH),
     )
+
+
+class Reader:
+    """Reads objects, each version of one once: a spec is parsed when it changes, not at every wake."""
+
+    def __init__(self, *, allow_file_uris: bool) -> None:
+        self._allow_file_uris = allow_file_uris
+        self._tasks: dict[str, Task] = {}
+        self._pipelines: dict[str, Pipeline] = {}
+
+    def task(self, raw: Raw) -> Task:
+        known = self._tasks.get(raw["metadata"]["uid"])
+        if known is None or _is_other(known.version, raw):
+            known = read_task(raw, allow_file_uris=self._allow_file_uris)
+            self._tasks[known.uid] = known
+        return known
+
+    def pipeline(self, raw: Raw) -> Pipeline:
+        known = self._pipelines.get(raw["metadata"]["uid"])
+        if known is None or _is_other(known.version, raw):
+            known = read_pipeline(raw)
+            self._pipelines[known.uid] = known
+        return known
+
+    def keep_only(self, uids: Collection[str]) -> None:
+        """Forget all others."""
+        self._tasks = {uid: task for uid, task in self._tasks.items() if uid in uids}
+        self._pipelines = {uid: pipeline for uid, pipeline in self._pipelines.items() if uid in uids}
+
+
+def _is_other(version: str, raw: Raw) -> bool:
+    """Objects without a resourceVersion are read each time."""
+    return not version or version != raw["metadata"].get("resourceVersion")
 
 
 def secrets_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> frozenset[Key]:

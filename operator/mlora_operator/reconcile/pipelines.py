@@ -124,11 +124,12 @@ def _course(view: View, wish: Size, now: datetime) -> tuple[str, tuple[Wish, ...
     if available.status == "False":
         return "Starting", (Wish(c.READY, "False", available.reason, available.message), available)
     lost = view.contact.lost_since
-    if view.report is None and lost is not None and now - lost >= GRACE:
+    silent = view.report is None and not view.contact.starting
+    if silent and lost is not None and now - lost >= GRACE:
         message = f"the workers run but their coordinator does not answer: {view.contact.error}"
         return "Starting", (Wish(c.READY, "False", c.REASON_UNREACHABLE, message), available)
     ready = condition(view.pipeline.status.conditions, c.READY)
-    if view.report is None and ready is not None and ready.status == "True":
+    if silent and ready is not None and ready.status == "True":
         return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
     return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view)), available)
 

@@ -112,6 +112,7 @@ class Contact:
     report: Report | None = None  # the last one, also when the link is lost
     lost_since: datetime | None = None  # None while the coordinator answers, or before the first attempt
     error: str | None = None
+    starting: bool = False  # it answers, but its stages still load the model
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken

@@ -67,6 +67,8 @@ def _course(
         return _failed(reported)
     if task.spec.suspend:
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
+    if view.contact.starting and _is_running(task):
+        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again=True)
     if view.report is None and _is_running(task):
         return _out_of_sight(task, view, now)
     if reported is not None and reported.phase is TaskPhase.TRAINING:
@@ -98,10 +100,10 @@ def starting_message(view: View) -> str:
     ready = view.group.ready if view.group is not None else 0
     if ready < stages:
         return f"{name} is starting: {ready} of {stages} workers are ready"
+    if view.contact.starting or (view.report is not None and not view.report.ready):
+        return f"{name} is starting: its workers load the model"
     if view.report is None:
         return f"{name} is starting: its coordinator does not answer yet"
-    if not view.report.ready:
-        return f"{name} is starting: its workers load the model"
     return f"the task is being handed to {name}"
 
 

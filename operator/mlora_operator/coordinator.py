@@ -1,0 +1,194 @@
+"""HTTP to the coordinators: one client per pipeline, and one long poll that keeps its last report.
+
+Errors of the client, all ``CoordinatorError``:
+
+- ``Unreachable``: no connection, no answer in time, or a 5xx; comes and goes with pods.
+- ``Starting``: the coordinator is there but its stages still load the model (503).
+- ``Unauthorized``: the token is not the coordinator's.
+- ``Invalid``: one side does not understand the other; the message has the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+import aiohttp
+from pydantic import ValidationError
+
+from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_worker.protocol import Plan, Report
+
+logger = logging.getLogger(__name__)
+
+POLL_WAIT = 10.0  # seconds that the coordinator may hold a poll; a dead peer is noticed a little later
+ANSWER_WITHIN = 5.0  # seconds for everything else
+RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
+ANSWER_SHOWN = 500  # characters of an error's body
+
+
+class CoordinatorError(Exception):
+    pass
+
+
+class Unreachable(CoordinatorError):
+    pass
+
+
+class Starting(CoordinatorError):
+    pass
+
+
+class Unauthorized(CoordinatorError):
+    pass
+
+
+class Invalid(CoordinatorError):
+    pass
+
+
+class CoordinatorClient:
+    """One coordinator. Holds no state; the session belongs to the caller."""
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+        self._session = session
+        self._url = endpoint.url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {endpoint.token}"}
+
+    async def put_plan(self, plan: Plan) -> None:
+        """Hand over a plan. Returns when the coordinator has taken it. Raises CoordinatorError."""
+        await self._call("PUT", "/v1/plan", {}, plan.to_json(), ANSWER_WITHIN)
+
+    async def poll_report(self, after: int | None = None, wait: float = POLL_WAIT) -> Report:
+        """The report, at once when ``after`` is None, else as soon as one with a higher sequence is there or
+        after ``wait`` seconds. Raises CoordinatorError."""
+        query = {} if after is None else {"after": str(after), "wait": f"{wait:g}"}
+        text = await self._call("GET", "/v1/report", query, None, ANSWER_WITHIN + (wait if query else 0))
+        try:
+            return Report.model_validate_json(text)
+        except ValidationError as error:
+            raise Invalid(
+                f"report not understood: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
+            ) from error
+
+    async def _call(
+        self, method: str, path: str, query: Mapping[str, str], body: str | None, within: float
+    ) -> str:
+        timeout = aiohttp.ClientTimeout(total=within, sock_connect=ANSWER_WITHIN)
+        headers = {**self._headers, **({"Content-Type": "application/json"} if body is not None else {})}
+        try:
+            async with self._session.request(
+                method, self._url + path, params=query, data=body, headers=headers, timeout=timeout
+            ) as answer:
+                text = await answer.text()
+        except TimeoutError as error:
+            raise Unreachable(f"no answer from {self._url} within {within:g} s") from error
+        except aiohttp.ClientError as error:
+            raise Unreachable(f"{self._url}: {error}") from error
+        if answer.status in (401, 403):
+            raise Unauthorized(f"{self._url} refuses the operator's token")
+        if answer.status == 503:
+            raise Starting(text[:ANSWER_SHOWN])
+        if answer.status >= 500:
+            raise Unreachable(f"{self._url} answered {answer.status}: {text[:ANSWER_SHOWN]}")
+        if answer.status >= 400:
+            raise Invalid(f"{self._url} answered {answer.status}: {text[:ANSWER_SHOWN]}")
+        return text
+
+
+class _Link:
+    """A client with its poll and what is known through it."""
+
+    def __init__(self, key: Key, endpoint: Endpoint, client: CoordinatorClient, links: Links) -> None:
+        self.endpoint = endpoint
+        self.client = client
+        self.contact = Contact(lost_since=links.now(), error="it has not answered yet")
+        self._links = links
+        self.task = asyncio.get_running_loop().create_task(self._poll(key), name=f"report poll of {key}")
+
+    async def _poll(self, key: Key) -> None:
+        after: int | None = None
+        while True:
+            try:
+                report = await self.client.poll_report(after)
+            except CoordinatorError as error:
+                self._lost(key, error)
+                after = None
+                await asyncio.sleep(RETRY_AFTER)
+                continue
+            before = self.contact
+            self.contact = replace(before, report=report, lost_since=None, error=None, starting=False)
+            if before.lost_since is not None or report != before.report:
+                self._links.wake()
+            # A coordinator that started anew counts from the beginning.
+            restarted = before.report is not None and before.report.run_id != report.run_id
+            after = None if restarted and after is not None and report.sequence < after else report.sequence
+
+    def _lost(self, key: Key, error: CoordinatorError) -> None:
+        before = self.contact
+        since = before.lost_since or self._links.now()
+        if isinstance(error, Starting):
+            # A coordinator without its stages is a new one: nothing that the former said holds.
+            self.contact = Contact(lost_since=since, error=str(error), starting=True)
+        else:
+            self.contact = replace(before, lost_since=since, error=str(error), starting=False)
+        if before.lost_since is None:
+            logger.warning("lost the coordinator of %s: %s", key, error, extra={"pipeline": str(key)})
+        if before.lost_since is None or before.starting != self.contact.starting:
+            self._links.wake()
+
+
+class Links:
+    """The links to all coordinators (``ports.Coordinators`` over HTTP). Use as an async context manager."""
+
+    def __init__(self, wake: Callable[[], None], now: Callable[[], datetime]) -> None:
+        self.wake = wake
+        self.now = now
+        self._links: dict[Key, _Link] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Links:
+        # A pod that comes back has another address under the same name, so names are resolved each time; and
+        # no connection to the former one is kept.
+        connector = aiohttp.TCPConnector(use_dns_cache=False, force_close=True)
+        self._session = aiohttp.ClientSession(connector=connector)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [link.task for link in self._links.values()]
+        self._links.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def follow(self, endpoints: Mapping[Key, Endpoint]) -> None:
+        """Keep a link to each of these and to no other; one whose address or token changed is made anew."""
+        assert self._session is not None, "use as a context manager"
+        for key in [key for key, link in self._links.items() if endpoints.get(key) != link.endpoint]:
+            self._links.pop(key).task.cancel()
+        for key, endpoint in endpoints.items():
+            if key not in self._links:
+                self._links[key] = _Link(key, endpoint, CoordinatorClient(self._session, endpoint), self)
+
+    def contacts(self) -> Mapping[Key, Contact]:
+        return {key: link.contact for key, link in self._links.items()}
+
+    async def send_plan(self, pipeline: Key, plan: Plan) -> None:
+        """Raises CoordinatorError; the contact remembers only a plan that was taken."""
+        link = self._links.get(pipeline)
+        if link is None:
+            raise Unreachable(f"there is no link to the coordinator of {pipeline}")
+        report = link.contact.report
+        await link.client.put_plan(plan)
+        link.contact = replace(
+            link.contact,
+            sent=plan,
+            sent_run=report.run_id if report is not None else None,
+            sent_sequence=link.contact.report.sequence if link.contact.report is not None else -1,
+        )

@@ -1,0 +1,79 @@
+"""Secrets, tokens and namespace labels: read again and again rather than watched, but not at every wake."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mlora_operator.reconcile.ports import Cluster
+from mlora_operator.reconcile.snapshot import Key, Pipeline, SecretData
+
+logger = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+MAX_AGE = 10.0  # seconds after which a value is read again: how late a corrected Secret is noticed
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[V]):
+    value: V
+    read_at: float
+
+
+class _Shelf(Generic[K, V]):
+    """Values of one kind by key. A read that fails leaves the former value in force."""
+
+    def __init__(self, read: Callable[[K], Awaitable[V]], clock: Callable[[], float]) -> None:
+        self._read = read
+        self._clock = clock
+        self._known: dict[K, _Known[V]] = {}
+
+    async def get(self, keys: Iterable[K], max_age: Callable[[V], float]) -> dict[K, V]:
+        wanted = set(keys)
+        self._known = {key: known for key, known in self._known.items() if key in wanted}
+        old = [key for key in wanted if self._is_old(key, max_age)]
+        await asyncio.gather(*(self._refresh(key) for key in old))
+        return {key: known.value for key, known in self._known.items()}
+
+    def _is_old(self, key: K, max_age: Callable[[V], float]) -> bool:
+        known = self._known.get(key)
+        return known is None or self._clock() - known.read_at >= max_age(known.value)
+
+    async def _refresh(self, key: K) -> None:
+        try:
+            self._known[key] = _Known(await self._read(key), self._clock())
+        except Exception as error:
+            logger.warning("cannot read %s: %s", key, error)
+
+
+class Lookups:
+    def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
+        self._pipelines: Mapping[Key, Pipeline] = {}
+        self._cluster = cluster
+        self._secrets: _Shelf[Key, SecretData | None] = _Shelf(cluster.read_secret, clock)
+        self._labels: _Shelf[str, Mapping[str, str]] = _Shelf(cluster.read_namespace_labels, clock)
+        self._tokens: _Shelf[Key, str | None] = _Shelf(self._read_token, clock)
+
+    async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
+        """Each Secret's data, None for one that is not there."""
+        return await self._secrets.get(keys, _usual_age)
+
+    async def namespace_labels(self, namespaces: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
+        return await self._labels.get(namespaces, _usual_age)
+
+    async def tokens(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, str]:
+        """The bearer tokens that exist already; one that does not is asked for again at once."""
+        self._pipelines = {pipeline.key: pipeline for pipeline in pipelines}
+        found = await self._tokens.get(self._pipelines, lambda token: _usual_age(token) if token else 0.0)
+        return {key: token for key, token in found.items() if token is not None}
+
+    async def _read_token(self, key: Key) -> str | None:
+        return await self._cluster.read_token(self._pipelines[key])
+
+
+def _usual_age(_: Any) -> float:
+    return MAX_AGE

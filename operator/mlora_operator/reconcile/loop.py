@@ -1,0 +1,119 @@
+"""The one reconcile loop: woken by events and reports, level-triggered, with and without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from mlora_operator.reconcile.act import Writer
+from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.lookups import Lookups
+from mlora_operator.reconcile.observe import Reader, namespaces_wanted, secrets_wanted
+from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
+from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
+from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
+from mlora_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
+RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
+RETRY = 1.0  # seconds after a pass in which something failed
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Loop:
+    """``run`` until cancelled. ``wake`` may be called at any time from the loop's thread."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        coordinators: Coordinators,
+        settings: Settings,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._coordinators = coordinators
+        self._settings = settings
+        self._now = now
+        self._monotonic = monotonic
+        self._woken = asyncio.Event()
+        self._reader = Reader(allow_file_uris=settings.allow_file_uris)
+        self._lookups = Lookups(cluster, monotonic)
+        self._writer = Writer(cluster, coordinators)
+        self.last_pass = monotonic()  # when a pass last came to its end, well or not
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                well = await self.step()
+            except Exception:
+                logger.exception("a pass failed; the next one tries again")
+                well = False
+            self.last_pass = self._monotonic()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), RESYNC if well else RETRY)
+            await asyncio.sleep(DEBOUNCE)
+            self._woken.clear()
+
+    async def step(self) -> bool:
+        """One pass: observe, decide, act. False when a write failed."""
+        snapshot = await self._observe()
+        decision = decide(snapshot, self._settings, self._now())
+        return await self._writer.act(snapshot, decision, self._now())
+
+    async def _observe(self) -> Snapshot:
+        objects = self._cluster.objects()
+        written = self._writer
+        tasks = tuple(
+            up_to_date_task(task, written.tasks)
+            for task in map(self._reader.task, objects.tasks)
+            if not written.tasks.is_gone(task.uid)
+        )
+        pipelines = tuple(
+            up_to_date_pipeline(pipeline, written.pipelines)
+            for pipeline in map(self._reader.pipeline, objects.pipelines)
+            if not written.pipelines.is_gone(pipeline.uid)
+        )
+        self._forget({raw["metadata"]["uid"] for raw in (*objects.tasks, *objects.pipelines)})
+        valid = [pipeline for pipeline in pipelines if pipeline.spec is not None and not pipeline.deleting]
+        with_workers = [
+            one for one in valid if one.key in objects.groups and objects.groups[one.key].replicas
+        ]
+        await self._follow(with_workers)
+        return Snapshot(
+            tasks=tasks,
+            pipelines=pipelines,
+            groups=objects.groups,
+            revisions={pipeline.key: self._cluster.revision(pipeline) for pipeline in valid},
+            contacts=self._coordinators.contacts(),
+            secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
+            namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
+        )
+
+    async def _follow(self, pipelines: list[Pipeline]) -> None:
+        tokens = await self._lookups.tokens(pipelines)
+        self._coordinators.follow(
+            {
+                pipeline.key: Endpoint(self._cluster.coordinator_url(pipeline), tokens[pipeline.key])
+                for pipeline in pipelines
+                if pipeline.key in tokens
+            }
+        )
+
+    def _forget(self, uids: set[str]) -> None:
+        self._writer.tasks.keep_only(uids)
+        self._writer.pipelines.keep_only(uids)
+        self._reader.keep_only(uids)
