@@ -56,9 +56,12 @@ class LoRAConfig(Message):
         default=32, description="Scaling: the product is multiplied by alpha / rank."
     )
     dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
-        default=0.0, description="Probability that an element of the adapter's input is zeroed while training."
+        default=0.0,
+        description="Probability that an element of the adapter's input is zeroed while training.",
     )
-    target_modules: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)] = Field(
+    target_modules: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)
+    ] = Field(
         default=("q_proj", "v_proj"),
         description="Names of the linear modules that get an adapter, such as q_proj, or the single entry all-linear: "
         "every linear module of the decoder layers (never the head, never the embeddings).",
@@ -75,9 +78,24 @@ class DatasetFormat(StrEnum):
 class DatasetFields(Message):
     """Names of the columns, where they differ from the format's own."""
 
-    prompt: str = Field(default="prompt", min_length=1, max_length=128, description="promptCompletion: the column with the user's turn.")
-    completion: str = Field(default="completion", min_length=1, max_length=128, description="promptCompletion: the column with the answer to learn.")
-    messages: str = Field(default="messages", min_length=1, max_length=128, description="messages: the column with the list of role/content turns.")
+    prompt: str = Field(
+        default="prompt",
+        min_length=1,
+        max_length=128,
+        description="promptCompletion: the column with the user's turn.",
+    )
+    completion: str = Field(
+        default="completion",
+        min_length=1,
+        max_length=128,
+        description="promptCompletion: the column with the answer to learn.",
+    )
+    messages: str = Field(
+        default="messages",
+        min_length=1,
+        max_length=128,
+        description="messages: the column with the list of role/content turns.",
+    )
 
 
 class Dataset(Message):
@@ -89,9 +107,15 @@ class Dataset(Message):
         pattern=r"^(s3|file)://.+",
         description="Where the JSON Lines file lies: s3://bucket/key (file:///path in `mlora run` only).",
     )
-    inline: str | None = Field(default=None, max_length=65536, description="The JSON Lines themselves, for small sets.")
-    format: DatasetFormat = Field(default=DatasetFormat.PROMPT_COMPLETION, description="promptCompletion or messages.")
-    fields: DatasetFields = Field(default_factory=DatasetFields, description="Column names, where they differ from the defaults.")
+    inline: str | None = Field(
+        default=None, max_length=65536, description="The JSON Lines themselves, for small sets."
+    )
+    format: DatasetFormat = Field(
+        default=DatasetFormat.PROMPT_COMPLETION, description="promptCompletion or messages."
+    )
+    fields: DatasetFields = Field(
+        default_factory=DatasetFields, description="Column names, where they differ from the defaults."
+    )
 
     @model_validator(mode="after")
     def _exactly_one_source(self) -> Dataset:
@@ -119,24 +143,44 @@ class Overlong(StrEnum):
 class Training(Message):
     """How to train; the names are those of transformers' TrainingArguments where it has one."""
 
-    batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(default=8, description="Rows per mini-batch.")
-    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
-        default=1, description="Mini-batches per optimizer step; the loss is the mean over all their supervised tokens."
+    batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
+        default=8, description="Rows per mini-batch."
     )
-    epochs: Annotated[int, Field(strict=True, ge=1, le=10000)] = Field(default=1, description="Passes over the rows.")
+    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
+        default=1,
+        description="Mini-batches per optimizer step; the loss is the mean over all their supervised tokens.",
+    )
+    epochs: Annotated[int, Field(strict=True, ge=1, le=10000)] = Field(
+        default=1, description="Passes over the rows."
+    )
     max_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] | None = Field(
         default=None, description="Stop after this many optimizer steps; overrides epochs."
     )
-    learning_rate: Annotated[float, Field(strict=True, gt=0, le=10)] = Field(default=2e-4, description="Peak learning rate of AdamW.")
-    schedule: Schedule = Field(default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up.")
-    warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(default=0, description="Steps in which the learning rate rises from zero.")
-    weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(default=0.0, description="AdamW's decoupled weight decay.")
+    learning_rate: Annotated[float, Field(strict=True, gt=0, le=10)] = Field(
+        default=2e-4, description="Peak learning rate of AdamW."
+    )
+    schedule: Schedule = Field(
+        default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up."
+    )
+    warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default=0, description="Steps in which the learning rate rises from zero."
+    )
+    weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
+        default=0.0, description="AdamW's decoupled weight decay."
+    )
     max_grad_norm: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
         default=1.0, description="Global gradient norm of this adapter to clip to; 0 switches clipping off."
     )
-    max_seq_length: Annotated[int, Field(strict=True, ge=2, le=1_048_576)] = Field(default=512, description="Longest row in tokens.")
-    overlong: Overlong = Field(default=Overlong.TRUNCATE, description="truncate, skip or fail on a longer row; counted in status.data.")
-    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(default=42, description="Of the adapter's initial weights, the order of rows and dropout.")
+    max_seq_length: Annotated[int, Field(strict=True, ge=2, le=1_048_576)] = Field(
+        default=512, description="Longest row in tokens."
+    )
+    overlong: Overlong = Field(
+        default=Overlong.TRUNCATE,
+        description="truncate, skip or fail on a longer row; counted in status.data.",
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(
+        default=42, description="Of the adapter's initial weights, the order of rows and dropout."
+    )
 
 
 # --- the plan: operator -> coordinator ----------------------------------------------------------------------------
@@ -227,7 +271,9 @@ class DataCounts(Message):
     )
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
-    supervised_tokens: Amount = Field(default=0, description="Tokens of all used rows that the loss is taken of.")
+    supervised_tokens: Amount = Field(
+        default=0, description="Tokens of all used rows that the loss is taken of."
+    )
 
 
 class AdapterInfo(Message):
@@ -350,6 +396,7 @@ class WorkerConfig(Message):
     storage_keys_dir: str | None = None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; re-read at each use
     cache_dir: str = "/tmp/mlora"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    backend: Literal["auto", "gloo", "nccl"] = "auto"  # gloo lets several ranks share a GPU
     threads: Amount = 0  # per rank; 0: torch's default
     microbatch_tokens: Count = 4096  # most tokens of one microbatch; a longer single row travels alone
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only

@@ -51,7 +51,9 @@ def microbatches_wanted(groups: int, stages: int) -> int:
     return -(-(stages - 1) // (groups - 1))
 
 
-def split_step(rows: Sequence[tuple[str, Sequence[int]]], wanted: int, budget: int) -> tuple[tuple[Part, ...], ...]:
+def split_step(
+    rows: Sequence[tuple[str, Sequence[int]]], wanted: int, budget: int
+) -> tuple[tuple[Part, ...], ...]:
     """Cut one step of a group into microbatches of about equal tokens.
 
     ``rows``: per task the token counts of the rows of its step, in order. Returns at least ``wanted`` microbatches where

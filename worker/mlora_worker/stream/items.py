@@ -33,7 +33,9 @@ class Segment(Message):
     lengths: tuple[int, ...]  # tokens of each row
     first_row: int  # ordinal of the first row within the whole step: dropout masks depend on it, not on the splitting
     weight: float  # 1 / supervised tokens of the whole step; 0 when it has none
-    closes_step: bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
+    closes_step: (
+        bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
+    )
     update: Update | None = None  # of the former step, to be applied before this forward
 
     @property

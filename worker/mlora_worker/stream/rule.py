@@ -57,7 +57,9 @@ class IssueRule:
         """No microbatch of the task is in the pipeline or about to enter."""
         return task not in self._outstanding
 
-    def next(self, rows_of: Callable[[str], RowLengths], may_start: Callable[[str], bool]) -> tuple[Part, ...] | None:
+    def next(
+        self, rows_of: Callable[[str], RowLengths], may_start: Callable[[str], bool]
+    ) -> tuple[Part, ...] | None:
         """The next microbatch, or None when all groups wait for a step to come back.
 
         ``rows_of`` gives the row lengths of a task's next step; ``may_start`` holds a task back that has no further step

@@ -1,0 +1,115 @@
+"""``python -m mlora_worker``: one rank of a pipeline, until it is told to stop or its group is over.
+
+Exit codes: 0 stopped by SIGTERM; 1 this rank failed; 2 its configuration is wrong; 75 a peer was lost, start again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from types import FrameType
+
+from pydantic import ValidationError
+
+from mlora_worker.protocol import WorkerConfig
+
+EXIT_FAILED, EXIT_USAGE, EXIT_PEER_LOST = 1, 2, 75
+
+
+def main() -> None:
+    try:
+        config, rank = read_environment(dict(os.environ))
+    except ValueError as error:
+        print(f"mlora_worker: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from None
+    set_up_logging(config.log_format, rank)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    from mlora_worker.pipeline.frames import (
+        LinkClosed,
+    )  # torch is imported only once the configuration is known to be good
+    from mlora_worker.rank import run_rank
+
+    log = logging.getLogger("mlora_worker")
+    try:
+        run_rank(config, rank)
+        code = 0
+    except LinkClosed as error:
+        log.error("the group is over: %s", error)
+        code = EXIT_PEER_LOST
+    except Exception:
+        log.exception("rank %d failed", rank)
+        code = EXIT_FAILED
+    _leave(code)
+
+
+def read_environment(environment: dict[str, str]) -> tuple[WorkerConfig, int]:
+    """Configuration and rank. Raises ``ValueError`` that names the variable."""
+    text = environment.get("MLORA_WORKER_CONFIG")
+    if not text:
+        raise ValueError(
+            "MLORA_WORKER_CONFIG is not set; it holds the rank's configuration as JSON (protocol.WorkerConfig)"
+        )
+    try:
+        config = WorkerConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"MLORA_WORKER_CONFIG is not valid: {error}") from None
+    number = environment.get("MLORA_RANK") or ""
+    if not number:
+        match = re.search(r"-(\d+)$", environment.get("MLORA_POD_NAME", ""))
+        if match is None:
+            raise ValueError(
+                "neither MLORA_RANK nor MLORA_POD_NAME (ending in a number) says which rank this is"
+            )
+        number = match[1]
+    if not number.isdigit() or int(number) >= config.stages:
+        raise ValueError(f"rank {number} does not exist in a pipeline of {config.stages} stages")
+    return config, int(number)
+
+
+class JsonFormatter(logging.Formatter):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "rank": self._rank,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def set_up_logging(style: str, rank: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonFormatter(rank) if style == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+def _stop(signum: int, _: FrameType | None) -> None:
+    logging.getLogger("mlora_worker").info("stopped by %s", signal.Signals(signum).name)
+    _leave(0)
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that wait for a dead peer inside torch.distributed would hold an ordinary exit up."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

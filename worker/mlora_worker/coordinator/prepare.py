@@ -1,0 +1,48 @@
+"""Everything a task needs before it may train: output probed, rows tokenised, targets resolved. Off the critical path.
+
+All that can be wrong with a task's input is found here, before it takes a place in the pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.data.order import StepPlan
+from mlora_worker.data.prepare import prepare
+from mlora_worker.model.architecture import Architecture
+from mlora_worker.model.facts import resolve_targets
+from mlora_worker.protocol import AdapterInfo, ModelFacts, ModelSource, TaskPlan
+from mlora_worker.storage.adapter import find_published, fingerprint, published_info
+from mlora_worker.storage.probe import probe_output
+from mlora_worker.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """What is known of the frozen model on rank 0."""
+
+    source: ModelSource
+    architecture: Architecture
+    facts: ModelFacts
+    tokenizer: Any  # transformers.PreTrainedTokenizerFast
+
+
+def prepare_task(task: TaskPlan, base: BaseModel, store: Store) -> PreparedTask | AdapterInfo:
+    """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already.
+
+    Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user.
+    """
+    published = find_published(store, task.output_uri)
+    if published is not None and published.fingerprint == fingerprint(task):
+        return published_info(task.output_uri, published)
+    targets = resolve_targets(base.facts, task.lora)
+    probe_output(store, task.output_uri)
+    prepared = prepare(task.dataset, task.training, base.tokenizer, store, base.facts.max_positions)
+    return PreparedTask(
+        rows=prepared.rows,
+        counts=prepared.counts,
+        steps=StepPlan(len(prepared.rows), task.training),
+        targets=targets,
+    )

@@ -1,0 +1,104 @@
+"""The coordinator over HTTP (``protocol.py`` says what). One thread with its own event loop; handlers are thin."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.protocol import Plan
+
+_LONGEST_WAIT = 60.0  # seconds a report may be held back
+_SETTLE = 0.2  # seconds in which further changes ride along with a report
+_LARGEST_PLAN = 256 * 2**20
+
+
+def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[], str]) -> web.Application:
+    """The routes. ``token`` is read at each request, so that a rotated token takes effect at once; ``current`` is None
+    (503) until all stages have loaded the model."""
+
+    def coordinator() -> Coordinator:
+        found = current()
+        if found is None:
+            raise web.HTTPServiceUnavailable(text="the stages are still loading the model")
+        return found
+
+    @web.middleware
+    async def authorize(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if request.path != "/healthz":
+            sent = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(sent.encode(), f"Bearer {token()}".encode()):
+                raise web.HTTPUnauthorized(text="the bearer token is not this pipeline's")
+        return await handler(request)
+
+    async def put_plan(request: web.Request) -> web.Response:
+        try:
+            plan = Plan.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise web.HTTPUnprocessableEntity(text=_without_values(error)) from None
+        taken = await asyncio.to_thread(coordinator().set_plan, plan)
+        if not taken:
+            raise web.HTTPConflict(text=f"generation {plan.generation} is older than the plan in force")
+        return web.Response(status=204)
+
+    async def get_report(request: web.Request) -> web.Response:
+        try:
+            after = int(request.query.get("after", "-1"))
+            wait = min(_LONGEST_WAIT, max(0.0, float(request.query.get("wait", "0"))))
+        except ValueError:
+            raise web.HTTPBadRequest(text="after must be an integer and wait a number of seconds") from None
+        report = await asyncio.to_thread(coordinator().wait_report, after, wait)
+        if wait:
+            await asyncio.sleep(_SETTLE)
+            report = await asyncio.to_thread(coordinator().wait_report, -1, 0.0)
+        return web.Response(text=report.to_json(), content_type="application/json")
+
+    app = web.Application(middlewares=[authorize], client_max_size=_LARGEST_PLAN)
+    app.add_routes(
+        [web.put("/v1/plan", put_plan), web.get("/v1/report", get_report), web.get("/healthz", _alive)]
+    )
+    return app
+
+
+def health_app() -> web.Application:
+    """What ranks other than 0 serve: that the process lives."""
+    app = web.Application()
+    app.add_routes([web.get("/healthz", _alive)])
+    return app
+
+
+def serve_in_thread(app: web.Application, host: str | None, port: int) -> None:
+    """Serve until the process ends; returns when the port is bound. Raises ``OSError`` when it cannot be."""
+    bound: Future[None] = Future()
+
+    async def run() -> None:
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            bound.set_exception(error)
+            return
+        bound.set_result(None)
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(run()), name="http", daemon=True).start()
+    bound.result()
+
+
+async def _alive(_: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+def _without_values(error: ValidationError) -> str:
+    """Say which fields are wrong but never echo their values: a plan carries keys."""
+    lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+    return "the plan is not valid: " + "; ".join(lines[:10])

@@ -1,0 +1,213 @@
+"""The coordinator: plans come in, reports go out, tasks move. Owns the lock, the pools and the dispatcher.
+
+Three kinds of threads meet here, all under the mailbox's condition: HTTP (``set_plan``, ``wait_report``), rank 0's loop
+(``supply``, ``returned``, ``exported``), and the pools that prepare and publish.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.publish import publish_task
+from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.pipeline.mailbox import Entry
+from mlora_worker.protocol import (
+    AdapterInfo,
+    FailureReason,
+    Plan,
+    Report,
+    StageReport,
+    StorageAccess,
+    TaskPhase,
+    WireReport,
+)
+from mlora_worker.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+OpenStore = Callable[[StorageAccess], Store]
+_UPLOAD_PAUSES = (
+    1.0,
+    2.0,
+    4.0,
+    8.0,
+    16.0,
+)  # seconds between tries; keys are taken from the newest plan each time
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the coordinator works with; all of it can be exchanged in a test."""
+
+    base: BaseModel
+    stages: tuple[StageReport, ...]
+    run_id: str
+    microbatch_tokens: int
+    open_store: OpenStore
+    announce: Announce
+    preparing: Executor
+    publishing: Executor
+    wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
+    clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], None] = time.sleep
+
+
+class Coordinator:
+    """``changed`` guards all state; it is the mailbox's condition too, so that every change wakes rank 0's loop."""
+
+    def __init__(self, surroundings: Surroundings, changed: threading.Condition) -> None:
+        self._with = surroundings
+        self._changed = changed
+        self._tasks: dict[str, TaskRun] = {}
+        self._generation = 0
+        self._sequence = 0
+        self._dispatcher = Dispatcher(
+            stages=len(surroundings.stages),
+            budget=surroundings.microbatch_tokens,
+            tasks=self._tasks,
+            announce=surroundings.announce,
+            on_change=self._note_change,
+            clock=surroundings.clock,
+        )
+
+    # --- HTTP threads -------------------------------------------------------------------------------------------
+
+    def set_plan(self, plan: Plan) -> bool:
+        """Take a plan; False when a newer one is known already. The same plan twice changes nothing."""
+        with self._changed:
+            if plan.generation < self._generation:
+                return False
+            self._generation = plan.generation
+            wanted = {task.uid: task for task in plan.tasks}
+            for task in self._tasks.values():
+                task.withdrawn = task.uid not in wanted
+            for uid, task_plan in wanted.items():
+                if uid in self._tasks:
+                    self._tasks[uid].plan = task_plan
+                else:
+                    task = self._tasks[uid] = TaskRun(task_plan)
+                    self._with.preparing.submit(self._prepare, task)
+            self._note_change()
+            return True
+
+    def wait_report(self, after: int, seconds: float) -> Report:
+        """The report as soon as it is newer than ``after``, or as it is after ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._sequence > after, timeout=seconds)
+            return self._report()
+
+    # --- rank 0's loop ------------------------------------------------------------------------------------------
+
+    def supply(self) -> Entry | None:
+        """Called by the mailbox with the lock held."""
+        return self._dispatcher.supply()
+
+    def returned(self, number: int, stats: Tensor) -> None:
+        with self._changed:
+            self._dispatcher.returned(number, stats)
+
+    def exported(self, stage: int, uid: str, tensors: dict[str, Tensor]) -> None:
+        """A stage's part of an adapter; with the last part the adapter is published in the background."""
+        with self._changed:
+            task = self._tasks.get(uid)
+            if task is None or task.phase is not TaskPhase.SAVING:
+                return
+            task.parts[stage] = tensors
+            if len(task.parts) == len(self._with.stages):
+                parts = [task.parts[index] for index in sorted(task.parts)]
+                task.parts = {}
+                self._with.publishing.submit(self._publish, task, parts)
+
+    # --- pools --------------------------------------------------------------------------------------------------
+
+    def _prepare(self, task: TaskRun) -> None:
+        try:
+            result = prepare_task(task.plan, self._with.base, self._with.open_store(task.plan.storage))
+        except Exception as error:
+            self._fail(task, error)
+            return
+        with self._changed:
+            if isinstance(result, AdapterInfo):
+                task.adapter, task.phase = result, TaskPhase.SUCCEEDED
+                log.info(
+                    "task %s/%s is published already at %s", task.plan.namespace, task.plan.name, result.uri
+                )
+            else:
+                task.prepared, task.phase = result, TaskPhase.PREPARED
+            self._note_change()
+
+    def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
+        assert isinstance(task.prepared, PreparedTask)
+        for pause in (*_UPLOAD_PAUSES, None):
+            try:
+                store = self._with.open_store(task.plan.storage)
+                adapter = publish_task(task.plan, task.prepared, task.last, parts, self._with.base, store)
+                break
+            except Exception as error:
+                transient = getattr(error, "reason", None) in _TRANSIENT
+                if not transient or pause is None or task.withdrawn:
+                    self._fail(task, error)
+                    return
+                log.warning(
+                    "upload of %s/%s failed, next try in %.0f s: %s",
+                    task.plan.namespace,
+                    task.plan.name,
+                    pause,
+                    error,
+                )
+                self._with.pause(pause)
+        with self._changed:
+            task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
+            self._note_change()
+        log.info("adapter of %s/%s is published at %s", task.plan.namespace, task.plan.name, adapter.uri)
+
+    def _fail(self, task: TaskRun, error: Exception) -> None:
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, FailureReason):
+            message = str(error)
+            log.warning("task %s/%s failed: %s: %s", task.plan.namespace, task.plan.name, reason, message)
+        else:
+            reason, message = FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+            log.error("task %s/%s failed", task.plan.namespace, task.plan.name, exc_info=error)
+        with self._changed:
+            task.fail(reason, message)
+            self._note_change()
+
+    # --- with the lock held -------------------------------------------------------------------------------------
+
+    def _note_change(self) -> None:
+        for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
+            del self._tasks[uid]
+        self._sequence += 1
+        self._changed.notify_all()
+
+    def _report(self) -> Report:
+        payload, descriptors = self._with.wire()
+        return Report(
+            run_id=self._with.run_id,
+            sequence=self._sequence,
+            plan_generation=self._generation,
+            ready=True,
+            facts=self._with.base.facts,
+            stages=self._with.stages,
+            tasks=tuple(task.report() for task in self._tasks.values()),
+            wire=WireReport(
+                payload_bytes=payload,
+                descriptor_bytes=descriptors,
+                tokens=self._dispatcher.tokens,
+                microbatches=self._dispatcher.microbatches,
+                concurrent_tasks=self._dispatcher.concurrent_tasks,
+            ),
+        )
+
+
+_TRANSIENT = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED, FailureReason.UPLOAD_FAILED)

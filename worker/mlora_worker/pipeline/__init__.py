@@ -1,0 +1,1 @@
+"""One stage of the pipeline: links and transport between ranks, the engine that computes, the loop that joins them."""

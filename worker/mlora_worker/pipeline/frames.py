@@ -1,0 +1,75 @@
+"""Messages on a socket between ranks: a JSON header and a binary payload, each with its length in front.
+
+Never pickle: a header that does not parse, or lengths beyond the limits, end the connection.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+
+_LENGTHS = struct.Struct("!IQ")
+_MAX_HEADER = 64 * 2**20
+_MAX_PAYLOAD = 64 * 2**30
+
+Header = dict[str, Any]
+
+
+class LinkClosed(ConnectionError):
+    """The peer closed the connection, died, or spoke another language."""
+
+
+def send_frame(sock: socket.socket, header: Header, payload: bytes | memoryview = b"") -> int:
+    """Send one message whole; returns the bytes that went out. Raises ``LinkClosed``."""
+    head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
+    prefix = _LENGTHS.pack(len(head), len(payload)) + head
+    try:
+        sock.sendall(prefix)
+        if len(payload):
+            sock.sendall(payload)
+    except OSError as error:
+        raise LinkClosed(f"the link to a peer broke while sending: {error}") from error
+    return len(prefix) + len(payload)
+
+
+def receive_frame(sock: socket.socket) -> tuple[Header, bytes]:
+    """Block until one message is here whole. Raises ``LinkClosed``."""
+    head_length, payload_length = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
+    if head_length > _MAX_HEADER or payload_length > _MAX_PAYLOAD:
+        raise LinkClosed("a peer announced a message beyond the limits")
+    try:
+        header = json.loads(_receive_exactly(sock, head_length))
+    except ValueError as error:
+        raise LinkClosed(f"a peer sent a header that is not JSON: {error}") from error
+    return header, _receive_exactly(sock, payload_length)
+
+
+def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+    buffer = bytearray(length)
+    view = memoryview(buffer)
+    while view:
+        try:
+            count = sock.recv_into(view)
+        except OSError as error:
+            raise LinkClosed(f"the link to a peer broke while receiving: {error}") from error
+        if not count:
+            raise LinkClosed("the peer closed the link")
+        view = view[count:]
+    return bytes(buffer)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Notice within about half a minute that the peer's node is gone, and never delay a small message."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 10),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", 30_000),
+    ):
+        option = getattr(socket, name, None)
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)

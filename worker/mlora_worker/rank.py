@@ -1,0 +1,267 @@
+"""Puts one rank together: link, rendezvous, model, loop. It reads in the order in which it happens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from mlora_worker.coordinator.prepare import BaseModel
+from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
+from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.model.architecture import read_architecture
+from mlora_worker.model.facts import facts_of
+from mlora_worker.model.load import load_stage
+from mlora_worker.model.stage import Stage
+from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.frames import Header
+from mlora_worker.pipeline.link import Hub, Spoke
+from mlora_worker.pipeline.loop import StageLoop
+from mlora_worker.pipeline.mailbox import Mailbox
+from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
+from mlora_worker.protocol import ModelFacts, StageReport, WorkerConfig
+from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.store import open_store, open_store_from_files
+from mlora_worker.stream.items import ITEM, Item, Train
+
+log = logging.getLogger(__name__)
+
+
+def run_rank(config: WorkerConfig, rank: int) -> None:
+    """Run until the stream stops. Raises ``LinkClosed`` when a peer is lost, other errors when this rank fails."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = choose_device(config.device)
+    token = Path(config.token_file).read_text().strip()
+    if rank == 0:
+        _FirstRank(config, device, token).run()
+    else:
+        _run_later_rank(config, rank, device, token)
+
+
+def choose_device(wish: str) -> torch.device:
+    if wish == "cpu" or (wish == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class _FirstRank:
+    """Rank 0: the hub of the links, the coordinator, and stage 0."""
+
+    def __init__(self, config: WorkerConfig, device: torch.device, token: str) -> None:
+        self._config, self._device, self._token = config, device, token
+        self._coordinator: Coordinator | None = None
+        self._ready: dict[int, StageReport] = {}
+        self._wire: dict[int, int] = {}  # payload bytes that each rank has sent, as last heard
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        config, run_id = self._config, uuid.uuid4().hex
+        app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
+        serve_in_thread(app, None if _has_own_network() else config.coordinator_host, config.http_port)
+        hub = Hub.gather(config.link_port, config.stages, self._token, run_id)
+        log.info("run %s: all %d ranks are here", run_id, config.stages)
+        mailbox = Mailbox(
+            self._changed, supply=lambda: self._coordinator.supply() if self._coordinator else None
+        )
+        hub.start(self._heard, mailbox.fail)
+
+        backend = choose_backend(config, self._device)
+        _rendezvous_if_needed(config, 0, run_id, backend)
+        files = open_model(config)
+        folder = files.folder()
+        architecture = read_architecture(folder)
+        facts = facts_of(architecture, config.stages, getattr(torch, config.model.dtype))
+        stage = _load(config, 0, files, self._device)
+        transport = _transport(config, 0, facts, self._device, backend, mailbox)
+        self._note_ready(0, stage_report(0, stage, self._device))
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
+        tokenizer = load_tokenizer(folder)
+
+        def announce(item: Item, labels: bytes) -> None:
+            if config.stages > 1:
+                last = config.stages - 1
+                hub.broadcast(item.model_dump(mode="json", by_alias=True), {last: labels} if labels else {})
+                if isinstance(item, Train):
+                    transport.expect_backward(item.number, item.tokens, len(item.segments))
+
+        coordinator = Coordinator(
+            Surroundings(
+                base=BaseModel(config.model, architecture, facts, tokenizer),
+                stages=tuple(self._ready[index] for index in sorted(self._ready)),
+                run_id=run_id,
+                microbatch_tokens=config.microbatch_tokens,
+                open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
+                announce=announce,
+                preparing=ThreadPoolExecutor(2, "prepare"),
+                publishing=ThreadPoolExecutor(2, "publish"),
+                wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
+            ),
+            self._changed,
+        )
+        loop = StageLoop(
+            first=True,
+            last=config.stages == 1,
+            engine=StageEngine(stage),
+            mailbox=mailbox,
+            neighbours=transport,
+            on_returned=coordinator.returned,
+            on_exported=lambda task, tensors: coordinator.exported(0, task, tensors),
+        )
+        self._coordinator = coordinator
+        log.info("ready: %s on %d stages", config.model.name, config.stages)
+        loop.run()
+
+    def _note_ready(self, rank: int, report: StageReport) -> None:
+        with self._changed:
+            self._ready[rank] = report
+            self._changed.notify_all()
+
+    def _heard(self, rank: int, header: Header, payload: bytes) -> None:
+        """A message of another rank; called by its link's thread."""
+        match header["kind"]:
+            case "ready":
+                self._note_ready(rank, StageReport.model_validate(header["stage"]))
+            case "adapter":
+                self._wire[rank] = int(header["payloadBytes"])
+                assert self._coordinator is not None
+                self._coordinator.exported(rank, header["task"], load_safetensors(payload))
+
+
+def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token: str) -> None:
+    """Any rank but 0."""
+    if _has_own_network():
+        serve_in_thread(health_app(), None, config.http_port)
+    spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
+    last = rank == config.stages - 1
+    mailbox = Mailbox(threading.Condition())
+    transport: Transport | None = None
+
+    def heard(_: int, header: Header, payload: bytes) -> None:
+        item = ITEM.validate_python(header)
+        if isinstance(item, Train):
+            assert transport is not None
+            transport.expect_forward(item.number, item.tokens)
+            if not last:
+                transport.expect_backward(item.number, item.tokens, len(item.segments))
+        mailbox.put_item(item, payload)
+
+    backend = choose_backend(config, device)
+    _rendezvous_if_needed(config, rank, spoke.run_id, backend)
+    files = open_model(config)
+    facts = facts_of(read_architecture(files.folder()), config.stages, getattr(torch, config.model.dtype))
+    stage = _load(config, rank, files, device)
+    transport = _transport(config, rank, facts, device, backend, mailbox)
+    spoke.start(heard, mailbox.fail)
+    spoke.send({"kind": "ready", "stage": json.loads(stage_report(rank, stage, device).to_json())})
+
+    def exported(task: str, tensors: dict[str, Tensor]) -> None:
+        assert transport is not None
+        spoke.send(
+            {"kind": "adapter", "task": task, "payloadBytes": transport.payload_bytes},
+            save_safetensors(tensors) if tensors else save_safetensors({}),
+        )
+
+    StageLoop(
+        first=False,
+        last=last,
+        engine=StageEngine(stage),
+        mailbox=mailbox,
+        neighbours=transport,
+        on_returned=_never,
+        on_exported=exported,
+    ).run()
+
+
+def choose_backend(config: WorkerConfig, device: torch.device) -> Backend:
+    """NCCL between GPUs; gloo between CPUs, or where the configuration asks for it (several ranks on one GPU)."""
+    if config.backend != "auto":
+        return config.backend
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def open_model(config: WorkerConfig) -> ModelFiles:
+    store = open_store_from_files(
+        config.storage_endpoint, config.storage_region, config.storage_keys_dir, allow_files=True
+    )
+    return ModelFiles(store, config.model, Path(config.cache_dir))
+
+
+def stage_report(rank: int, stage: Stage, device: torch.device) -> StageReport:
+    """What the operator's memory model needs to know of this stage."""
+    return StageReport(
+        stage=rank,
+        first_layer=stage.layer_range.start,
+        last_layer=stage.layer_range.stop - 1,
+        device=str(device),
+        resident_bytes=stage.resident_bytes,
+        capacity_bytes=capacity_bytes(device),
+    )
+
+
+def capacity_bytes(device: torch.device) -> int:
+    """Memory of the device; on CPU the container's limit, or the machine's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):  # no such hierarchy, or "max"
+            continue
+        return min(limit, machine)
+    return machine
+
+
+def _load(config: WorkerConfig, rank: int, files: ModelFiles, device: torch.device) -> Stage:
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    stage = load_stage(files.folder(), files, rank, config.stages, dtype, device)
+    log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
+    return stage
+
+
+def _transport(
+    config: WorkerConfig,
+    rank: int,
+    facts: ModelFacts,
+    device: torch.device,
+    backend: Backend,
+    mailbox: Mailbox,
+) -> Transport:
+    return Transport(
+        rank=rank,
+        world=config.stages,
+        hidden_size=facts.hidden_size,
+        dtype=getattr(torch, config.model.dtype),
+        device=device,
+        backend=backend,
+        deliver_forward=mailbox.put_forward,
+        deliver_backward=mailbox.put_backward,
+        on_error=mailbox.fail,
+    )
+
+
+def _rendezvous_if_needed(config: WorkerConfig, rank: int, run_id: str, backend: Backend) -> None:
+    if config.stages > 1:
+        rendezvous(config.coordinator_host, config.rendezvous_port, rank, config.stages, run_id, backend)
+
+
+def _has_own_network() -> bool:
+    """In a pod every rank has its own address; local ranks share one and must not fight for a port."""
+    return "MLORA_POD_NAME" in os.environ
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("only rank 0 gets microbatches back")
