@@ -69,9 +69,8 @@ class ChatEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._closing: _Closing | None = (
-            None  # nearly every row's is the same: it is probed once and verified for each
-        )
+        # Nearly every row has the same closing: it is probed once and verified for each.
+        self._closing: _Closing | None = None
         self.has_template = bool(tokenizer.chat_template)
         self._added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
         if not self.has_template:
@@ -79,8 +78,8 @@ class ChatEncoder:
             if tokenizer.eos_token_id is None:
                 raise DataError(
                     FailureReason.INVALID_SPEC,
-                    "the base model's tokenizer has neither a chat template nor an end-of-sequence token, so the "
-                    "adapter could never learn to stop; add one of them to the model's folder",
+                    "the base model's tokenizer has neither a chat template nor an end-of-sequence token, so "
+                    "the adapter could never learn to stop; add one of them to the model's folder",
                 )
 
     def encode(self, chats: Sequence[Chat]) -> list[Encoded | Drop]:
@@ -122,9 +121,7 @@ class ChatEncoder:
             start = stop
 
     def _supervise(self, row: _Rendered, whole: Any, starts: Sequence[int | None]) -> Encoded | Drop:
-        """``whole`` is the encoding of the text; each answer begins at the token of its ``starts``, if
-        proven.
-        """
+        """``whole`` is the text's encoding. Each answer begins at the token in ``starts``; None: unproven."""
         ids: list[int] = whole.ids
         supervised = np.zeros(len(ids), np.bool_)
         for answer, start in zip(row.answers, starts, strict=True):

@@ -1,0 +1,235 @@
+"""The proof for each row: what is supervised reads as the answer and its turn's end, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.formats import Chat, Drop, Turn
+from mlora_worker.data.template import ChatEncoder, Encoded
+from mlora_worker.protocol import FailureReason
+
+MakeTokenizer = Callable[..., Any]
+
+CHATML = (
+    "{% for m in messages %}"
+    "{% if loop.first and m['role'] != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}"
+    "<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Its turns end with a token that is not the tokenizer's eos, answers are trimmed, a bos stands in front.
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
+    "{{ m['content'] | trim }}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+# The last answer is preceded by an empty thought that no generation prompt writes; earlier ones are not.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+PLAIN_TEXT = (
+    "{% for m in messages %}{{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:\n{% endif %}"
+)
+UNCLOSED = CHATML.replace("{{ m['content'] }}<|im_end|>\n", "{{ m['content'] }}")
+EOS_AT_THE_END = CHATML.replace(
+    "{% if add_generation_prompt %}", "{% if not add_generation_prompt %}{{ eos_token }}{% else %}"
+)
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    + CHATML
+)
+
+CHATML_TOKENS = {"specials": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "eos_token": "<|im_end|>"}
+GEMMA_TOKENS = {
+    "specials": ["<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>"],
+    "bos_token": "<bos>",
+    "eos_token": "<eos>",
+    "pad_token": "<pad>",
+}
+
+
+def chat(*turns: tuple[str, str]) -> Chat:
+    return Chat(1, tuple(Turn(role, content) for role, content in turns))
+
+
+def ask(question: str, answer: str) -> Chat:
+    return chat(("user", question), ("assistant", answer))
+
+
+def supervised(tokenizer: Any, row: Encoded | Drop) -> str:
+    assert isinstance(row, Encoded)
+    return str(tokenizer.decode(row.ids[row.supervised]))
+
+
+def encode(tokenizer: Any, *chats: Chat) -> list[Encoded | Drop]:
+    return ChatEncoder(tokenizer).encode(chats)
+
+
+@pytest.mark.parametrize(
+    "pad", [None, "<|im_end|>", "<|endoftext|>"], ids=["pad is null", "pad is eos", "pad is another"]
+)
+def test_the_answer_and_its_end_are_supervised_whatever_the_pad_token_is(
+    make_tokenizer: MakeTokenizer, pad: str | None
+) -> None:
+    tokenizer = make_tokenizer(CHATML, pad_token=pad, **CHATML_TOKENS)
+    short, long = encode(
+        tokenizer, ask("Two and two?", "It is four."), ask("And the question?", "The answer to it. " * 9)
+    )
+    assert supervised(tokenizer, short) == "It is four.<|im_end|>"
+    assert supervised(tokenizer, long) == "The answer to it. " * 9 + "<|im_end|>"
+
+
+def test_the_tokens_are_those_that_the_tokenizer_itself_makes_of_the_chat(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    (row,) = encode(tokenizer, ask("Two and two?", "It is four."))
+    assert isinstance(row, Encoded)
+    messages = [{"role": "user", "content": "Two and two?"}, {"role": "assistant", "content": "It is four."}]
+    assert row.ids.tolist() == tokenizer.apply_chat_template(messages)["input_ids"]
+    assert not row.supervised[-1], "the newline after the turn's end is the template's, not the model's"
+
+
+def test_a_turn_end_that_is_not_eos_is_supervised(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(GEMMA, **GEMMA_TOKENS)
+    (row,) = encode(tokenizer, ask("Two and two?", "  It is four.\n"))
+    assert supervised(tokenizer, row) == "It is four.<end_of_turn>"
+
+
+def test_there_is_one_bos_though_both_template_and_tokenizer_write_one(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(GEMMA, adds_bos=True, **GEMMA_TOKENS)
+    (row,) = encode(tokenizer, ask("Two and two?", "four"))
+    assert isinstance(row, Encoded)
+    assert row.ids.tolist().count(tokenizer.bos_token_id) == 1
+    assert row.ids[0] == tokenizer.bos_token_id
+
+
+def test_every_answer_of_a_conversation_is_supervised_and_nothing_between(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    (row,) = encode(
+        tokenizer,
+        chat(
+            ("system", "Be kind."),
+            ("user", "2?"),
+            ("assistant", "two"),
+            ("user", "4?"),
+            ("assistant", "four"),
+        ),
+    )
+    assert supervised(tokenizer, row) == "two<|im_end|>four<|im_end|>"
+
+
+def test_an_answer_that_quotes_the_turn_end_is_supervised_to_its_real_end(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    for answer in ("end", "m_end|>", "a<|im_end|>\n<|im_start|>user\nb", "assistant\n"):
+        (row,) = encode(tokenizer, ask("Write it.", answer))
+        assert supervised(tokenizer, row) == answer + "<|im_end|>"
+
+
+def test_what_the_template_makes_the_model_write_before_its_answer_is_supervised(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(THINKING, **CHATML_TOKENS)
+    for answer in ("four", "think"):  # the second is also part of what stands before
+        (row,) = encode(tokenizer, ask("2+2?", answer))
+        assert supervised(tokenizer, row) == f"<think>\n\n</think>\n\n{answer}<|im_end|>"
+
+
+def test_a_conversation_whose_earlier_answers_are_rendered_differently_is_refused(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(THINKING, **CHATML_TOKENS)
+    rows = encode(
+        tokenizer,
+        chat(("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four")),
+        ask("2?", "two"),
+    )
+    assert rows[0] is Drop.TEMPLATE_MISMATCH
+    assert isinstance(rows[1], Encoded)
+
+
+def test_a_template_that_closes_turns_with_plain_text_has_that_text_supervised(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(PLAIN_TEXT, specials=["<eos>"], eos_token="<eos>")
+    (row,) = encode(tokenizer, ask("2+2?", "four"))
+    assert supervised(tokenizer, row) == "four\n"
+
+
+def test_a_template_that_never_closes_a_turn_is_refused_because_the_adapter_would_never_stop(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(UNCLOSED, **CHATML_TOKENS)
+    assert encode(tokenizer, ask("2+2?", "four")) == [Drop.TEMPLATE_MISMATCH]
+
+
+def test_an_eos_after_the_whole_conversation_is_not_the_end_of_a_turn(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(EOS_AT_THE_END, **{**CHATML_TOKENS, "eos_token": "<|endoftext|>"})
+    one, two = encode(
+        tokenizer,
+        ask("2?", "two"),
+        chat(("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four")),
+    )
+    assert supervised(tokenizer, one) == "two<|im_end|>"
+    assert supervised(tokenizer, two) == "two<|im_end|>four<|im_end|>"
+
+
+def test_an_answer_whose_first_token_reaches_into_the_prompt_is_refused(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    spaced = PLAIN_TEXT.replace(":\n", ": ")
+    tokenizer = make_tokenizer(spaced, specials=["<eos>"], eos_token="<eos>")
+    # " the" is one token: the space that ends the generation prompt is drawn into the answer.
+    apart = tokenizer.tokenize("assistant: ") + tokenizer.tokenize("the")
+    assert tokenizer.tokenize("assistant: the") != apart
+    assert encode(tokenizer, ask("2+2?", "the")) == [Drop.TEMPLATE_MISMATCH]
+
+
+def test_a_row_that_the_template_refuses_names_line_and_cause(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(NO_SYSTEM, **CHATML_TOKENS)
+    with pytest.raises(DataError, match=r"line 1: .*System role not supported") as caught:
+        encode(tokenizer, chat(("system", "Be kind."), ("user", "2?"), ("assistant", "two")))
+    assert caught.value.reason is FailureReason.INVALID_ROW
+
+
+def test_a_conversation_that_begins_with_an_answer_is_refused(make_tokenizer: MakeTokenizer) -> None:
+    assert encode(make_tokenizer(CHATML, **CHATML_TOKENS), chat(("assistant", "Hello!"))) == [
+        Drop.TEMPLATE_MISMATCH
+    ]
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_without_a_template_prompt_and_completion_are_joined_and_closed_with_eos(
+    make_tokenizer: MakeTokenizer, adds_bos: bool
+) -> None:
+    tokenizer = make_tokenizer(None, adds_bos=adds_bos, **GEMMA_TOKENS)
+    (row,) = encode(tokenizer, ask("Question: 2+2?\nAnswer:", " It is four."))
+    assert isinstance(row, Encoded)
+    assert supervised(tokenizer, row) == " It is four.<eos>"
+    assert tokenizer.decode(row.ids) == "<bos>" * adds_bos + "Question: 2+2?\nAnswer: It is four.<eos>"
+
+
+def test_without_template_and_eos_nothing_could_teach_the_model_to_stop(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    with pytest.raises(DataError, match="neither a chat template nor an end-of-sequence token") as caught:
+        ChatEncoder(make_tokenizer(None, specials=["<pad>"], pad_token="<pad>"))
+    assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+def test_no_token_is_added_to_the_vocabulary(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    before = len(tokenizer)
+    encode(tokenizer, ask("2+2?", "four"))
+    assert len(tokenizer) == before
