@@ -1,0 +1,207 @@
+"""The edge to kopf: indexes of what is watched, and events that wake the one reconcile loop.
+
+Nothing here decides anything. There are no create, update or delete handlers, no timers and no daemons: each would make
+kopf write to every object. Measured: an index and an event handler cause no patch.
+"""
+
+# mypy: disable-error-code="untyped-decorator"
+# kopf is not followed by mypy (pyproject.toml), so its decorators have no type here.
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import kopf
+from kubernetes.aio import client, config
+
+from mlora_operator.api import GROUP, VERSION, pipeline, task
+from mlora_operator.coordinator import Links
+from mlora_operator.health import examine, running_tasks, serve_health
+from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
+from mlora_operator.reconcile.kubeapi import KubeApi
+from mlora_operator.reconcile.loop import Loop, utc_now
+from mlora_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+AUDIT_EVERY = 300.0  # seconds
+WATCHED = (task.PLURAL, pipeline.PLURAL, "statefulsets", "services", "pods", "events")
+KINDS = (
+    (GROUP, VERSION, task.PLURAL),
+    (GROUP, VERSION, pipeline.PLURAL),
+    ("apps", "v1", "statefulsets"),
+    ("", "v1", "services"),
+    ("", "v1", "pods"),
+    ("", "v1", "events"),
+)
+
+
+class Runtime:
+    """What lives from startup to cleanup. Given to kopf as its memo."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.indexed = asyncio.Event()  # kopf runs no event handler before all its indexes are filled
+        self.loop: Loop | None = None
+        self.work: asyncio.Task[None] | None = None
+
+    def wake(self) -> None:
+        """There is something new to see."""
+        self.indexed.set()
+        if self.loop is not None:
+            self.loop.wake()
+
+    async def start(self, indexes: Indexes) -> None:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.work = asyncio.create_task(self._serve(indexes, ready), name="reconcile loop")
+        await ready
+
+    async def stop(self) -> None:
+        if self.work is not None:
+            self.work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self.work
+
+    async def _serve(self, indexes: Indexes, ready: asyncio.Future[None]) -> None:
+        """Open everything, say so, and work until cancelled. Nothing is decided on half-filled indexes."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                api = await stack.enter_async_context(client.ApiClient(await _credentials()))
+                links = await stack.enter_async_context(Links(self.wake_loop, utc_now))
+                cluster = ApiServer(KubeApi(api), indexes, self.settings, lambda: secrets.token_urlsafe(32))
+                self.loop = Loop(cluster, links, self.settings)
+                runner = await serve_health(self.settings.health.port, self._check)
+                stack.push_async_callback(runner.cleanup)
+            except BaseException as error:
+                ready.set_exception(error)
+                raise
+            ready.set_result(None)
+            await self.indexed.wait()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.loop.run(), name="passes")
+                group.create_task(self._audit(cluster), name="audit")
+
+    def wake_loop(self) -> None:
+        if self.loop is not None:
+            self.loop.wake()
+
+    def _check(self) -> Any:
+        silence = None
+        if self.indexed.is_set() and self.loop is not None:
+            silence = time.monotonic() - self.loop.last_pass
+        return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks())
+
+    async def _audit(self, cluster: ApiServer) -> None:
+        while True:
+            await asyncio.sleep(AUDIT_EVERY)
+            try:
+                if await cluster.audit():
+                    logger.warning("objects were deleted while the watch was cut off")
+                    self.wake_loop()
+            except Exception as error:
+                logger.warning("the audit of the indexes failed: %s", error)
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """kopf without anything that writes, and with the API server filtering what is watched."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no watch on CRDs and namespaces; a missing CRD shows in the probe
+    settings.peering.standalone = True
+    settings.process.ultimate_exiting_timeout = 20
+    for group, version, plural in KINDS:
+        if plural in ("statefulsets", "services", "pods"):
+            settings.watching.label_selectors[group, version, plural] = OURS
+    settings.watching.field_selectors["", "v1", "events"] = (
+        "involvedObject.kind=StatefulSet,reason=FailedCreate"
+    )
+    return settings
+
+
+async def _credentials() -> client.Configuration:
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+    except config.ConfigException:
+        await config.load_kube_config(client_configuration=configuration)
+    return configuration
+
+
+def _raw(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The object without what only the API server's bookkeeping needs, which is most of its bytes."""
+    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": meta}
+
+
+@kopf.index(GROUP, VERSION, task.PLURAL)
+async def tasks_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.index(GROUP, VERSION, pipeline.PLURAL)
+async def pipelines_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.index("apps", "v1", "statefulsets")
+async def statefulsets_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.index("", "v1", "services")
+async def services_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.index("", "v1", "pods")
+async def pods_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.index("", "v1", "events")
+async def events_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
+    return {uid: _raw(body)}
+
+
+@kopf.on.event(GROUP, VERSION, task.PLURAL)
+@kopf.on.event(GROUP, VERSION, pipeline.PLURAL)
+@kopf.on.event("apps", "v1", "statefulsets")
+@kopf.on.event("", "v1", "services")
+@kopf.on.event("", "v1", "pods")
+@kopf.on.event("", "v1", "events")
+async def wake(memo: kopf.Memo, **_: Any) -> None:
+    runtime(memo).wake()
+
+
+@kopf.on.startup()
+async def start(memo: kopf.Memo, **indexes: Any) -> None:
+    await runtime(memo).start(
+        Indexes(
+            tasks=_view(indexes["tasks_index"]),
+            pipelines=_view(indexes["pipelines_index"]),
+            statefulsets=_view(indexes["statefulsets_index"]),
+            services=_view(indexes["services_index"]),
+            pods=_view(indexes["pods_index"]),
+            events=_view(indexes["events_index"]),
+        )
+    )
+
+
+@kopf.on.cleanup()
+async def stop(memo: kopf.Memo, **_: Any) -> None:
+    await runtime(memo).stop()
+
+
+def _view(index: Mapping[str, Iterable[Any]]) -> Callable[[], Iterable[Mapping[str, Any]]]:
+    """All objects of an index; each key holds one."""
+    return lambda: [body for store in index.values() for body in store]
+
+
+def runtime(memo: Any) -> Runtime:
+    assert isinstance(memo, Runtime)
+    return memo

@@ -1,0 +1,56 @@
+"""The liveness probe. It proves that passes come to their end and that every watch is there.
+
+A process that answers is not enough: when a watch of kopf dies, the rest of it lives on and sees nothing more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """``problems`` in words; none means healthy."""
+
+    problems: tuple[str, ...] = ()
+
+
+def examine(silence: float | None, most: float, watched: Iterable[str], running: Iterable[str]) -> Health:
+    """``silence``: seconds since a pass ended, None before the first; ``watched``: plurals that must have a watch;
+    ``running``: names of the tasks that are alive, kopf's watches among them. Pure."""
+    names = tuple(running)
+    problems = [
+        f"no watch on {plural}"
+        for plural in watched
+        if not any(name.startswith(f"watcher for {plural}.") for name in names)
+    ]
+    if silence is not None and silence > most:
+        problems.append(f"no pass has ended for {silence:.0f} s")
+    return Health(tuple(problems))
+
+
+def running_tasks() -> tuple[str, ...]:
+    """Names of the asyncio tasks of this loop that are not done."""
+    return tuple(task.get_name() for task in asyncio.all_tasks() if not task.done())
+
+
+async def serve_health(port: int, check: Callable[[], Health]) -> web.AppRunner:
+    """Serve ``/healthz`` on all addresses until the runner is cleaned up: 200, or 503 with the problems."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        health = check()
+        return web.Response(
+            status=503 if health.problems else 200,
+            text="".join(f"{line}\n" for line in health.problems or ("ok",)),
+        )
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, host=None, port=port).start()
+    return runner

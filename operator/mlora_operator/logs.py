@@ -1,0 +1,54 @@
+"""Log lines for people (text) or for a log store (JSON), with the task's and the pipeline's name where there is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TextIO
+
+from mlora_operator.settings import LogSettings
+
+NAMES = ("task", "pipeline")  # extra fields of a record
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, str] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: str(value) for name in NAMES if (value := getattr(record, name, None)) is not None}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """Time, level and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure_logging(settings: LogSettings, stream: TextIO = sys.stderr) -> None:
+    """Send all records to ``stream``. What kopf says about every single event is kept for level debug."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(settings.level.upper())
+    quiet = logging.DEBUG if settings.level == "debug" else logging.WARNING
+    for name in ("kopf", "aiohttp.access", "asyncio", "kubernetes"):
+        logging.getLogger(name).setLevel(quiet)
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

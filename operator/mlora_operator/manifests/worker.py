@@ -1,0 +1,45 @@
+"""What a worker is told when it starts, and where it finds things. Pure."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.manifests.owner import Owner
+from mlora_operator.manifests.secret import TOKEN_KEY
+from mlora_worker.protocol import ModelSource, WorkerConfig
+
+HTTP_PORT = 8080
+LINK_PORT = 29400
+RENDEZVOUS_PORT = 29500
+
+TOKEN_DIR = "/var/run/mlora/token"
+STORAGE_KEYS_DIR = "/var/run/mlora/storage"
+CACHE_DIR = "/cache"
+
+
+def coordinator_host(owner: Owner) -> str:
+    """DNS name of rank 0, through the headless Service."""
+    return f"{owner.child}-0.{owner.child}.{owner.namespace}.svc"
+
+
+def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["text", "json"]) -> WorkerConfig:
+    """The same for all ranks of a pipeline; a rank knows its number by its pod's name."""
+    model, storage = spec.model, spec.storage
+    return WorkerConfig(
+        pipeline=f"{owner.namespace}/{owner.name}",
+        model=ModelSource(name=model.name, uri=model.uri, revision=model.revision, dtype=model.dtype),
+        stages=spec.stages,
+        coordinator_host=coordinator_host(owner),
+        http_port=HTTP_PORT,
+        link_port=LINK_PORT,
+        rendezvous_port=RENDEZVOUS_PORT,
+        token_file=f"{TOKEN_DIR}/{TOKEN_KEY}",
+        storage_endpoint=storage.endpoint,
+        storage_region=storage.region,
+        storage_keys_dir=STORAGE_KEYS_DIR if storage.secret_ref is not None else None,
+        cache_dir=CACHE_DIR,
+        threads=spec.worker.threads,
+        microbatch_tokens=spec.microbatch_tokens,
+        log_format=log_format,
+    )

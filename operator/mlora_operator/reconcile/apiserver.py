@@ -1,0 +1,256 @@
+"""The ``Cluster`` port over a real API server."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from mlora_operator.api import API_VERSION, pipeline, task
+from mlora_operator.api.meta import timestamp
+from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
+from mlora_operator.manifests.owner import Owner
+from mlora_operator.manifests.secret import TOKEN_KEY, token_secret
+from mlora_operator.manifests.service import service
+from mlora_operator.manifests.statefulset import revision, statefulset
+from mlora_operator.manifests.worker import HTTP_PORT, coordinator_host
+from mlora_operator.reconcile.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.groups import read_groups
+from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi, collection
+from mlora_operator.reconcile.observe import key_of
+from mlora_operator.reconcile.ports import Gone, Objects, Raw
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
+EVENT_MESSAGE_LIMIT = 1024  # of the API
+
+
+@dataclass(frozen=True, slots=True)
+class Indexes:
+    """Views on what is watched; each gives the raw objects of one kind, from memory."""
+
+    tasks: Callable[[], Iterable[Raw]]
+    pipelines: Callable[[], Iterable[Raw]]
+    statefulsets: Callable[[], Iterable[Raw]]
+    services: Callable[[], Iterable[Raw]]
+    pods: Callable[[], Iterable[Raw]]
+    events: Callable[[], Iterable[Raw]]
+
+
+class ApiServer:
+    """Reads from indexes, writes through ``KubeApi``. ``new_token`` makes a secret text."""
+
+    def __init__(
+        self, api: KubeApi, indexes: Indexes, settings: Settings, new_token: Callable[[], str]
+    ) -> None:
+        self._api = api
+        self._indexes = indexes
+        self._settings = settings
+        self._new_token = new_token
+        self._applied: dict[tuple[str, Key], tuple[JSON, str]] = {}
+        self._vanished: set[str] = set()
+        self._tokenless: set[Key] = set()  # pipelines without a token when one was last looked for
+
+    # --- what is ---
+
+    def objects(self) -> Objects:
+        present = self._present
+        return Objects(
+            tasks=list(present(self._indexes.tasks())),
+            pipelines=list(present(self._indexes.pipelines())),
+            groups=read_groups(
+                present(self._indexes.statefulsets()),
+                present(self._indexes.pods()),
+                self._indexes.events(),
+            ),
+        )
+
+    def revision(self, pipeline: Pipeline) -> str:
+        assert pipeline.spec is not None
+        return revision(_owner(pipeline), pipeline.spec, self._settings.worker, self._settings.log.format)
+
+    def coordinator_url(self, pipeline: Pipeline) -> str:
+        return self._settings.coordinator_url.format(
+            host=coordinator_host(_owner(pipeline)),
+            port=HTTP_PORT,
+            namespace=pipeline.key.namespace,
+            name=pipeline.key.name,
+        )
+
+    async def read_secret(self, key: Key) -> SecretData | None:
+        try:
+            found = await self._api.get(f"{collection('v1', 'secrets', key.namespace)}/{key.name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return {name: _decoded(value) for name, value in (found.get("data") or {}).items()}
+
+    async def read_token(self, pipeline: Pipeline) -> str | None:
+        data = await self.read_secret(Key(pipeline.key.namespace, _owner(pipeline).token_secret))
+        if data is None or TOKEN_KEY not in data:
+            self._tokenless.add(pipeline.key)
+            return None
+        self._tokenless.discard(pipeline.key)
+        return data[TOKEN_KEY]
+
+    async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        try:
+            found = await self._api.get(f"/api/v1/namespaces/{namespace}")
+        except ApiError as error:
+            if error.status == 404:
+                return {}
+            raise
+        return dict(found["metadata"].get("labels") or {})
+
+    # --- what shall be ---
+
+    async def apply_pipeline(self, manifest: Manifest) -> None:
+        await self._api.apply(manifest)
+
+    async def apply_workers(self, workers: Workers) -> None:
+        """The Service first, so that the ranks' names resolve when they start; the token before its pods."""
+        assert workers.pipeline.spec is not None
+        owner, settings = _owner(workers.pipeline), self._settings
+        group = statefulset(
+            owner, workers.pipeline.spec, workers.replicas, settings.worker, settings.log.format
+        )
+        present = self._versions(Key(owner.namespace, owner.child))
+        if "StatefulSet" not in present or workers.pipeline.key in self._tokenless:
+            await self._create_once(token_secret(owner, self._new_token()))
+        await self._apply_changed(service(owner), present.get("Service"))
+        await self._apply_changed(group, present.get("StatefulSet"))
+
+    async def delete_pod(self, pod: Pod) -> None:
+        path = f"{collection('v1', 'pods', pod.key.namespace)}/{pod.key.name}"
+        logger.info("deleting pod %s: it has a former configuration", pod.key)
+        with _gone_when((404, 409)):
+            await self._api.delete(path, pod.uid)
+
+    async def patch_task_status(self, task_: Task, patch: Manifest) -> None:
+        await self._patch_status(task.PLURAL, task_.key, task_.uid, patch)
+
+    async def patch_pipeline_status(self, pipeline_: Pipeline, patch: Manifest) -> None:
+        await self._patch_status(pipeline.PLURAL, pipeline_.key, pipeline_.uid, patch)
+
+    async def emit_event(self, event: Event) -> None:
+        now = datetime.now(UTC)
+        identity = f"{event.uid}{event.reason}{event.message}{now.isoformat()}"
+        name = f"{event.about.name[:200]}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        manifest: JSON = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": event.about.namespace, "name": name},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": event.kind,
+                "namespace": event.about.namespace,
+                "name": event.about.name,
+                "uid": event.uid,
+            },
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:EVENT_MESSAGE_LIMIT],
+            "source": {"component": FIELD_MANAGER},
+            "firstTimestamp": timestamp(now),
+            "lastTimestamp": timestamp(now),
+            "count": 1,
+        }
+        await self._api.create(manifest)
+
+    # --- the watch's blind spot ---
+
+    async def audit(self) -> bool:
+        """Ask which objects are really there; True when some were not.
+
+        A watch that was cut off for long lists everything anew, and what was deleted in between stays in the
+        indexes. Without this, a task deleted in such a gap would be trained to its end.
+        """
+        kinds = (
+            (self._indexes.tasks, API_VERSION, task.PLURAL, ""),
+            (self._indexes.pipelines, API_VERSION, pipeline.PLURAL, ""),
+            (self._indexes.statefulsets, "apps/v1", "statefulsets", OURS),
+            (self._indexes.pods, "v1", "pods", OURS),
+        )
+        vanished: set[str] = set()
+        for index, api_version, plural, labels in kinds:
+            known = {
+                raw["metadata"]["uid"] for raw in index()
+            }  # before the list: what comes later is not judged
+            there: set[str] = set()
+            for namespace in self._settings.namespaces or (None,):
+                there |= await self._api.list_identities(api_version, plural, namespace, labels)
+            vanished |= known - there
+        found_new = bool(vanished - self._vanished)
+        self._vanished = vanished
+        return found_new
+
+    def _present(self, raws: Iterable[Raw]) -> Iterator[Raw]:
+        return (raw for raw in raws if raw["metadata"]["uid"] not in self._vanished)
+
+    def _versions(self, key: Key) -> dict[str, str]:
+        """What moves when someone changes a child's spec: the generation, or a Service's resourceVersion."""
+        versions = {}
+        for raw in self._indexes.statefulsets():
+            if _is(raw, key):
+                versions["StatefulSet"] = str(raw["metadata"].get("generation", ""))
+        for raw in self._indexes.services():
+            if _is(raw, key):
+                versions["Service"] = str(raw["metadata"].get("resourceVersion", ""))
+        return versions
+
+    async def _apply_changed(self, manifest: JSON, version: str | None) -> None:
+        """Apply unless it was applied just so and nobody has touched it since."""
+        key = manifest["kind"], Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        if version is not None and self._applied.get(key) == (manifest, version):
+            return
+        answer = await self._api.apply(manifest)
+        meta = answer["metadata"]
+        self._applied[key] = manifest, str(meta.get("generation") or meta.get("resourceVersion", ""))
+
+    async def _create_once(self, manifest: JSON) -> None:
+        try:
+            await self._api.create(manifest)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    async def _patch_status(self, plural: str, key: Key, uid: str, patch: Manifest) -> None:
+        # The uid makes the server refuse (409) when another object of the same name stands there now.
+        body = {"metadata": {"uid": uid}, "status": patch}
+        path = f"{collection(API_VERSION, plural, key.namespace)}/{key.name}"
+        with _gone_when((404, 409)):
+            await self._api.merge_status(path, body)
+
+
+def _owner(pipeline: Pipeline) -> Owner:
+    return Owner(pipeline.key.namespace, pipeline.key.name, pipeline.uid)
+
+
+def _is(raw: Raw, key: Key) -> bool:
+    return key_of(raw) == key
+
+
+@contextlib.contextmanager
+def _gone_when(statuses: tuple[int, ...]) -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        if error.status in statuses:
+            raise Gone(str(error)) from error
+        raise
+
+
+def _decoded(value: Any) -> str:
+    """Text of a Secret's value; what is not text can be no key and reads as empty."""
+    try:
+        return base64.b64decode(value).decode()
+    except ValueError:
+        return ""

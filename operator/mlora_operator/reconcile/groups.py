@@ -1,0 +1,99 @@
+"""From StatefulSets, pods and events to worker groups, with the reason why a pod does not run. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, REVISION
+from mlora_operator.reconcile.observe import key_of
+from mlora_operator.reconcile.snapshot import Group, Key, Pod, PodProblem
+
+Raw = Mapping[str, Any]
+
+# What a container waits for in the ordinary course of its start.
+ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
+MESSAGE_SHOWN = 1000  # characters of a container's last words
+
+
+def read_groups(
+    statefulsets: Iterable[Raw], pods: Iterable[Raw], events: Iterable[Raw]
+) -> Mapping[Key, Group]:
+    """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod."""
+    by_label: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
+    for raw in pods:
+        label = raw["metadata"].get("labels", {}).get(LABEL_PIPELINE, "")
+        by_label[raw["metadata"]["namespace"], label].append(read_pod(raw))
+    refusals = _latest(events)
+    groups = {}
+    for raw in statefulsets:
+        meta = raw["metadata"]
+        name = meta.get("annotations", {}).get(ANNOTATION_PIPELINE)
+        if name is None or "deletionTimestamp" in meta:
+            continue
+        members = by_label[meta["namespace"], meta.get("labels", {}).get(LABEL_PIPELINE, "")]
+        replicas = raw["spec"].get("replicas", 1)
+        refusal = refusals.get(key_of(raw)) if len(members) < replicas else None
+        groups[Key(meta["namespace"], name)] = Group(
+            replicas=replicas,
+            revision=meta.get("annotations", {}).get(REVISION, ""),
+            pods=tuple(sorted(members, key=lambda pod: pod.key)),
+            problem=refusal,
+        )
+    return groups
+
+
+def read_pod(raw: Raw) -> Pod:
+    meta, status = raw["metadata"], raw.get("status", {})
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
+    deleting = "deletionTimestamp" in meta
+    return Pod(
+        key=key_of(raw),
+        uid=meta["uid"],
+        revision=meta.get("annotations", {}).get(REVISION, ""),
+        ready=ready and not deleting,
+        problem=None if ready else pod_problem(status),
+        deleting=deleting,
+    )
+
+
+def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:
+    """Why a pod that is not ready does not run, in the scheduler's or the kubelet's words; None while it starts."""
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return PodProblem(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting")
+        ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get(
+            "terminated"
+        )
+        if waiting is not None and waiting.get("reason") not in (*ORDINARY, None):
+            words = _last_words(ended) if ended is not None else waiting.get("message", "")
+            return PodProblem(waiting["reason"], words)
+        if container.get("state", {}).get("terminated") is not None:
+            return PodProblem(ended.get("reason", "Error"), _last_words(ended))
+    if status.get("phase") == "Failed":
+        return PodProblem(status.get("reason", "Failed"), status.get("message", ""))
+    return None
+
+
+def _last_words(ended: Mapping[str, Any]) -> str:
+    """Exit code and message of a container that ended; the message is its log's end when it wrote none itself."""
+    message = str(ended.get("message", "")).strip()[-MESSAGE_SHOWN:]
+    code = f"exit code {ended.get('exitCode')}"
+    if ended.get("reason") not in ("Error", "Completed", None):
+        code = f"{ended['reason']}, {code}"
+    return f"{code}: {message}" if message else code
+
+
+def _latest(events: Iterable[Raw]) -> Mapping[Key, PodProblem]:
+    """The newest refusal of each StatefulSet."""
+    ordered = sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+    return {
+        Key(event["involvedObject"]["namespace"], event["involvedObject"]["name"]): PodProblem(
+            event.get("reason", "FailedCreate"), event.get("message", "")
+        )
+        for event in ordered
+        if event.get("involvedObject", {}).get("kind") == "StatefulSet"
+    }

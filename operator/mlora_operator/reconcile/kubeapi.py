@@ -1,0 +1,116 @@
+"""Requests to the API server in plain JSON, over the async client of the ``kubernetes`` package.
+
+Server-side apply keeps every write idempotent: the server itself finds out whether anything changes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes.aio import client
+
+from mlora_operator.manifests.names import FIELD_MANAGER
+
+JSON = dict[str, Any]
+
+APPLY = "application/apply-patch+yaml"  # JSON is YAML
+MERGE = "application/merge-patch+json"
+# What of an object's metadata a list holds when only identities matter.
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+REQUEST_TIMEOUT = 30.0
+
+PLURALS = {
+    "LoRATask": "loratasks",
+    "LoRAPipeline": "lorapipelines",
+    "Service": "services",
+    "Secret": "secrets",
+    "StatefulSet": "statefulsets",
+    "Pod": "pods",
+    "Event": "events",
+}
+
+
+class ApiError(Exception):
+    """The API server refused a request; ``status`` is HTTP's, the message its own."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class KubeApi:
+    """Thin verbs. Each raises ApiError, or the client's own error when there is no answer."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    async def get(self, path: str) -> JSON:
+        return await self._call("GET", path)
+
+    async def list_identities(
+        self, api_version: str, plural: str, namespace: str | None, labels: str
+    ) -> set[str]:
+        """The uids of all objects of a kind."""
+        path = collection(api_version, plural, namespace)
+        query = {"labelSelector": labels} if labels else {}
+        found = await self._call("GET", path, query, accept=METADATA_ONLY)
+        return {item["metadata"]["uid"] for item in found["items"]}
+
+    async def apply(self, manifest: JSON) -> JSON:
+        """Server-side apply. Fields of others stay; ours are taken back when someone changed them."""
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return await self._call("PATCH", path_of(manifest), query, manifest, APPLY)
+
+    async def create(self, manifest: JSON) -> JSON:
+        meta = manifest["metadata"]
+        path = collection(manifest["apiVersion"], PLURALS[manifest["kind"]], meta["namespace"])
+        return await self._call("POST", path, {"fieldManager": FIELD_MANAGER}, manifest, "application/json")
+
+    async def merge_status(self, path: str, patch: JSON) -> JSON:
+        return await self._call("PATCH", f"{path}/status", {"fieldManager": FIELD_MANAGER}, patch, MERGE)
+
+    async def delete(self, path: str, uid: str) -> None:
+        """Delete this very object, not a later one of the same name."""
+        body = {"preconditions": {"uid": uid}}
+        await self._call("DELETE", path, {}, body, "application/json")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: JSON | None = None,
+        content_type: str | None = None,
+        accept: str = "application/json",
+    ) -> JSON:
+        headers = {"Accept": accept} | ({"Content-Type": content_type} if content_type else {})
+        request = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list((query or {}).items()),
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT)
+        text = await answer.read()
+        content = json.loads(text) if text else {}
+        if answer.status >= 400:
+            raise ApiError(answer.status, content.get("message", str(answer.reason)))
+        return dict(content)
+
+
+def collection(api_version: str, plural: str, namespace: str | None) -> str:
+    """Path of all objects of a kind, in one namespace or in all."""
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    return f"{root}/namespaces/{namespace}/{plural}" if namespace is not None else f"{root}/{plural}"
+
+
+def path_of(manifest: Mapping[str, Any]) -> str:
+    """Path of one object."""
+    meta = manifest["metadata"]
+    return (
+        f"{collection(manifest['apiVersion'], PLURALS[manifest['kind']], meta['namespace'])}/{meta['name']}"
+    )
