@@ -1,0 +1,45 @@
+# The operator's and the worker's image: `--target operator` or `--target worker`.
+#
+#   BASE_IMAGE     any image with Python 3.11 or newer as `python3`, with its `venv` module
+#   INSTALL_DEPS   true: the image holds its dependencies, at the versions of constraints.txt
+#                  false: it holds the project alone, and expects the packages mounted at /opt/env
+
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+FROM ${BASE_IMAGE} AS base
+# A name for the number that the image runs as: PyTorch asks for one.
+RUN echo 'mlora:x:65532:65532:mlora:/tmp:/usr/sbin/nologin' >> /etc/passwd
+ENV HOME=/tmp \
+    PATH=/opt/mlora/bin:/usr/local/bin:/usr/bin:/bin \
+    PYTHONPATH=/opt/project:/opt/env \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+
+# The dependencies depend on these two files alone, so a change of code leaves their layer as it is. The project
+# is installed too, without its code: for its metadata, and for the command `mlora`.
+FROM base AS packages
+WORKDIR /build
+COPY pyproject.toml constraints.txt ./
+RUN mkdir -p operator worker /opt/mlora && touch README.md LICENSE
+
+FROM packages AS operator-packages
+ARG INSTALL_DEPS=true
+RUN [ "$INSTALL_DEPS" = false ] || \
+    { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[operator]'; }
+
+FROM packages AS worker-packages
+ARG INSTALL_DEPS=true
+RUN [ "$INSTALL_DEPS" = false ] || \
+    { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[worker]'; }
+
+FROM base AS operator
+COPY --from=operator-packages /opt/mlora /opt/mlora
+COPY operator/ worker/ /opt/project/
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "mlora_operator"]
+
+FROM base AS worker
+COPY --from=worker-packages /opt/mlora /opt/mlora
+COPY worker/ /opt/project/
+USER 65532:65532
+ENTRYPOINT ["python3", "-m", "mlora_worker"]

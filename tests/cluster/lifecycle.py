@@ -1,0 +1,234 @@
+"""A cluster's life: up when it is not, down without a trace, whatever state a former run left it in."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cluster import api, cgroups, configuration, credentials, gobinaries, images, network, s3
+from tests.cluster.cache import locked, remove
+from tests.cluster.command import run
+from tests.cluster.debian import install_missing
+from tests.cluster.layout import CHECKOUT, Addresses, State
+from tests.cluster.node import KUBELET_FOLDER
+from tests.cluster.pause import pause_archive
+
+Say = Callable[[str], None]
+PATIENCE = 60.0
+
+
+def up(state: State, say: Say) -> None:
+    """Make the cluster of ``state`` run; nothing happens when it does and was made from the present files.
+
+    Raises ``TimeoutError`` when it does not come up; its logs are then in ``state.logs``.
+    """
+    require_root()
+    with locked(state.lock):
+        end_abandoned(say)
+        if node_process(state) is not None and made_from(state) == recipe(state):
+            # Programs that were killed are started again by the node, so give it a moment.
+            if wait(lambda: healthy(state), 15.0):
+                say("cluster: is up")
+                return
+            say("cluster: does not answer, making a new one")
+        take_down(state, say)
+        bring_up(state, say)
+
+
+def down(state: State, say: Say) -> None:
+    """End the cluster of ``state`` and remove all it has left; fine when there is none."""
+    require_root()
+    with locked(state.lock):
+        end_abandoned(say)
+        take_down(state, say)
+
+
+def bring_up(state: State, say: Say) -> None:
+    """Start a cluster where none is."""
+    install_missing()
+    testcluster, pause, weed = gobinaries.testcluster(), pause_archive(), program_of_environment("weed")
+    began = time.monotonic()
+    state.configuration.mkdir(parents=True)
+    addresses = network.claim_slot(state.root)
+    say(f"cluster: starting on {addresses.node}")
+    cgroup = f"mlora-{state.identity}"
+    cgroups.create(cgroup)
+    keys = credentials.create(state, addresses)
+    for name, text in configuration.files(state, addresses, keys, cgroup).items():
+        path = state.configuration / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    template = configuration.container_template(json.loads(run("ctr", "oci", "spec")), site_packages())
+    (state.configuration / "container.json").write_text(json.dumps(template))
+    s3.prepare(state.node / "s3", addresses.s3, s3.INSIDE).write(state.storage)
+
+    start_node(state, addresses, testcluster, weed)
+    if not wait(lambda: healthy(state), PATIENCE):
+        raise TimeoutError(f"the cluster is not ready after {PATIENCE:.0f} s; its logs are in {state.logs}")
+    api.serve_storage(api.ApiServer(state.kubeconfig), addresses.node, addresses.s3_port)
+    images.import_archive(containerd_socket(state), pause)
+    link_tools(state)
+    (state.node / "made-from").write_text(recipe(state))
+    say(f"cluster: up after {time.monotonic() - began:.0f} s")
+
+
+def start_node(state: State, addresses: Addresses, testcluster: Path, weed: Path) -> None:
+    """Start the node's first process in namespaces of its own and plug in its cable."""
+    words = [str(state.root), str(addresses.slot), str(testcluster), str(weed)]
+    with (state.node / "node.log").open("w") as log:
+        subprocess.Popen(
+            ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", "--mount-proc",
+             sys.executable, "-m", "tests.cluster.node", *words],
+            cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    if not wait(lambda: node_process(state) is not None, 10.0):
+        raise TimeoutError(f"the node did not start; see {state.node / 'node.log'}")
+    process = node_process(state)
+    assert process is not None
+    network.connect(addresses, process)
+
+
+def take_down(state: State, say: Say) -> None:
+    """End the node's processes, then remove what is not bound to them."""
+    if node_process(state) is not None:
+        say("cluster: ending it")
+    for process in node_processes(state.root):
+        # Killing the first process of a process namespace makes the kernel kill all others in it.
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    if not wait(lambda: not node_processes(state.root), 30.0):
+        raise TimeoutError(f"processes {node_processes(state.root)} of the cluster do not end")
+    for link, owner in network.cables().items():
+        if owner == state.root:
+            network.disconnect(link)
+            s3.remove_sockets(Addresses(int(link.removeprefix("mlora-"))).s3_port)
+    cgroups.remove(f"mlora-{state.identity}")
+    if KUBELET_FOLDER.is_dir() and not any(KUBELET_FOLDER.iterdir()):
+        KUBELET_FOLDER.rmdir()
+    for path in (state.node, state.kubeconfig, state.storage, state.tools):
+        remove(path)
+
+
+def end_abandoned(say: Say) -> None:
+    """End clusters whose state folder is gone, with the checkout that it was in."""
+    roots = set(network.cables().values()) | {root for root, _ in all_nodes()}
+    for root in roots:
+        if not root.exists():
+            say(f"cluster: ending the one of {root}, which is no longer there")
+            take_down(State(root), say)
+
+
+def healthy(state: State) -> bool:
+    """Whether API server, node and object store all answer."""
+    if node_process(state) is None or not state.kubeconfig.exists():
+        return False
+    server = api.ApiServer(state.kubeconfig)
+    ready = server.ready() and api.node_ready(server, credentials.NODE)
+    return ready and s3.answers(s3.read_access(state.storage).endpoint)
+
+
+def recipe(state: State) -> str:
+    """What a running cluster was made from: its programs, and the code that arranges them."""
+    here = Path(__file__).parent
+    parts = [gobinaries.testcluster(), program_of_environment("weed"), site_packages()]
+    code = "".join(path.read_text() for path in sorted(here.glob("*.py")))
+    return "\n".join([*map(str, parts), code])
+
+
+def made_from(state: State) -> str:
+    """The recipe of the running cluster; empty when it was never finished."""
+    path = state.node / "made-from"
+    return path.read_text() if path.exists() else ""
+
+
+def node_process(state: State) -> int | None:
+    """Process id of the node of ``state``, as this machine sees it."""
+    first = [process for root, process in all_nodes() if root == state.root and not is_unshare(process)]
+    return first[0] if first else None
+
+
+def node_processes(root: Path) -> list[int]:
+    """The node's first process and the ``unshare`` that started it."""
+    return [process for owner, process in all_nodes() if owner == root]
+
+
+def all_nodes() -> list[tuple[Path, int]]:
+    """State folder and process id of every node on this machine, known by its exact command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if "tests.cluster.node" in words:
+            root = words.index("tests.cluster.node") + 1
+            if words[root - 2] == "-m" and len(words) > root + 3:
+                found.append((Path(words[root]), int(entry.name)))
+    return found
+
+
+def is_unshare(process: int) -> bool:
+    """Whether ``process`` is the one outside the namespaces that waits for the node."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].endswith(b"unshare")
+    except OSError:
+        return True
+
+
+def containerd_socket(state: State) -> Path:
+    """The node's containerd, reached from the machine through the node's own view of the files."""
+    process = node_process(state)
+    if process is None:
+        raise RuntimeError("the cluster is not up")
+    return Path(f"/proc/{process}/root{configuration.CONTAINERD_SOCKET}")
+
+
+def site_packages() -> Path:
+    """The packages of the checkout's Python environment, which every container sees."""
+    found = sorted((CHECKOUT / ".venv/lib").glob("python3*/site-packages"))
+    if not found:
+        raise RuntimeError("there is no Python environment yet: run `make setup`")
+    return found[0]
+
+
+def program_of_environment(name: str) -> Path:
+    """A program that a Python package brought."""
+    path = CHECKOUT / ".venv/bin" / name
+    if not path.exists():
+        raise RuntimeError(f"{name} is not in the Python environment: run `make setup`")
+    return path
+
+
+def link_tools(state: State) -> None:
+    """Put links to helm and kubectl where ``make cluster-env`` points a person's PATH to."""
+    state.tools.mkdir()
+    kubectl = shutil.which("kubectl")
+    (state.tools / "helm").symlink_to(gobinaries.helm())
+    (state.tools / "kubectl").symlink_to(kubectl or program_of_environment("kubectl"))
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether ``condition`` came true within ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def require_root() -> None:
+    """Raises ``PermissionError`` with what to do instead, unless run by root."""
+    if os.geteuid() != 0:
+        raise PermissionError(
+            "the test cluster needs root; as another user set CLUSTER=existing to use your own"
+        )
