@@ -8,6 +8,7 @@ false`` (unknown fields are pruned, or refused by kubectl's strict validation), 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from typing import Any
 
 from pydantic import BaseModel
@@ -83,10 +84,12 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: 
     properties: JSON = {}
     for name, child in node["properties"].items():
         converted = _convert(child, definitions, defaults)
-        # An object that can be made from defaults alone is made, so that its defaults apply.
+        # An object that can be made from defaults alone is made, so that its defaults apply. It is written out:
+        # the API server runs CEL rules on the default itself, before it fills in what stands below.
         fillable = "properties" in converted and "required" not in converted and not _nullable(child)
         if defaults and name not in required and fillable:
-            converted["default"] = {}
+            below = converted["properties"].items()
+            converted["default"] = {key: deepcopy(value["default"]) for key, value in below if "default" in value}
         properties[name] = converted
     return {"properties": properties} | ({"required": sorted(required)} if required else {})
 
