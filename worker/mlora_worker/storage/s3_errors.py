@@ -31,6 +31,7 @@ _OTHER_REGION = {
     "307",
     "IllegalLocationConstraintException",
 }
+_PASSING = {500, 502, 503, 504}  # another attempt may work; 501 says that the store will never do it
 
 
 def code_of(error: ClientError) -> str:
@@ -123,7 +124,7 @@ def _answered(
         )
     said = _clean(str(error.response.get("Error", {}).get("Message", "")), secrets)
     told = f"cannot {action} {uri}: {where} answered {status} {code}" + (f" ({said})" if said else "")
-    if action == "write" and status < 500:
+    if action == "write" and status not in _PASSING:
         return StorageError(FailureReason.UPLOAD_FAILED, told)
     return StoreUnreachable(told)
 

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from peft.utils import set_peft_model_state_dict
+from safetensors.torch import load
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from mlora_worker.protocol import (
+    MANIFEST_NAME,
+    DataCounts,
+    FailureReason,
+    LoRAConfig,
+    StorageAccess,
+    TaskPlan,
+)
+from mlora_worker.storage.adapter import (
+    InvalidAdapter,
+    adapter_config,
+    check_adapter,
+    find_published,
+    fingerprint,
+    publish_adapter,
+    published_info,
+)
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.store import open_store
+
+OUT = "s3://adapters/team-a/support-bot"
+COUNTS = DataCounts(
+    rows=10,
+    used=9,
+    dropped={"NoAnswer": 1},
+    first_dropped={"NoAnswer": (4,)},
+    tokens=900,
+    supervised_tokens=400,
+)
+
+
+def tiny_base() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            vocab_size=64,
+        )
+    )
+
+
+def tensors_for(base: LlamaForCausalLM, rank: int, modules: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    made = {}
+    for name, module in base.named_modules():
+        if name.rpartition(".")[2] in modules:
+            made[f"base_model.model.{name}.lora_A.weight"] = torch.randn(
+                rank, module.in_features, generator=generator
+            )
+            made[f"base_model.model.{name}.lora_B.weight"] = torch.randn(
+                module.out_features, rank, generator=generator
+            )
+    return made
+
+
+def publish(store: Any, task: TaskPlan, tensors: dict[str, torch.Tensor], uri: str = OUT, **more: Any) -> Any:
+    config = adapter_config(task.lora, task.base_model, "v1.2", task.lora.target_modules)
+    return publish_adapter(
+        store, uri, tensors, config, **{"task": task, "step": 50, "loss": 0.5, "data": COUNTS, **more}
+    )
+
+
+SMALL = {"q.lora_A.weight": torch.ones(2, 3), "q.lora_B.weight": torch.ones(3, 2)}
+
+
+def test_the_published_folder_loads_in_peft_with_every_key_and_value(task: TaskPlan, tmp_path: Path) -> None:
+    base = tiny_base()
+    tensors = tensors_for(base, task.lora.rank, task.lora.target_modules)
+    publish(open_store(StorageAccess(), allow_files=True), task, tensors, tmp_path.as_uri())
+    tokens = torch.arange(8)[None]
+    plain = base(tokens).logits
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # PEFT warns of missing and of unexpected keys
+        model = PeftModel.from_pretrained(base, tmp_path)
+    result = set_peft_model_state_dict(model, tensors)
+    assert not result.unexpected_keys
+    assert not [key for key in result.missing_keys if "lora" in key]
+    loaded = get_peft_model_state_dict(model, save_embedding_layers=False)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert not torch.allclose(model(tokens).logits, plain)
+
+
+def test_the_configuration_says_what_peft_and_serving_engines_ask_for(task: TaskPlan, tmp_path: Path) -> None:
+    config = adapter_config(task.lora, "acme/tiny", "v1.2", ["v_proj", "q_proj", "v_proj"])
+    assert config["peft_type"] == "LORA"
+    assert config["task_type"] == "CAUSAL_LM"
+    assert config["base_model_name_or_path"] == "acme/tiny"
+    assert config["revision"] == "v1.2"
+    assert config["target_modules"] == ["q_proj", "v_proj"]
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (4, 8, 0.1)
+    assert isinstance(config["lora_alpha"], int)
+    assert (config["inference_mode"], config["bias"], config["modules_to_save"]) == (True, "none", None)
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    theirs = LoraConfig.from_pretrained(tmp_path)
+    assert (theirs.r, theirs.lora_alpha, theirs.target_modules) == (4, 8, {"q_proj", "v_proj"})
+
+
+def test_a_fractional_alpha_stays_as_it_is() -> None:
+    assert adapter_config(LoRAConfig(alpha=0.5), "a/b", None, ["q"])["lora_alpha"] == 0.5
+
+
+@pytest.mark.parametrize(("base", "modules"), [(" ", ["q"]), ("a/b", [])])
+def test_a_configuration_that_nobody_could_use_is_refused(base: str, modules: list[str]) -> None:
+    with pytest.raises(ValueError, match="needs a base model and target modules"):
+        adapter_config(LoRAConfig(), base, None, modules)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"q.lora_B.weight": None}, "1 of 2 tensors missing: q.lora_B.weight"),
+        ({"k.lora_A.weight": torch.ones(1)}, "1 of 2 tensors unexpected: k.lora_A.weight"),
+        (
+            {"q.lora_A.weight": torch.tensor([1.0, float("nan")])},
+            "1 of 2 tensors not finite: q.lora_A.weight",
+        ),
+        (
+            {"q.lora_B.weight": torch.tensor([1.0, float("-inf")])},
+            "1 of 2 tensors not finite: q.lora_B.weight",
+        ),
+        ({"q.lora_B.weight": torch.zeros(3, 2)}, "1 of 2 tensors all zero: q.lora_B.weight"),
+    ],
+)
+def test_an_adapter_that_is_of_no_use_is_refused_by_name(
+    change: dict[str, torch.Tensor | None], told: str
+) -> None:
+    tensors = {name: value for name, value in {**SMALL, **change}.items() if value is not None}
+    with pytest.raises(InvalidAdapter) as caught:
+        check_adapter(tensors, set(SMALL))
+    assert caught.value.reason is FailureReason.INVALID_ADAPTER
+    assert told in str(caught.value)
+
+
+def test_a_good_adapter_passes_even_with_one_zero_in_b() -> None:
+    b = torch.ones(3, 2)
+    b[0, 0] = 0
+    check_adapter({**SMALL, "q.lora_B.weight": b}, set(SMALL))
+
+
+def test_no_tensors_are_no_adapter() -> None:
+    with pytest.raises(InvalidAdapter, match="no tensors"):
+        check_adapter({}, set())
+
+
+def test_of_many_offenders_only_the_first_are_named() -> None:
+    with pytest.raises(InvalidAdapter) as caught:
+        check_adapter({}, {f"m{number}" for number in range(100, 400)})
+    assert "300 of 300 tensors missing: m100, m101, m102, m103, m104, ..." in str(caught.value)
+
+
+def test_the_old_manifest_goes_first_and_the_new_one_comes_last(memory: Any, task: TaskPlan) -> None:
+    publish(memory, task, SMALL)
+    assert memory.journal == [
+        ("delete", MANIFEST_NAME),
+        ("write", "adapter_model.safetensors"),
+        ("write", "adapter_config.json"),
+        ("write", "README.md"),
+        ("write", MANIFEST_NAME),
+    ]
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_a_publication_that_breaks_anywhere_is_no_adapter_and_can_be_repeated(
+    memory: Any, task: TaskPlan, writes: int
+) -> None:
+    publish(memory, task, SMALL)
+    memory.writes_left = writes
+    with pytest.raises(StorageError):
+        publish(memory, task, {name: tensor * 2 for name, tensor in SMALL.items()})
+    memory.writes_left = None
+    if writes:  # at 0 nothing was touched: the old adapter is still whole
+        assert find_published(memory, OUT) is None
+    publish(memory, task, SMALL)
+    assert find_published(memory, OUT) is not None
+
+
+def test_the_manifest_has_the_size_and_sum_of_every_file(memory: Any, task: TaskPlan) -> None:
+    info = publish(memory, task, SMALL)
+    manifest = find_published(memory, OUT)
+    assert manifest is not None
+    assert (manifest.task_uid, manifest.step, manifest.loss, manifest.fingerprint) == (
+        "uid-1",
+        50,
+        0.5,
+        fingerprint(task),
+    )
+    assert len(manifest.files) == 3
+    for file in manifest.files:
+        content = memory.objects[f"{OUT}/{file.name}"]
+        assert (file.bytes, file.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    weights = memory.objects[f"{OUT}/adapter_model.safetensors"]
+    assert (info.uri, info.bytes, info.sha256) == (OUT, len(weights), hashlib.sha256(weights).hexdigest())
+    assert info == published_info(OUT, manifest)
+    assert all(torch.equal(load(weights)[name], SMALL[name]) for name in SMALL)
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "no manifest", "foreign manifest"])
+def test_what_is_not_whole_is_not_published(memory: Any, task: TaskPlan, damage: str) -> None:
+    publish(memory, task, SMALL)
+    weights, manifest = f"{OUT}/adapter_model.safetensors", f"{OUT}/{MANIFEST_NAME}"
+    match damage:
+        case "gone":
+            del memory.objects[weights]
+        case "short":
+            memory.objects[weights] = memory.objects[weights][:-1]
+        case "no manifest":
+            del memory.objects[manifest]
+        case "foreign manifest":
+            memory.objects[manifest] = b'{"files": []}'
+    assert find_published(memory, OUT) is None
+
+
+def test_a_loss_that_is_no_number_leaves_the_manifest_valid(memory: Any, task: TaskPlan) -> None:
+    publish(memory, task, SMALL, loss=float("nan"), data=None)
+    manifest = find_published(memory, OUT)
+    assert manifest is not None
+    assert manifest.loss is None
+
+
+def test_the_model_card_tells_base_data_and_settings_but_no_key(memory: Any, task: TaskPlan) -> None:
+    publish(memory, task, SMALL)
+    card = memory.objects[f"{OUT}/README.md"].decode()
+    assert card.startswith('---\nbase_model: "acme/tiny"\nlibrary_name: peft\n')
+    for row in (
+        "| rows | 10 |",
+        "| rows dropped: NoAnswer | 1 |",
+        "| loss of the last step | 0.5 |",
+        "| rank | 4 |",
+        "| learning rate | 0.0002 |",
+    ):
+        assert row in card
+    assert "topsecret" not in str(memory.objects)
+    assert "AKIDKEY" not in str(memory.objects)
+
+
+def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue(task: TaskPlan) -> None:
+    same = task.model_copy(
+        update={"priority": 9, "admitted": True, "storage": StorageAccess(endpoint="http://other")}
+    )
+    assert fingerprint(same) == fingerprint(task)
+    for change in ({"uid": "uid-2"}, {"lora": LoRAConfig(rank=5)}, {"output_uri": "s3://x/y"}):
+        assert fingerprint(task.model_copy(update=change)) != fingerprint(task)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.files import FileStore
+
+STORE = FileStore()
+
+
+def test_what_was_written_is_read_back_whole_in_part_and_by_line(tmp_path: Path) -> None:
+    uri = (tmp_path / "deep" / "er" / "rows.jsonl").as_uri()
+    STORE.write(uri, b"one\ntwo\nthree")
+    assert STORE.read(uri) == b"one\ntwo\nthree"
+    assert STORE.read_range(uri, 4, 3) == b"two"
+    assert list(STORE.open_lines(uri)) == [b"one", b"two", b"three"]
+    assert STORE.size(uri) == 13
+    assert STORE.exists(uri)
+    STORE.delete(uri)
+    STORE.delete(uri)
+    assert not STORE.exists(uri)
+
+
+def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
+    uri = (tmp_path / "x").as_uri()
+    STORE.write(uri, b"12345")
+    with pytest.raises(StorageError, match="shorter than it should be: wanted 4 bytes from 3, got 2"):
+        STORE.read_range(uri, 3, 4)
+
+
+def test_a_write_that_breaks_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    uri = (tmp_path / "x").as_uri()
+    STORE.write(uri, b"old")
+    with pytest.raises(ObjectNotFound):
+        STORE.write_file(uri, tmp_path / "no such source")
+    assert STORE.read(uri) == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_leftovers_of_a_killed_writer_are_no_objects_and_go_with_the_next_write(tmp_path: Path) -> None:
+    leftover = tmp_path / ".a[1].bin.0123.partial"
+    leftover.write_bytes(b"half")
+    other = tmp_path / ".a1.bin.0123.partial"
+    other.write_bytes(b"another's")
+    uri = (tmp_path / "a[1].bin").as_uri()
+    assert STORE.list(tmp_path.as_uri()) == []
+    STORE.write(uri, b"whole")
+    assert not leftover.exists()
+    assert other.exists()
+
+
+def test_a_folder_lists_what_is_below_it_and_not_what_only_begins_like_it(tmp_path: Path) -> None:
+    for name in ("run/a", "run/deep/b", "run2/c"):
+        STORE.write((tmp_path / name).as_uri(), b"")
+    assert STORE.list((tmp_path / "run").as_uri()) == [
+        (tmp_path / "run" / name).as_uri() for name in ("a", "deep/b")
+    ]
+    assert STORE.list((tmp_path / "none").as_uri()) == []
+
+
+def test_a_missing_file_has_the_reason_that_the_caller_gave(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFound, match="does not exist") as caught:
+        FileStore(FailureReason.INVALID_SPEC).read((tmp_path / "x").as_uri())
+    assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+def test_a_full_volume_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    with (
+        pytest.raises(StorageError, match="no space left on that volume") as caught,
+        STORE._explained("x", "write"),
+    ):
+        link.write_bytes(b"x")
+    assert caught.value.reason is FailureReason.UPLOAD_FAILED

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save, save_file
+
+from mlora_worker.protocol import ModelSource, StorageAccess
+from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.safetensors_reader import BrokenModel
+from mlora_worker.storage.store import open_store
+
+URI = "s3://models/tiny"
+FIRST = {
+    "embed.weight": torch.arange(12, dtype=torch.float32).reshape(3, 4),
+    "a.weight": torch.arange(6).reshape(2, 3).to(torch.bfloat16),
+    "scale": torch.tensor(0.5, dtype=torch.float16),
+}
+SECOND = {"b.weight": torch.arange(4, dtype=torch.int64), "none": torch.empty(0, 7)}
+LOCAL = open_store(StorageAccess(), allow_files=True)
+
+
+def model(memory: Any, cache: Path, files: dict[str, bytes], uri: str = URI) -> ModelFiles:
+    memory.objects |= {f"{URI}/{name}": content for name, content in {"config.json": b"{}", **files}.items()}
+    return ModelFiles(memory, ModelSource(name="acme/tiny", uri=uri), cache)
+
+
+def sharded() -> dict[str, bytes]:
+    weight_map = dict.fromkeys(FIRST, "model-1.safetensors") | dict.fromkeys(SECOND, "model-2.safetensors")
+    index = json.dumps({"weight_map": weight_map}).encode()
+    return {
+        "model.safetensors.index.json": index,
+        "model-1.safetensors": save(FIRST),
+        "model-2.safetensors": save(SECOND),
+    }
+
+
+@pytest.mark.parametrize("uri", [URI, URI + "/"])
+def test_tensors_of_all_shards_are_found_by_name_with_shape_and_type(
+    memory: Any, tmp_path: Path, uri: str
+) -> None:
+    files = model(memory, tmp_path, sharded(), uri)
+    assert files.names() == {*FIRST, *SECOND}
+    for name, tensor in {**FIRST, **SECOND}.items():
+        assert files.shape(name) == tuple(tensor.shape)
+        assert files.dtype(name) == tensor.dtype
+        assert torch.equal(files.tensor(name), tensor)
+
+
+def test_only_headers_and_the_asked_tensor_are_read(memory: Any, tmp_path: Path) -> None:
+    weights = save({"big": torch.zeros(1000, 100), "small": torch.ones(3)})
+    files = model(memory, tmp_path, {"model.safetensors": weights})
+    files.tensor("small")
+    assert sum(length for _, _, length in memory.ranges) < 1000
+
+
+def test_a_large_tensor_comes_in_pieces(memory: Any, tmp_path: Path) -> None:
+    tensor = torch.arange(9 * 2**20, dtype=torch.float32)  # 36 MiB
+    files = model(memory, tmp_path, {"model.safetensors": save({"big": tensor})})
+    assert torch.equal(files.tensor("big"), tensor)
+    assert max(length for _, _, length in memory.ranges) == 16 * 2**20
+
+
+def test_a_local_model_is_used_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    save_file(FIRST, tmp_path / "model.safetensors")
+    files = ModelFiles(LOCAL, ModelSource(name="acme/tiny", uri=tmp_path.as_uri()), tmp_path / "cache")
+    assert files.folder() == tmp_path
+    assert not (tmp_path / "cache").exists()
+    assert all(torch.equal(files.tensor(name), tensor) for name, tensor in FIRST.items())
+
+
+def test_configuration_and_tokenizer_are_copied_but_no_weights(memory: Any, tmp_path: Path) -> None:
+    wanted = {
+        name: name.encode()
+        for name in (
+            "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+            "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json",
+        )
+    }  # fmt: skip
+    others = {
+        "model.safetensors": save(FIRST),
+        "README.md": b"",
+        "onnx/config.json": b"",
+        "pytorch_model.bin": b"",
+    }
+    folder = model(memory, tmp_path, {**wanted, **others}).folder()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"config.json": b"{}", **wanted}
+
+
+def test_a_replaced_model_is_fetched_anew(memory: Any, tmp_path: Path) -> None:
+    before = model(memory, tmp_path, {"tokenizer.json": b"old"}).folder()
+    after = model(memory, tmp_path, {"tokenizer.json": b"new"}).folder()
+    assert before == after
+    assert (after / "tokenizer.json").read_bytes() == b"new"
+
+
+WEIGHTS = save(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (
+            WEIGHTS[:-1],
+            rf"truncated: its tensors need {len(WEIGHTS)} bytes, it has {len(WEIGHTS) - 1}; upload it again",
+        ),
+        (WEIGHTS[:20], "truncated: its header alone needs"),
+        (WEIGHTS[:5], "has 5 bytes and is no safetensors file"),
+        (b"", "has 0 bytes"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "no safetensors file: its first bytes are no length",
+        ),
+        ((3).to_bytes(8, "little") + b"{{{", "no valid safetensors header"),
+        (WEIGHTS.replace(b'"F32"', b'"F99"'), "no valid safetensors header"),
+        (WEIGHTS.replace(b"[3,4]", b"[3,5]"), r"shape \[3, 5\] and type F32 cannot have 48 bytes"),
+    ],
+)
+def test_a_damaged_file_is_named_before_anything_is_loaded(
+    memory: Any, tmp_path: Path, content: bytes, told: str
+) -> None:
+    files = model(memory, tmp_path, {"model.safetensors": content})
+    with pytest.raises(BrokenModel, match=told) as caught:
+        files.names()
+    assert f"{URI}/model.safetensors" in str(caught.value)
+
+
+def test_a_damaged_local_file_is_named_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(WEIGHTS[:-1])
+    with pytest.raises(BrokenModel, match="truncated"):
+        ModelFiles(LOCAL, ModelSource(name="acme/tiny", uri=tmp_path.as_uri()), tmp_path).tensor("scale")
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"pytorch_model.bin": b""}, r"pickle files \(pytorch_model.bin\).*save_pretrained"),
+        (
+            {"README.md": b""},
+            "neither model.safetensors nor model.safetensors.index.json; found README.md, config.json",
+        ),
+        ({"model.safetensors.index.json": b"[]"}, "no index of a sharded model"),
+        ({"model.safetensors.index.json": b'{"weight_map": {}}'}, "names no files"),
+        (
+            {name: content for name, content in sharded().items() if name != "model-2.safetensors"},
+            "names model-2.safetensors, missing there",
+        ),
+        ({**sharded(), "model-2.safetensors": save(FIRST)}, "is in both"),
+    ],
+)
+def test_a_folder_without_usable_weights_says_what_to_do(
+    memory: Any, tmp_path: Path, files: dict[str, bytes], told: str
+) -> None:
+    with pytest.raises(BrokenModel, match=told):
+        model(memory, tmp_path, files).names()
+
+
+def test_a_folder_without_a_model_says_what_it_found(memory: Any, tmp_path: Path) -> None:
+    memory.objects[f"{URI}/notes.txt"] = b""
+    with pytest.raises(BrokenModel, match=r"config.json is missing; found notes.txt"):
+        ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path)
+
+
+def test_an_unknown_tensor_is_named(memory: Any, tmp_path: Path) -> None:
+    with pytest.raises(BrokenModel, match=r"no tensor lm_head.weight"):
+        model(memory, tmp_path, {"model.safetensors": WEIGHTS}).tensor("lm_head.weight")

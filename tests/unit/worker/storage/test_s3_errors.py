@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+from botocore.exceptions import (
+    ClientError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    NoCredentialsError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
+
+from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.s3_errors import explain
+
+URL = "http://s3.storage:8333"
+
+
+def answered(code: str, status: int, message: str = "") -> ClientError:
+    return ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Op"
+    )
+
+
+def told(error: Exception, action: str = "read") -> tuple[FailureReason, str]:
+    found = explain(
+        error,
+        action=action,
+        uri="s3://data/rows.jsonl",
+        endpoint=URL,
+        missing=FailureReason.DATASET_NOT_FOUND,
+        secrets=("AKIDKEY", "topsecret", None),
+    )
+    return found.reason, str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "part"),
+    [
+        (answered("NoSuchKey", 404), "DatasetNotFound", "s3://data/rows.jsonl does not exist"),
+        (answered("404", 404), "DatasetNotFound", "s3://data/rows.jsonl does not exist"),
+        (
+            answered("NoSuchBucket", 404),
+            "DatasetNotFound",
+            "bucket data of s3://data/rows.jsonl does not exist",
+        ),
+        (answered("InvalidAccessKeyId", 403), "AccessDenied", "does not know the access key"),
+        (answered("SignatureDoesNotMatch", 403), "AccessDenied", "the secret key is wrong"),
+        (answered("ExpiredToken", 400), "AccessDenied", "the keys have expired"),
+        (answered("RequestTimeTooSkewed", 403), "AccessDenied", "clocks"),
+        (answered("AccessDenied", 403), "AccessDenied", "the keys lack that right"),
+        (answered("403", 403), "AccessDenied", "the keys lack that right"),
+        (answered("401", 401), "AccessDenied", "the keys lack that right"),
+        (answered("AuthorizationHeaderMalformed", 400), "InvalidSpec", "set storage.region"),
+        (answered("SlowDown", 503), "StorageUnreachable", "answered 503 SlowDown"),
+        (answered("InternalError", 500, "oops"), "StorageUnreachable", "answered 500 InternalError (oops)"),
+        (
+            EndpointConnectionError(endpoint_url=URL),
+            "StorageUnreachable",
+            "no connection to http://s3.storage:8333",
+        ),
+        (ConnectTimeoutError(endpoint_url=URL), "StorageUnreachable", "ConnectTimeoutError"),
+        (ReadTimeoutError(endpoint_url=URL), "StorageUnreachable", "ReadTimeoutError"),
+        (NoCredentialsError(), "AccessDenied", "no keys were found"),
+        (ParamValidationError(report="Invalid bucket name"), "InvalidSpec", "no valid address"),
+        (ValueError("Invalid endpoint: foo"), "InvalidSpec", "Invalid endpoint"),
+    ],
+)
+def test_each_failure_has_a_reason_and_says_what_to_do(error: Exception, reason: str, part: str) -> None:
+    found, message = told(error)
+    assert found == reason
+    assert part in message
+
+
+@pytest.mark.parametrize("status", [400, 411, 501])
+def test_a_refused_write_is_an_upload_that_failed(status: int) -> None:
+    reason, message = told(answered("Refused", status), "write")
+    assert reason == "UploadFailed"
+    assert f"cannot write s3://data/rows.jsonl: {URL} answered {status} Refused" in message
+
+
+@pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "Other"])
+def test_keys_that_the_store_quotes_are_blotted_out(code: str) -> None:
+    _, message = told(answered(code, 403, "key AKIDKEY with topsecret is bad"))
+    assert "AKIDKEY" not in message
+    assert "topsecret" not in message
