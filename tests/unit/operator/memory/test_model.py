@@ -1,0 +1,136 @@
+"""Bytes of a stage: exact for adapters, monotone for everything."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlora_operator.memory.model import (
+    Demand,
+    MemoryModel,
+    adapter_bytes,
+    demand_of,
+    prior,
+    stage_bytes,
+    tokens_held,
+)
+from mlora_worker.protocol import LoRAConfig, ModelFacts, ModuleShape, StageReport, Training
+
+HIDDEN, INTER, LAYERS = 64, 128, 6
+
+
+def modules(stage: int, count: int) -> tuple[ModuleShape, ...]:
+    return (
+        ModuleShape(stage=stage, name="q_proj", in_features=HIDDEN, out_features=HIDDEN, count=count),
+        ModuleShape(stage=stage, name="down_proj", in_features=INTER, out_features=HIDDEN, count=count),
+    )
+
+
+FACTS = ModelFacts(
+    hidden_size=HIDDEN,
+    intermediate_size=INTER,
+    layers=LAYERS,
+    attention_heads=4,
+    vocab_size=1000,
+    max_positions=256,
+    dtype_bytes=4,
+    modules=modules(0, 4) + modules(1, 2),
+)
+STAGES = (
+    StageReport(
+        stage=0, first_layer=0, last_layer=3, device="cpu", resident_bytes=10_000_000, capacity_bytes=2**30
+    ),
+    StageReport(
+        stage=1, first_layer=4, last_layer=5, device="cpu", resident_bytes=5_000_000, capacity_bytes=2**30
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("story", "lora", "stage", "parameters"),
+    [
+        ("one module, four layers", LoRAConfig(rank=8, target_modules=("q_proj",)), 0, 8 * (64 + 64) * 4),
+        (
+            "another shape, two layers",
+            LoRAConfig(rank=4, target_modules=("down_proj",)),
+            1,
+            4 * (128 + 64) * 2,
+        ),
+        (
+            "all-linear is every module",
+            LoRAConfig(rank=1, target_modules=("all-linear",)),
+            1,
+            (64 + 64) * 2 + (128 + 64) * 2,
+        ),
+        ("a name that the model lacks takes nothing", LoRAConfig(target_modules=("c_attn",)), 0, 0),
+    ],
+)
+def test_an_adapter_takes_four_float32_numbers_a_parameter(
+    story: str, lora: LoRAConfig, stage: int, parameters: int
+) -> None:
+    assert adapter_bytes(lora, FACTS, stage) == parameters * 16, story
+
+
+def demand(rank: int = 8, rows: int = 4, longest: int = 32) -> Demand:
+    return Demand(LoRAConfig(rank=rank), rows * longest, longest)
+
+
+def test_rows_are_never_longer_than_the_model_takes() -> None:
+    training = Training(batch_size=2, gradient_accumulation_steps=3, max_seq_length=1000)
+    assert demand_of(LoRAConfig(), training, max_positions=256) == Demand(LoRAConfig(), 6 * 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("story", "stage", "stages", "budget", "rows", "tokens"),
+    [
+        ("one stage holds one microbatch", 0, 1, 64, 100, 64),
+        ("the last stage too", 2, 3, 64, 100, 64),
+        ("the first of three takes in seven before a gradient is back", 0, 3, 64, 100, 7 * 64),
+        ("never more than one step of each task", 0, 3, 64, 3, 3 * 32),
+        ("a row longer than the budget travels alone", 0, 1, 16, 100, 32),
+    ],
+)
+def test_tokens_held(story: str, stage: int, stages: int, budget: int, rows: int, tokens: int) -> None:
+    assert tokens_held([demand(rows=rows)], stage, stages, budget)[0] == tokens, story
+
+
+def test_the_last_stage_pays_for_the_loss() -> None:
+    first = STAGES[0].model_copy(update={"last_layer": 1})  # as many layers as the last one
+    last = STAGES[1]
+    assert prior(FACTS, last, 2).b0 - prior(FACTS, first, 2).b0 == 2 * 4 * 1024 * FACTS.vocab_size
+    assert prior(FACTS, last, 2).b1 == prior(FACTS, first, 2).b1
+
+
+def model(budget: int | None = None, margin: float = 0.0, **demands: Demand) -> MemoryModel:
+    return MemoryModel(FACTS, STAGES, 128, budget, margin, demands)
+
+
+def test_the_verdict_is_that_of_the_tightest_stage() -> None:
+    verdict = model(a=demand()).verdict(["a"])
+    assert (verdict.fits, verdict.stage) == (True, 1)  # which holds the loss
+    heavy = (STAGES[0].model_copy(update={"resident_bytes": 900_000_000}), STAGES[1])
+    assert MemoryModel(FACTS, heavy, 128, None, 0.0, {"a": demand()}).verdict(["a"]).stage == 0
+
+
+def test_the_budget_of_the_spec_comes_before_the_device_and_the_margin_is_kept_free() -> None:
+    needed = model(a=demand()).verdict(["a"]).needed
+    assert model(budget=needed, a=demand()).verdict(["a"]).fits
+    assert not model(budget=needed, margin=0.01, a=demand()).verdict(["a"]).fits
+    assert not model(budget=needed - 1, a=demand()).verdict(["a"]).fits
+
+
+demands = st.lists(
+    st.builds(demand, st.integers(1, 64), st.integers(1, 64), st.integers(2, 256)), min_size=1, max_size=6
+)
+
+
+@given(demands, st.integers(16, 512), st.sampled_from([0, 1]))
+def test_a_task_less_never_needs_more(many: list[Demand], budget: int, stage: int) -> None:
+    coefficients = prior(FACTS, STAGES[stage], 2)
+
+    def needed(some: list[Demand]) -> int:
+        return stage_bytes(some, FACTS, STAGES[stage], 2, budget, coefficients)
+
+    assert needed(many[1:]) <= needed(many)
+    assert needed([]) == STAGES[stage].resident_bytes + int(coefficients.b0)

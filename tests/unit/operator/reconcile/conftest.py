@@ -1,0 +1,233 @@
+"""Builders of real objects, each with sensible defaults: ``make.task(...)``, ``make.report(...)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from mlora_operator.api.meta import Condition
+from mlora_operator.reconcile.observe import read_pipeline, read_task
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, PodProblem, Snapshot, Task
+from mlora_operator.settings import Settings
+from mlora_worker.protocol import (
+    AdapterInfo,
+    DataCounts,
+    Failure,
+    FailureReason,
+    ModelFacts,
+    ModuleShape,
+    Report,
+    StageReport,
+    TaskPhase,
+    TaskReport,
+)
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+MODEL = "Org/Toy-1B"
+
+
+def merge(base: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return out
+
+
+class Make:
+    now = NOW
+    model = MODEL
+
+    @staticmethod
+    def raw_task(
+        name: str = "t1",
+        namespace: str = "team-a",
+        *,
+        age: float = 60,
+        status: Mapping[str, Any] | None = None,
+        **spec: Any,
+    ) -> dict[str, Any]:
+        return {
+            "metadata": {
+                "namespace": namespace,
+                "name": name,
+                "uid": f"uid-{namespace}-{name}",
+                "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "generation": 1,
+                "resourceVersion": "1",
+            },
+            "spec": merge(
+                {
+                    "baseModel": MODEL,
+                    "dataset": {"uri": "s3://datasets/rows.jsonl"},
+                    "output": {"uri": f"s3://adapters/{name}"},
+                },
+                spec,
+            ),
+            "status": dict(status or {}),
+        }
+
+    def task(self, name: str = "t1", namespace: str = "team-a", **fields: Any) -> Task:
+        return read_task(self.raw_task(name, namespace, **fields), allow_file_uris=False)
+
+    @staticmethod
+    def raw_pipeline(
+        name: str = "toy",
+        namespace: str = "team-a",
+        *,
+        age: float = 3600,
+        status: Mapping[str, Any] | None = None,
+        generation: int = 1,
+        annotations: Mapping[str, str] | None = None,
+        **spec: Any,
+    ) -> dict[str, Any]:
+        return {
+            "metadata": {
+                "namespace": namespace,
+                "name": name,
+                "uid": f"uid-{namespace}-{name}",
+                "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "generation": generation,
+                "resourceVersion": "1",
+                "annotations": dict(annotations or {}),
+            },
+            "spec": merge({"model": {"name": MODEL, "uri": "s3://models/toy"}, "stages": 2}, spec),
+            "status": dict(status or {}),
+        }
+
+    def pipeline(self, name: str = "toy", namespace: str = "team-a", **fields: Any) -> Pipeline:
+        return read_pipeline(self.raw_pipeline(name, namespace, **fields))
+
+    @staticmethod
+    def condition(type_: str, status: str, reason: str = "Reason", since: datetime = NOW) -> dict[str, Any]:
+        return Condition(
+            type=type_,
+            status=status,  # type: ignore[arg-type]
+            reason=reason,
+            last_transition_time=since.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        ).model_dump(by_alias=True)
+
+    @staticmethod
+    def facts() -> ModelFacts:
+        return ModelFacts(
+            hidden_size=64,
+            intermediate_size=128,
+            layers=4,
+            attention_heads=4,
+            vocab_size=100,
+            max_positions=2048,
+            dtype_bytes=4,
+            modules=tuple(
+                ModuleShape(stage=stage, name=name, in_features=64, out_features=64, count=2)
+                for stage in (0, 1)
+                for name in ("q_proj", "v_proj")
+            ),
+        )
+
+    @staticmethod
+    def stages(capacity: int = 2**33, count: int = 2) -> tuple[StageReport, ...]:
+        return tuple(
+            StageReport(
+                stage=number,
+                first_layer=2 * number,
+                last_layer=2 * number + 1,
+                device="cpu",
+                resident_bytes=1_000_000,
+                capacity_bytes=capacity,
+            )
+            for number in range(count)
+        )
+
+    def report(
+        self,
+        *tasks: TaskReport,
+        run: str = "run-1",
+        sequence: int = 1,
+        generation: int = 1,
+        ready: bool = True,
+        capacity: int = 2**33,
+        count: int = 2,
+    ) -> Report:
+        return Report(
+            run_id=run,
+            sequence=sequence,
+            plan_generation=generation,
+            ready=ready,
+            facts=self.facts() if ready else None,
+            stages=self.stages(capacity, count) if ready else (),
+            tasks=tasks,
+        )
+
+    @staticmethod
+    def reported(
+        phase: str, name: str = "t1", namespace: str = "team-a", step: int = 0, **fields: Any
+    ) -> TaskReport:
+        if phase == "Succeeded":
+            fields.setdefault(
+                "adapter", AdapterInfo(uri=f"s3://adapters/{name}", sha256="ab" * 32, bytes=1000)
+            )
+        if phase == "Failed":
+            fields.setdefault(
+                "failure", Failure(reason=FailureReason.INVALID_ROW, message="line 7: no completion")
+            )
+        if phase != "Preparing":
+            fields.setdefault("data", DataCounts(rows=10, used=9, dropped={"NoAnswer": 1}))
+            fields.setdefault("total_steps", 50)
+        return TaskReport(uid=f"uid-{namespace}-{name}", phase=TaskPhase(phase), step=step, **fields)
+
+    @staticmethod
+    def group(
+        replicas: int = 2,
+        ready: int | None = None,
+        revision: str = "new",
+        pod_revision: str | None = None,
+        problem: PodProblem | None = None,
+        refusal: PodProblem | None = None,
+        missing: int = 0,
+    ) -> Group:
+        up = replicas if ready is None else ready
+        pods = tuple(
+            Pod(
+                key=Key("team-a", f"mlora-toy-{number}"),
+                uid=f"pod-{number}",
+                revision=pod_revision or revision,
+                ready=number < up,
+                problem=problem if number >= up else None,
+            )
+            for number in range(replicas - missing)
+        )
+        return Group(replicas=replicas, revision=revision, pods=pods, problem=refusal)
+
+    def snapshot(
+        self,
+        *tasks: Task,
+        pipelines: tuple[Pipeline, ...] | None = None,
+        group: Group | None = None,
+        contact: Contact | None = None,
+        **fields: Any,
+    ) -> Snapshot:
+        """One pipeline team-a/toy unless ``pipelines`` says otherwise."""
+        key = Key("team-a", "toy")
+        known = (self.pipeline(),) if pipelines is None else pipelines
+        return Snapshot(
+            tasks=tasks,
+            pipelines=known,
+            groups={key: group} if group is not None else {},
+            contacts={key: contact} if contact is not None else {},
+            revisions={one.key: "new" for one in known},
+            **fields,
+        )
+
+    @staticmethod
+    def settings(**fields: Any) -> Settings:
+        return Settings.model_validate(
+            {"namespace": "mlora-system", "worker": {"image": "worker:1"}, **fields}
+        )
+
+
+@pytest.fixture
+def make() -> Make:
+    return Make()
