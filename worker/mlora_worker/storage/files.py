@@ -78,20 +78,11 @@ class FileStore:
     def _replacing(self, uri: str) -> Iterator[BinaryIO]:
         target = file_path(uri)
         with self._explained(uri, "write"):
-            target.parent.mkdir(parents=True, exist_ok=True)
+            # Of a writer that was killed: an object of a store has one writer only.
             for leftover in target.parent.glob(f".{_literal(target.name)}.*{_UNFINISHED}"):
-                leftover.unlink(missing_ok=True)  # of a writer that was killed: an output has one writer only
-            unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_UNFINISHED}")
-            try:
-                with unfinished.open("xb") as file:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                unfinished.replace(target)
-                _sync_folder(target.parent)
-            except BaseException:
-                unfinished.unlink(missing_ok=True)
-                raise
+                leftover.unlink(missing_ok=True)
+            with replacing(target) as file:
+                yield file
 
     @contextlib.contextmanager
     def _explained(self, uri: str, action: str) -> Iterator[None]:
@@ -110,6 +101,25 @@ class FileStore:
             raise StorageError(
                 reason, f"cannot {action} {uri}: {error.strerror or type(error).__name__}"
             ) from None
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``target`` when the block ends well, and vanishes when it does not.
+    Several processes may do so at once: the last one's file stays, whole.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_UNFINISHED}")
+    try:
+        with unfinished.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(target)
+        _sync_folder(target.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _literal(name: str) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from mlora_worker.protocol import ModelSource
 from mlora_worker.storage import uri as address
-from mlora_worker.storage.files import FileStore
+from mlora_worker.storage.files import replacing
 from mlora_worker.storage.safetensors_reader import BrokenModel, SafetensorsReader
 from mlora_worker.storage.store import Store
 
@@ -61,7 +61,6 @@ class ModelFiles:
         if address.scheme(self._uri) == address.FILE:
             return address.file_path(self._uri)
         folder = self._cache_dir / "models" / hashlib.sha256(self._uri.encode()).hexdigest()[:16]
-        local = FileStore()
         for name, uri in sorted(self._files.items()):
             if any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES) and "/" not in name:
                 data = self._store.read(uri)
@@ -69,7 +68,8 @@ class ModelFiles:
                     raise BrokenModel(
                         f"{uri} changed while it was read: start again when its upload has ended"
                     )
-                local.write(address.file_uri(folder / name), data)
+                with replacing(folder / name) as file:
+                    file.write(data)
         return folder
 
     def names(self) -> set[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
@@ -75,5 +76,5 @@ def task() -> TaskPlan:
         dataset=Dataset(uri="s3://data/rows.jsonl"),
         training=Training(),
         output_uri="s3://adapters/team-a/support-bot",
-        storage=StorageAccess(access_key="AKIDKEY", secret_key="topsecret"),  # type: ignore[arg-type]
+        storage=StorageAccess(access_key=SecretStr("AKIDKEY"), secret_key=SecretStr("topsecret")),
     )

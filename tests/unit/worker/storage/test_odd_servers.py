@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +38,11 @@ class OddServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
         self.keys_seen: list[str] = []
         self.broken_bodies = 1
+        self.scheme = "http"
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,8 +145,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def odd_server(oddity: str = "") -> Iterator[OddServer]:
+def odd_server(oddity: str = "", certificate: Path | None = None) -> Iterator[OddServer]:
+    """``certificate`` is a file with key and certificate; with it, the server speaks https."""
     server = OddServer(oddity)
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.scheme = "https"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
@@ -188,6 +197,31 @@ def test_a_server_that_knows_no_checksums_and_no_chunked_bodies_is_written_and_r
         assert store.size("s3://bucket/big") == big.stat().st_size
         probe_output(store, "s3://bucket/out")
         assert set(server.objects) == {"/bucket/small", "/bucket/big"}, "buckets are part of the path"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    path = tmp_path / "certificate.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=odd -addext subjectAltName=IP:127.0.0.1"
+    )
+    subprocess.run(
+        [*command.split(), "-keyout", path, "-out", tmp_path / "only"], check=True, capture_output=True
+    )
+    path.write_bytes(path.read_bytes() + (tmp_path / "only").read_bytes())
+    return path
+
+
+def test_the_same_holds_over_https_where_the_sdk_would_send_chunks_and_trailers(
+    big: Path, certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    with odd_server(certificate=certificate) as server:
+        store = store_of(server)
+        store.write("s3://bucket/small", b"content")
+        store.write_file("s3://bucket/big", big)
+        assert store.read("s3://bucket/small") == b"content"
+        assert store.read("s3://bucket/big") == big.read_bytes()
 
 
 def test_part_tags_that_are_no_digests_are_handed_back_and_not_judged(big: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from botocore.exceptions import (
     ClientError,
@@ -17,9 +19,11 @@ URL = "http://s3.storage:8333"
 
 
 def answered(code: str, status: int, message: str = "") -> ClientError:
-    return ClientError(
-        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}, "Op"
-    )
+    response: Any = {
+        "Error": {"Code": code, "Message": message},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return ClientError(response, "Op")
 
 
 def told(error: Exception, action: str = "read") -> tuple[FailureReason, str]:
