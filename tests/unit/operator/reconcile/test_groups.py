@@ -1,0 +1,146 @@
+"""Why a pod does not run, from what Kubernetes wrote into its status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlora_operator.reconcile.groups import pod_problem, read_groups
+from mlora_operator.reconcile.snapshot import Key
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"state": {"waiting": {"reason": reason, "message": message}}, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("story", "status", "reason", "words"),
+    [
+        (
+            "the image is not there",
+            waiting("ImagePullBackOff", 'Back-off pulling "x"'),
+            "ImagePullBackOff",
+            "Back-off",
+        ),
+        (
+            "a key of a Secret is missing",
+            waiting("CreateContainerConfigError", 'secret "s" not found'),
+            "CreateContainerConfigError",
+            'secret "s" not found',
+        ),
+        (
+            "no room",
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes",
+                    }
+                ]
+            },
+            "Unschedulable",
+            "0/3 nodes",
+        ),
+        (
+            "the worker ends at once: its own words",
+            waiting(
+                "CrashLoopBackOff",
+                "back-off 10s restarting",
+                lastState={
+                    "terminated": {"exitCode": 1, "reason": "Error", "message": "model not found: s3://m\n"}
+                },
+            ),
+            "CrashLoopBackOff",
+            "exit code 1: model not found: s3://m",
+        ),
+        (
+            "killed for memory",
+            {"containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]},
+            "OOMKilled",
+            "OOMKilled, exit code 137",
+        ),
+        (
+            "evicted",
+            {"phase": "Failed", "reason": "Evicted", "message": "low on disk"},
+            "Evicted",
+            "low on disk",
+        ),
+    ],
+)
+def test_a_problem_has_the_kubelets_words(story: str, status: Any, reason: str, words: str) -> None:
+    found = pod_problem(status)
+    assert found is not None, story
+    assert (found.reason, words in found.message) == (reason, True)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {},
+        waiting("ContainerCreating"),
+        waiting("PodInitializing"),
+        {"containerStatuses": [{"state": {"running": {}}}]},
+    ],
+)
+def test_an_ordinary_start_is_no_problem(status: Any) -> None:
+    assert pod_problem(status) is None
+
+
+def statefulset(name: str = "mlora-toy", **meta: Any) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": "a",
+            "name": name,
+            "uid": "s",
+            "labels": {"mlora.dev/pipeline": "toy"},
+            "annotations": {"mlora.dev/pipeline-name": "toy", "mlora.dev/revision": "r2"},
+            **meta,
+        },
+        "spec": {"replicas": 2},
+    }
+
+
+def pod(number: int, ready: bool = True, namespace: str = "a") -> dict[str, Any]:
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": f"mlora-toy-{number}",
+            "uid": f"p{number}",
+            "labels": {"mlora.dev/pipeline": "toy"},
+            "annotations": {"mlora.dev/revision": "r1"},
+        },
+        "status": {"conditions": [{"type": "Ready", "status": str(ready)}]},
+    }
+
+
+def event(message: str, at: str) -> dict[str, Any]:
+    return {
+        "involvedObject": {"kind": "StatefulSet", "namespace": "a", "name": "mlora-toy"},
+        "reason": "FailedCreate",
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+def test_a_group_has_the_pods_of_its_own_namespace() -> None:
+    groups = read_groups([statefulset()], [pod(1, ready=False), pod(0), pod(0, namespace="b")], [])
+    group = groups[Key("a", "toy")]
+    assert [one.key.name for one in group.pods] == ["mlora-toy-0", "mlora-toy-1"]
+    assert (group.replicas, group.revision, group.ready) == (2, "r2", 1)
+    assert {one.revision for one in group.pods} == {"r1"}
+
+
+def test_pods_that_cannot_even_be_made_are_explained_by_the_newest_event() -> None:
+    events = [event("exceeded quota: new", "2026-03-01T12:00:02Z"), event("old", "2026-03-01T12:00:01Z")]
+    lacking = read_groups([statefulset()], [pod(0)], events)[Key("a", "toy")]
+    assert lacking.problem is not None
+    assert lacking.problem.message == "exceeded quota: new"
+    whole = read_groups([statefulset()], [pod(0), pod(1)], events)[Key("a", "toy")]
+    assert whole.problem is None
+
+
+def test_a_group_that_is_being_deleted_is_none() -> None:
+    assert read_groups([statefulset(deletionTimestamp="2026-03-01T12:00:00Z")], [pod(0)], []) == {}

@@ -1,0 +1,173 @@
+"""Which plan a coordinator gets, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_worker.protocol import Plan
+
+TOY = Key("team-a", "toy")
+SECRET = Key("team-a", "keys")
+
+
+def plan(make: Any, *tasks: Any, contact: Contact, **fields: Any) -> Plan | None:
+    snapshot = make.snapshot(*tasks, group=make.group(), contact=contact, **fields)
+    return decide(snapshot, make.settings(), make.now).plans.get(TOY)
+
+
+def sent(contact: Contact, taken: Plan | None) -> Contact:
+    """The contact after the coordinator has taken a plan."""
+    assert taken is not None
+    assert contact.report is not None
+    report = contact.report
+    return replace(contact, sent=taken, sent_run=report.run_id, sent_sequence=report.sequence)
+
+
+def test_nothing_is_sent_to_a_coordinator_that_does_not_answer(make: Any) -> None:
+    assert plan(make, make.task(), contact=Contact()) is None
+    lost = Contact(report=make.report(), lost_since=make.now)
+    assert plan(make, make.task(), contact=lost) is None
+
+
+def test_a_plan_names_each_unfinished_task_in_the_schedulers_order(make: Any) -> None:
+    tasks = [
+        make.task("low", priority=1),
+        make.task("high", priority=5),
+        make.task("off", suspend=True),
+        make.task("done", status={"conditions": [make.condition("Succeeded", "True")]}),
+    ]
+    found = plan(make, *tasks, contact=Contact(report=make.report(generation=0)))
+    assert found is not None
+    assert [(one.name, one.priority) for one in found.tasks] == [("high", 5), ("low", 1)]
+
+
+def test_a_task_plan_is_the_users_spec(make: Any) -> None:
+    task = make.task(lora={"rank": 4}, training={"batchSize": 2}, dataset={"fields": {"prompt": "q"}})
+    found = plan(make, task, contact=Contact(report=make.report()))
+    assert found is not None
+    (entry,) = found.tasks
+    assert task.spec is not None
+    assert (entry.uid, entry.namespace, entry.name) == (task.uid, "team-a", "t1")
+    assert (entry.lora, entry.training, entry.dataset) == (
+        task.spec.lora,
+        task.spec.training,
+        task.spec.dataset,
+    )
+    assert (entry.output_uri, entry.base_model, entry.admitted) == ("s3://adapters/t1", "Org/Toy-1B", False)
+
+
+def test_a_prepared_task_is_admitted_and_stays_so_until_it_is_done(make: Any) -> None:
+    admitted = {"conditions": [make.condition("Admitted", "True")], "pipeline": "team-a/toy"}
+    for phase, status in (("Prepared", {}), ("Prepared", admitted), ("Training", {}), ("Saving", {})):
+        contact = Contact(report=make.report(make.reported(phase)))
+        found = plan(make, make.task(status=status), contact=contact)
+        assert found is not None
+        assert [one.admitted for one in found.tasks] == [True], phase
+
+
+def test_a_task_that_succeeded_stays_in_the_plan_until_its_status_is_written(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported("Succeeded")))
+    found = plan(make, make.task(), contact=contact)
+    assert found is not None
+    assert [one.name for one in found.tasks] == ["t1"]
+
+
+def test_the_same_wish_is_sent_once(make: Any) -> None:
+    contact = Contact(report=make.report(generation=0))
+    first = plan(make, make.task(), contact=contact)
+    assert plan(make, make.task(), contact=sent(contact, first)) is None
+
+
+def test_a_new_wish_gets_the_next_generation(make: Any) -> None:
+    contact = Contact(report=make.report(generation=0))
+    first = plan(make, make.task(), contact=contact)
+    assert first is not None
+    second = plan(make, make.task(), make.task("t2"), contact=sent(contact, first))
+    assert second is not None
+    assert second.generation == first.generation + 1
+
+
+def test_a_restarted_operator_continues_above_what_the_coordinator_has(make: Any) -> None:
+    found = plan(make, make.task(), contact=Contact(report=make.report(generation=41)))
+    assert found is not None
+    assert found.generation == 42
+
+
+def test_a_restarted_operator_and_coordinator_continue_above_the_status(make: Any) -> None:
+    pipeline = make.pipeline(status={"planGeneration": 17})
+    contact = Contact(report=make.report(generation=0))
+    found = plan(make, make.task(), contact=contact, pipelines=(pipeline,))
+    assert found is not None
+    assert found.generation == 18
+
+
+def test_a_restarted_coordinator_gets_the_plan_again(make: Any) -> None:
+    contact = Contact(report=make.report(generation=0))
+    first = plan(make, make.task(), contact=contact)
+    taken = sent(contact, first)
+    restarted = replace(taken, report=make.report(run="run-2", sequence=0, generation=0))
+    again = plan(make, make.task(), contact=restarted)
+    assert again == first
+
+
+def test_a_report_from_before_the_plan_was_taken_sends_nothing_twice(make: Any) -> None:
+    contact = Contact(report=make.report(sequence=5, generation=0))
+    first = plan(make, make.task(), contact=contact)
+    assert plan(make, make.task(), contact=sent(contact, first)) is None
+
+
+def test_a_plan_of_someone_else_is_overruled(make: Any) -> None:
+    contact = Contact(report=make.report(generation=0))
+    first = plan(make, make.task(), contact=contact)
+    overruled = replace(sent(contact, first), report=make.report(sequence=9, generation=50))
+    again = plan(make, make.task(), contact=overruled)
+    assert again is not None
+    assert again.generation == 51
+
+
+def test_keys_are_read_anew_and_a_change_is_sent(make: Any) -> None:
+    task = make.task(storage={"secretRef": {"name": "keys"}})
+    contact = Contact(report=make.report(generation=0))
+    old = {SECRET: {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "old\n"}}
+    new = {SECRET: {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "new\n"}}
+    first = plan(make, task, contact=contact, secrets=old)
+    second = plan(make, task, contact=sent(contact, first), secrets=new)
+    assert second is not None
+    key = second.tasks[0].storage.secret_key
+    assert key is not None
+    assert key.get_secret_value() == "new"
+
+
+def test_a_task_that_trains_keeps_its_keys_while_its_secret_is_away(make: Any) -> None:
+    task = make.task(storage={"secretRef": {"name": "keys"}}, status={"pipeline": "team-a/toy"})
+    contact = Contact(report=make.report(make.reported("Training")))
+    first = plan(
+        make,
+        task,
+        contact=contact,
+        secrets={SECRET: {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}},
+    )
+    assert plan(make, task, contact=sent(contact, first), secrets={SECRET: None}) is None
+    # A restarted operator does not know the keys: it leaves the coordinator its former plan.
+    assert plan(make, task, contact=contact, secrets={SECRET: None}) is None
+
+
+@given(known=st.integers(0, 50), reported=st.integers(0, 50), before=st.integers(0, 50))
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_new_generation_is_above_all_that_were_seen(
+    make: Any, known: int, reported: int, before: int
+) -> None:
+    contact = replace(
+        Contact(report=make.report(generation=reported)), sent=Plan(generation=before), sent_run="run-1"
+    )
+    pipeline = make.pipeline(status={"planGeneration": known})
+    found = plan(make, make.task(), contact=contact, pipelines=(pipeline,))
+    assert found is not None
+    assert found.generation == max(known, reported, before) + 1

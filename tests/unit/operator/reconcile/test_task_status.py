@@ -1,0 +1,317 @@
+"""What a user reads on a task, for everything that can have become of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
+
+T1 = Key("team-a", "t1")
+
+
+def status_of(
+    make: Any, *, now: Any = None, task: dict[str, Any] | None = None, **snapshot: Any
+) -> TaskStatus:
+    """The status of task t1 after one pass."""
+    raw = make.task(**(task or {}))
+    return decide(make.snapshot(raw, **snapshot), make.settings(), now or make.now).task_statuses[T1]
+
+
+def said(status: TaskStatus) -> dict[str, str]:
+    """type -> status/reason"""
+    return {one.type: f"{one.status}/{one.reason}" for one in status.conditions}
+
+
+def message(status: TaskStatus, type_: str) -> str:
+    return next(one.message for one in status.conditions if one.type == type_)
+
+
+def lived(make: Any, *conditions: tuple[str, str, str], **fields: Any) -> dict[str, Any]:
+    """A task with a past."""
+    past = {"pipeline": "team-a/toy", "conditions": [make.condition(*one) for one in conditions], **fields}
+    return {"status": past}
+
+
+TRAINED = (
+    ("Accepted", "True", "Accepted"),
+    ("Admitted", "True", "Admitted"),
+    ("Running", "True", "Training"),
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "expected"),
+    [
+        ("Preparing", "Preparing", {"Admitted": "False/PreparingData"}),
+        ("Prepared", "Queued", {"Admitted": "True/Admitted"}),
+        ("Training", "Training", {"Admitted": "True/Admitted", "Running": "True/Training"}),
+        ("Saving", "Saving", {"Admitted": "True/Admitted", "Running": "True/Saving"}),
+        (
+            "Succeeded",
+            "Succeeded",
+            {
+                "Admitted": "False/Finished",
+                "Running": "False/Finished",
+                "Succeeded": "True/AdapterUploaded",
+                "Failed": "False/AdapterUploaded",
+            },
+        ),
+        (
+            "Failed",
+            "Failed",
+            {
+                "Admitted": "False/Finished",
+                "Running": "False/Finished",
+                "Succeeded": "False/InvalidRow",
+                "Failed": "True/InvalidRow",
+            },
+        ),
+    ],
+)
+def test_phases_of_the_worker_become_conditions(
+    make: Any, phase: str, state: str, expected: dict[str, str]
+) -> None:
+    status = status_of(make, group=make.group(), contact=Contact(report=make.report(make.reported(phase))))
+    assert status.state == state
+    assert said(status) == {"Accepted": "True/Accepted", **expected}
+    assert all(one.observed_generation == 1 for one in status.conditions)
+
+
+def test_progress_is_copied_as_text_that_is_always_valid_json(make: Any) -> None:
+    training = make.reported("Training", step=12, loss=1.23456789, tokens_per_second=812.34)
+    status = status_of(make, group=make.group(), contact=Contact(report=make.report(training)))
+    assert (status.step, status.total_steps, status.progress) == (12, 50, "12/50")
+    assert (status.loss, status.tokens_per_second) == ("1.2346", "812")
+    assert status.start_time == "2026-03-01T12:00:00Z"
+    assert status.completion_time is None
+
+
+def test_a_success_has_adapter_counts_and_time(make: Any) -> None:
+    done = make.reported("Succeeded", step=50)
+    past = lived(make, *TRAINED, startTime="2026-03-01T11:00:00Z", run="run-1")
+    status = status_of(make, task=past, group=make.group(), contact=Contact(report=make.report(done)))
+    assert status.adapter is not None
+    assert status.adapter.uri == "s3://adapters/t1"
+    assert status.data is not None
+    assert status.data.used == 9
+    assert (status.start_time, status.completion_time) == ("2026-03-01T11:00:00Z", "2026-03-01T12:00:00Z")
+
+
+def test_a_failure_says_what_the_worker_said(make: Any) -> None:
+    status = status_of(make, group=make.group(), contact=Contact(report=make.report(make.reported("Failed"))))
+    assert message(status, "Failed") == "line 7: no completion"
+    assert status.completion_time is not None
+
+
+IMAGE = PodProblem("ImagePullBackOff", 'Back-off pulling image "worker:typo"')
+
+
+@pytest.mark.parametrize(
+    ("story", "fields", "words"),
+    [
+        ("no workers yet", {}, "0 of 2 workers"),
+        ("one of two", {"group": {"ready": 1}}, "1 of 2 workers"),
+        (
+            "a pod cannot start",
+            {"group": {"ready": 1, "problem": IMAGE}},
+            "mlora-toy-1: ImagePullBackOff: Back-off",
+        ),
+        (
+            "a quota keeps pods away",
+            {
+                "group": {
+                    "ready": 0,
+                    "missing": 2,
+                    "refusal": PodProblem("FailedCreate", "exceeded quota: gpus"),
+                }
+            },
+            "exceeded quota",
+        ),
+        ("the coordinator is not up", {"group": {}, "contact": Contact()}, "does not answer yet"),
+        ("the model is being loaded", {"group": {}, "contact": Contact(starting=True)}, "load the model"),
+    ],
+)
+def test_a_task_that_waits_for_workers_says_what_they_wait_for(
+    make: Any, story: str, fields: dict[str, Any], words: str
+) -> None:
+    group = make.group(**fields["group"]) if "group" in fields else None
+    status = status_of(make, group=group, contact=fields.get("contact"))
+    assert (status.state, status.reason) == ("Pending", "PipelineStarting"), story
+    assert words in message(status, "Admitted")
+
+
+def test_a_task_too_large_for_the_memory_is_told_so_at_once_and_never_runs(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported("Preparing"), capacity=10_000_000))
+    status = status_of(make, group=make.group(), contact=contact)
+    assert (status.state, said(status)["Admitted"]) == ("Rejected", "False/ExceedsCapacity")
+    assert "maxSeqLength" in message(status, "Admitted")
+
+
+def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
+    capacity = 220_000_000  # enough for one of them
+    contact = Contact(
+        report=make.report(make.reported("Training", "big"), make.reported("Prepared"), capacity=capacity)
+    )
+    tasks = [make.task("big", training={"batchSize": 8}), make.task()]
+    decision = decide(make.snapshot(*tasks, group=make.group(), contact=contact), make.settings(), make.now)
+    status = decision.task_statuses[T1]
+    assert (status.state, said(status)["Admitted"]) == ("Queued", "False/WaitingForMemory")
+    assert "MiB" in message(status, "Admitted")
+    assert [(task.name, task.admitted) for task in decision.plans[Key("team-a", "toy")].tasks] == [
+        ("big", True),
+        ("t1", False),
+    ]
+
+
+@pytest.mark.parametrize("phase", ["Prepared", "Training"])
+def test_a_suspended_task_gives_its_place_back(make: Any, phase: str) -> None:
+    task = {"suspend": True, **lived(make, *TRAINED, run="run-1")}
+    contact = Contact(report=make.report(make.reported(phase)))
+    status = status_of(make, task=task, group=make.group(), contact=contact)
+    assert status.state == "Suspended"
+    assert said(status)["Admitted"] == said(status)["Running"] == "False/Suspended"
+    assert status.run is None
+
+
+def test_a_suspended_task_that_has_just_succeeded_has_succeeded(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported("Succeeded")))
+    assert status_of(make, task={"suspend": True}, group=make.group(), contact=contact).state == "Succeeded"
+
+
+# --- restarts of the workers ---
+
+
+@pytest.mark.parametrize("reported", [None, "Preparing", "Prepared"])
+def test_a_new_run_of_the_workers_is_a_restart(make: Any, reported: str | None) -> None:
+    tasks = [make.reported(reported)] if reported else []
+    contact = Contact(report=make.report(*tasks, run="run-2"))
+    past = lived(make, *TRAINED, run="run-1", restarts=1)
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert said(status)["Running"] == "False/Restarting"
+    assert status.restarts == 2
+    assert status.run is None
+
+
+def test_a_restart_is_counted_once_and_shown_until_the_task_runs_again(make: Any) -> None:
+    past = lived(make, ("Accepted", "True", "Accepted"), ("Running", "False", "Restarting"), restarts=1)
+    preparing = Contact(report=make.report(make.reported("Preparing"), run="run-2"))
+    waiting = status_of(make, task=past, group=make.group(), contact=preparing)
+    assert (said(waiting)["Running"], waiting.restarts) == ("False/Restarting", 1)
+    training = Contact(report=make.report(make.reported("Training"), run="run-2"))
+    again = status_of(make, task=past, group=make.group(), contact=training)
+    assert (said(again)["Running"], again.restarts, again.run) == ("True/Training", 1, "run-2")
+
+
+def test_a_restart_that_nobody_saw_is_counted_too(make: Any) -> None:
+    past = lived(make, *TRAINED, run="run-1")
+    contact = Contact(report=make.report(make.reported("Training"), run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert (said(status)["Running"], status.restarts, status.run) == ("True/Training", 1, "run-2")
+
+
+def test_a_task_that_never_ran_is_not_restarted(make: Any) -> None:
+    past = lived(make, ("Accepted", "True", "Accepted"), ("Admitted", "False", "PreparingData"))
+    contact = Contact(report=make.report(make.reported("Preparing"), run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert status.restarts is None
+    assert "Running" not in said(status)
+
+
+def test_a_success_found_after_a_restart_is_no_restart(make: Any) -> None:
+    past = lived(make, *TRAINED, run="run-1")
+    contact = Contact(report=make.report(make.reported("Succeeded"), run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert (status.state, status.restarts) == ("Succeeded", None)
+
+
+# --- a coordinator that does not answer ---
+
+
+@pytest.mark.parametrize(
+    ("seconds", "running"), [(1, "True/Training"), (20, "Unknown/CoordinatorUnreachable")]
+)
+def test_a_silent_coordinator_is_spoken_of_after_a_while(make: Any, seconds: int, running: str) -> None:
+    lost = Contact(
+        report=make.report(make.reported("Training")),
+        lost_since=make.now - timedelta(seconds=seconds),
+        error="no answer within 5 s",
+    )
+    past = lived(make, *TRAINED, run="run-1", state="Training")
+    status = status_of(make, task=past, group=make.group(), contact=lost)
+    assert said(status)["Running"] == running
+    assert (status.state, status.run) == ("Training", "run-1")
+
+
+def test_a_restarted_operator_changes_nothing_before_the_first_report(make: Any) -> None:
+    past = lived(make, *TRAINED, run="run-1", state="Training", observedGeneration=1)
+    task = make.task(**past)
+    decision = decide(make.snapshot(task, group=make.group(), contact=Contact()), make.settings(), make.now)
+    assert said(decision.task_statuses[T1]) == said(task.status)
+    assert decision.plans == {}
+
+
+def test_workers_that_load_the_model_anew_have_forgotten_the_task(make: Any) -> None:
+    contact = Contact(lost_since=make.now, error="loading", starting=True)
+    status = status_of(make, task=lived(make, *TRAINED, run="run-1"), group=make.group(), contact=contact)
+    assert said(status)["Running"] == "False/Restarting"
+    assert status.run == "run-1"  # counted when the new run reports
+
+
+# --- not accepted ---
+
+
+def test_a_wrong_spec_names_the_field(make: Any) -> None:
+    status = status_of(make, task={"lora": {"rank": 0}})
+    assert (status.state, said(status)) == ("Rejected", {"Accepted": "False/InvalidSpec"})
+    assert "spec.lora.rank" in message(status, "Accepted")
+
+
+def test_a_task_that_loses_its_pipeline_loses_its_place(make: Any) -> None:
+    status = status_of(make, task=lived(make, *TRAINED, run="run-1"), pipelines=())
+    assert set(said(status).values()) == {"False/NoPipelineForModel"}
+    assert (status.pipeline, status.run) == (None, None)
+
+
+def test_a_late_secret_is_all_it_takes(make: Any) -> None:
+    task = {"storage": {"secretRef": {"name": "keys"}}}
+    key = Key("team-a", "keys")
+    assert status_of(make, task=task, secrets={key: None}).reason == "SecretNotFound"
+    data = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    assert said(status_of(make, task=task, secrets={key: data}))["Accepted"] == "True/Accepted"
+
+
+def test_a_condition_keeps_its_time_until_its_status_changes(make: Any) -> None:
+    earlier = make.now - timedelta(hours=1)
+    past = {
+        "status": {
+            "pipeline": "team-a/toy",
+            "conditions": [
+                make.condition("Accepted", "True", "Accepted", earlier),
+                make.condition("Admitted", "False", "PipelineStarting", earlier),
+                make.condition("Running", "False", "Restarting", earlier),
+            ],
+        }
+    }
+    contact = Contact(report=make.report(make.reported("Training")))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    times = {one.type: one.last_transition_time for one in status.conditions}
+    assert times == {
+        "Accepted": "2026-03-01T11:00:00Z",
+        "Admitted": "2026-03-01T12:00:00Z",
+        "Running": "2026-03-01T12:00:00Z",
+    }
+
+
+@pytest.mark.parametrize("type_", ["Succeeded", "Failed"])
+def test_a_finished_task_is_never_touched_again(make: Any, type_: str) -> None:
+    task = make.task(status={"conditions": [make.condition(type_, "True")], "pipeline": "team-a/toy"})
+    contact = Contact(report=make.report(make.reported("Training")))
+    decision = decide(make.snapshot(task, group=make.group(), contact=contact), make.settings(), make.now)
+    assert decision.task_statuses == {}
+    assert decision.plans[Key("team-a", "toy")].tasks == ()
+    assert [event.kind for event in decision.events] == ["LoRAPipeline"]
