@@ -10,6 +10,7 @@ from tests.cluster import gobinaries, images, lifecycle
 from tests.cluster.cache import locked
 from tests.cluster.debian import install_missing
 from tests.cluster.layout import this_state
+from tests.cluster.nodes import containerd_socket
 from tests.cluster.pause import pause_archive
 from tests.cluster.rootfs import root_filesystem
 
@@ -45,7 +46,7 @@ def image() -> None:
     install_missing()
     state = this_state()
     with locked(state.lock):
-        imported = images.build_and_import(state, lifecycle.containerd_socket(state))
+        imported = images.build_and_import(state, containerd_socket(state))
     say(f"images: {' and '.join(imported) or 'nothing'} new in the cluster")
 
 

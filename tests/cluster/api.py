@@ -1,4 +1,4 @@
-"""The few requests to the API server that bringing a cluster up takes, so that kubectl is not needed for it."""
+"""The few requests to the API server that bringing a cluster up takes; kubectl is not needed for it."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ class ApiServer:
         return found
 
     def apply(self, path: str, wanted: dict[str, Any]) -> None:
-        """Make the object at ``path`` as ``wanted`` (server-side apply, so that a second time changes nothing)."""
+        """Make the object at ``path`` as ``wanted`` (server-side apply: a second time changes nothing)."""
         query = "?fieldManager=mlora-test-cluster&force=true"
         self._request("PATCH", path + query, json.dumps(wanted).encode())
 

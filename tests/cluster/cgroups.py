@@ -8,7 +8,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def hierarchies() -> Iterator[Path]:
-    """Roots of the machine's hierarchies: one on a machine with version 2, one a controller with version 1."""
+    """Roots of the machine's hierarchies: one with version 2, one a controller with version 1."""
     if (ROOT / "cgroup.controllers").exists():
         yield ROOT
         return

@@ -18,8 +18,8 @@ def files(state: State, addresses: Addresses, credentials: Credentials, cgroup: 
     """Every configuration file: its path below ``state.configuration``, and its text (JSON is YAML too)."""
     return {
         "containerd.toml": containerd(state),
-        "net.d/10-pods.conflist": json.dumps(pod_network(addresses), indent=2),
-        "kubelet.yaml": json.dumps(kubelet(addresses, credentials, cgroup), indent=2),
+        "net.d/10-pods.conflist": json.dumps(pod_network(state, addresses), indent=2),
+        "kubelet.yaml": json.dumps(kubelet(state, addresses, credentials, cgroup), indent=2),
         "proxy.yaml": json.dumps(proxy(addresses, credentials), indent=2),
         "scheduler.yaml": json.dumps(scheduler(credentials), indent=2),
         "Corefile": corefile(addresses, credentials),
@@ -27,10 +27,10 @@ def files(state: State, addresses: Addresses, credentials: Credentials, cgroup: 
 
 
 def containerd(state: State) -> str:
-    """containerd with the project's pause image and OCI template, on the standard folders of the node's own mounts."""
+    """containerd with the project's pause image and container template; its sockets are in the node's own /run."""
     return f"""\
 version = 2
-root = "/var/lib/containerd"
+root = "{state.node}/containerd"
 state = "/run/containerd"
 
 [grpc]
@@ -69,8 +69,9 @@ def container_template(defaults: Mapping[str, Any], environment: Path) -> dict[s
     return {**defaults, "mounts": [*defaults["mounts"], mount]}
 
 
-def pod_network(addresses: Addresses) -> dict[str, Any]:
-    """Pods on one bridge, each with an address that the machine can reach too; no way out to other networks."""
+def pod_network(state: State, addresses: Addresses) -> dict[str, Any]:
+    """Pods on one bridge, with addresses that the machine reaches too; no way out to other networks."""
+    pods = {"subnet": addresses.pods, "rangeStart": addresses.first_pod, "gateway": addresses.node}
     return {
         "cniVersion": "1.0.0",
         "name": "pods",
@@ -84,23 +85,16 @@ def pod_network(addresses: Addresses) -> dict[str, Any]:
                 "hairpinMode": True,
                 "ipam": {
                     "type": "host-local",
-                    "ranges": [
-                        [
-                            {
-                                "subnet": addresses.pods,
-                                "rangeStart": addresses.first_pod,
-                                "gateway": addresses.node,
-                            }
-                        ]
-                    ],
+                    "ranges": [[pods]],
                     "routes": [{"dst": "0.0.0.0/0"}],
+                    "dataDir": f"{state.node}/pod-addresses",
                 },
             }
         ],
     }
 
 
-def kubelet(addresses: Addresses, credentials: Credentials, cgroup: str) -> dict[str, Any]:
+def kubelet(state: State, addresses: Addresses, credentials: Credentials, cgroup: str) -> dict[str, Any]:
     """A kubelet that keeps its pods in a control group of this cluster alone."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -118,12 +112,12 @@ def kubelet(addresses: Addresses, credentials: Credentials, cgroup: str) -> dict
         "clusterDNS": [addresses.node],
         "clusterDomain": DNS_DOMAIN,
         "resolvConf": "/dev/null",
+        "podLogsDir": f"{state.node}/pod-logs",
         "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
         "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "100Mi"},
         # There is no registry to pull a collected image from again.
         "imageGCHighThresholdPercent": 100,
-        # The defaults (50 queries a second) are for nodes of a large cluster; tests wait for this one.
-        "syncFrequency": "10s",
+        # So that tests which change the node's capacity need not wait for long.
         "nodeStatusUpdateFrequency": "2s",
     }
 

@@ -1,4 +1,4 @@
-"""Keys, certificates and tokens of one cluster, made anew for each: openssl does the work, in a tenth of a second."""
+"""Keys, certificates and tokens of one cluster, made anew for each by openssl in a tenth of a second."""
 
 import base64
 import json

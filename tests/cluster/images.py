@@ -1,6 +1,6 @@
-"""The project's images: built by the Dockerfile as for real use, on a base and with packages from this machine.
+"""The project's images, built by the Dockerfile as for real use, on a base image that needs no registry.
 
-A change of code takes a few seconds from here to the node. The images leave the dependencies out
+A change of code takes a few seconds from here to the node, because these images leave the dependencies out
 (``INSTALL_DEPS=false``) and find them at ``/opt/env``, where the cluster mounts this machine's environment.
 """
 
@@ -39,11 +39,11 @@ def build_and_import(state: State, socket: Path) -> list[str]:
         has = state.node / f"image-{target}"
         if has.exists() and has.read_text() == identity:
             continue
-        state.images.mkdir(exist_ok=True)
-        archive = state.images / f"{target}.tar"
+        archive = state.node / f"image-{target}.tar"
         archive.unlink(missing_ok=True)
         run("buildah", "push", "--quiet", "--disable-compression", name, f"oci-archive:{archive}:{name}")
         import_archive(socket, archive)
+        archive.unlink()
         has.write_text(identity)
         imported.append(name)
     return imported

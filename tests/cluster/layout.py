@@ -50,11 +50,6 @@ class State:
         return self.root / "bin"
 
     @property
-    def images(self) -> Path:
-        """The project's images as archives."""
-        return self.root / "images"
-
-    @property
     def identity(self) -> str:
         """A short name that no other checkout's cluster has."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
@@ -118,7 +113,7 @@ class Addresses:
 
     @property
     def s3_port(self) -> int:
-        """Port of the object store on the node; no two clusters share one, since it keeps sockets in /tmp by port."""
+        """Port of the object store on the node; no two clusters share one: it keeps sockets in /tmp by port."""
         return 8333 + 10 * self.slot
 
     @property

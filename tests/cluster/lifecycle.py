@@ -14,8 +14,10 @@ from tests.cluster import api, cgroups, configuration, credentials, gobinaries, 
 from tests.cluster.cache import locked, remove
 from tests.cluster.command import run
 from tests.cluster.debian import install_missing
+from tests.cluster.environment import program_of_environment, site_packages
 from tests.cluster.layout import CHECKOUT, Addresses, State
 from tests.cluster.node import KUBELET_FOLDER
+from tests.cluster.nodes import all_nodes, containerd_socket, node_process, node_processes
 from tests.cluster.pause import pause_archive
 
 Say = Callable[[str], None]
@@ -30,9 +32,9 @@ def up(state: State, say: Say) -> None:
     require_root()
     with locked(state.lock):
         end_abandoned(say)
-        if node_process(state) is not None and made_from(state) == recipe(state):
+        if node_process(state) is not None and made_from(state) == recipe():
             # Programs that were killed are started again by the node, so give it a moment.
-            if wait(lambda: healthy(state), 15.0):
+            if wait(lambda: healthy(state), 30.0):
                 say("cluster: is up")
                 return
             say("cluster: does not answer, making a new one")
@@ -71,9 +73,10 @@ def bring_up(state: State, say: Say) -> None:
     if not wait(lambda: healthy(state), PATIENCE):
         raise TimeoutError(f"the cluster is not ready after {PATIENCE:.0f} s; its logs are in {state.logs}")
     api.serve_storage(api.ApiServer(state.kubeconfig), addresses.node, addresses.s3_port)
+    s3.create_buckets(weed, addresses.node, addresses.s3_port)
     images.import_archive(containerd_socket(state), pause)
     link_tools(state)
-    (state.node / "made-from").write_text(recipe(state))
+    (state.node / "made-from").write_text(recipe())
     say(f"cluster: up after {time.monotonic() - began:.0f} s")
 
 
@@ -134,7 +137,7 @@ def healthy(state: State) -> bool:
     return ready and s3.answers(s3.read_access(state.storage).endpoint)
 
 
-def recipe(state: State) -> str:
+def recipe() -> str:
     """What a running cluster was made from: its programs, and the code that arranges them."""
     here = Path(__file__).parent
     parts = [gobinaries.testcluster(), program_of_environment("weed"), site_packages()]
@@ -146,66 +149,6 @@ def made_from(state: State) -> str:
     """The recipe of the running cluster; empty when it was never finished."""
     path = state.node / "made-from"
     return path.read_text() if path.exists() else ""
-
-
-def node_process(state: State) -> int | None:
-    """Process id of the node of ``state``, as this machine sees it."""
-    first = [process for root, process in all_nodes() if root == state.root and not is_unshare(process)]
-    return first[0] if first else None
-
-
-def node_processes(root: Path) -> list[int]:
-    """The node's first process and the ``unshare`` that started it."""
-    return [process for owner, process in all_nodes() if owner == root]
-
-
-def all_nodes() -> list[tuple[Path, int]]:
-    """State folder and process id of every node on this machine, known by its exact command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended meanwhile
-            continue
-        if "tests.cluster.node" in words:
-            root = words.index("tests.cluster.node") + 1
-            if words[root - 2] == "-m" and len(words) > root + 3:
-                found.append((Path(words[root]), int(entry.name)))
-    return found
-
-
-def is_unshare(process: int) -> bool:
-    """Whether ``process`` is the one outside the namespaces that waits for the node."""
-    try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")[0].endswith(b"unshare")
-    except OSError:
-        return True
-
-
-def containerd_socket(state: State) -> Path:
-    """The node's containerd, reached from the machine through the node's own view of the files."""
-    process = node_process(state)
-    if process is None:
-        raise RuntimeError("the cluster is not up")
-    return Path(f"/proc/{process}/root{configuration.CONTAINERD_SOCKET}")
-
-
-def site_packages() -> Path:
-    """The packages of the checkout's Python environment, which every container sees."""
-    found = sorted((CHECKOUT / ".venv/lib").glob("python3*/site-packages"))
-    if not found:
-        raise RuntimeError("there is no Python environment yet: run `make setup`")
-    return found[0]
-
-
-def program_of_environment(name: str) -> Path:
-    """A program that a Python package brought."""
-    path = CHECKOUT / ".venv/bin" / name
-    if not path.exists():
-        raise RuntimeError(f"{name} is not in the Python environment: run `make setup`")
-    return path
 
 
 def link_tools(state: State) -> None:

@@ -1,8 +1,8 @@
 """The cable between the machine and the node, and the node's own network.
 
 The node has a network namespace of its own. One cable (a veth pair) leads into it; the machine gets routes to
-the pods' and Services' addresses through that cable, so that tests reach both. All of it but the machine's end
-of the cable lives in the node's namespace, and that end vanishes with it.
+the pods' and Services' addresses through that cable, so that tests reach both. All but the machine's end of the
+cable lives in the node's namespace, and that end vanishes with it.
 """
 
 import ipaddress

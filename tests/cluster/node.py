@@ -1,6 +1,6 @@
-"""The node: the first process in its own namespaces, which starts the cluster's programs and keeps them running.
+"""The node: the first process in namespaces of its own; it starts the cluster's programs and keeps them running.
 
-Started by ``lifecycle.py`` as ``python3 -m tests.cluster.node STATE SLOT TESTCLUSTER WEED`` under ``unshare``.
+``lifecycle.py`` starts it as ``python3 -m tests.cluster.node STATE SLOT TESTCLUSTER WEED`` under ``unshare``.
 A program that ends, for whatever reason, is started again after a second, as an init system would.
 """
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
 
 
 def arrange_mounts(state: State) -> None:
-    """Give the node its own view of the folders that its programs insist on; the machine sees none of this."""
+    """Give the node its own view of the folders that its programs insist on; the machine sees none of it."""
     # Mounts made here must reach the containers, as kubelet promises them.
     run("mount", "--make-rshared", "/")
     # containerd's and its shims' sockets, and the pods' network namespaces.
@@ -65,8 +65,8 @@ def supervise(wanted: list[Program], state: State) -> None:
         signal.sigtimedwait({signal.SIGCHLD}, 0.1 if len(running) < len(wanted) else 3600)
         for child in ended_children():
             # Children that are not ours are the containers' orphans, which only need burying.
-            if program := running.pop(child, None):
-                not_before[program.name] = time.monotonic() + RESTART_DELAY
+            if child in running:
+                not_before[running.pop(child).name] = time.monotonic() + RESTART_DELAY
 
 
 def start(program: Program, state: State) -> int:
@@ -79,13 +79,13 @@ def start(program: Program, state: State) -> int:
             stdout=log,
             stderr=log,
             # The block above is inherited, and a program that misses its children's ends hangs.
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD}),  # noqa: PLW1509
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD}),
         ).pid
 
 
 def ended_children() -> list[int]:
     """Bury all children that have ended; their process ids."""
-    ended = []
+    ended: list[int] = []
     while True:
         try:
             child, _ = os.waitpid(-1, os.WNOHANG)

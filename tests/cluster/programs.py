@@ -18,7 +18,7 @@ class Program:
     name: str
     command: list[str]
     needs_api_server: bool
-    """Started only once the API server answers: such a program gives up, or waits longer than needed, otherwise."""
+    """Start it only once the API server answers: before that it would give up, or wait longer than needed."""
 
 
 def programs(

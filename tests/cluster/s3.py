@@ -12,9 +12,15 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.cluster.command import CommandFailed, run
+
 BUCKETS = ("models", "datasets", "adapters", "checkpoints")
 INSIDE = "http://s3.storage:8333"
-PORTS = 8
+PARTS = {"s3": 0, "master": 1, "volume": 2, "filer": 3}
+"""The server's parts, with their ports as distances from the S3 port."""
+GRPC = len(PARTS)
+"""Distance from a part's port to its gRPC port."""
+PORTS = 2 * len(PARTS)
 """How many ports a server uses, from its S3 port up."""
 
 
@@ -43,10 +49,9 @@ def read_access(path: Path) -> Access:
 
 def weed_command(weed: Path, folder: Path, address: str, port: int) -> list[str]:
     """Command line of a server on ``address`` with its data and its keys (see ``prepare``) in ``folder``."""
-    # Every part of the server has a port and a gRPC port, all named here, so that two servers never meet.
-    parts = ["s3.port", "master.port", "volume.port", "filer.port"]
-    parts += [f"{part}.grpc" for part in parts]
-    ports = [f"-{part}={port + offset}" for offset, part in enumerate(parts)]
+    # All named, so that two servers never meet.
+    parts = [f"-{part}.port={port + offset}" for part, offset in PARTS.items()]
+    parts += [f"-{part}.port.grpc={port + offset + GRPC}" for part, offset in PARTS.items()]
     return [
         str(weed),
         "-logtostderr=true",
@@ -63,8 +68,10 @@ def weed_command(weed: Path, folder: Path, address: str, port: int) -> list[str]
         # Small volumes, allocated as they fill: a test writes megabytes, and the default reserves 30 GB each.
         "-master.volumeSizeLimitMB=1024",
         "-volume.max=0",
+        # A server that was killed elects itself anew; nobody else could win.
+        "-master.electionTimeout=1s",
         "-master.telemetry=false",
-        *ports,
+        *parts,
     ]
 
 
@@ -82,6 +89,16 @@ def prepare(folder: Path, endpoint: str, inside: str) -> Access:
     keys.touch(mode=0o600)
     keys.write_text(json.dumps({"identities": [identity]}))
     return access
+
+
+def create_buckets(weed: Path, address: str, port: int) -> None:
+    """Create the project's buckets by the server's own shell, which asks for no signed requests."""
+    addresses = {part: f"{address}:{port + PARTS[part]}.{port + PARTS[part] + GRPC}" for part in ("master", "filer")}
+    shell = [str(weed), "shell", f"-master={addresses['master']}", f"-filer={addresses['filer']}"]
+    said = run(*shell, stdin="".join(f"s3.bucket.create -name {bucket}\n" for bucket in BUCKETS))
+    missing = [bucket for bucket in BUCKETS if f"created bucket {bucket}" not in said]
+    if missing:
+        raise CommandFailed(f"the object store did not create the buckets {', '.join(missing)}: {said}")
 
 
 def answers(endpoint: str) -> bool:
@@ -116,6 +133,7 @@ def serve(weed: Path, folder: Path) -> Iterator[Access]:
             if server.poll() is not None or time.monotonic() > deadline:
                 raise TimeoutError(f"SeaweedFS does not answer at {endpoint}; see {log}")
             time.sleep(0.1)
+        create_buckets(weed, "127.0.0.1", port)
         yield access
     finally:
         server.kill()

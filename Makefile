@@ -1,0 +1,113 @@
+# Every target sets up what it needs and can be repeated. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON := .venv/bin/python
+# The cluster's scripts need only the standard library: they start before .venv is there.
+CLUSTER_SCRIPTS := python3 -m tests.cluster
+PYTEST := $(PYTHON) -m pytest
+
+# With CLUSTER=existing the tests take the current kubectl context (docs/contributors/testing.md).
+ifeq ($(CLUSTER),existing)
+cluster_for_tests := setup
+else
+cluster_for_tests := image
+endif
+
+.PHONY: help
+help: ## Show this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
+
+##@ Environment
+
+.PHONY: setup
+setup: ## Make .venv at the pinned versions
+	@.ci/setup
+
+.PHONY: prepare
+prepare:
+	@$(CLUSTER_SCRIPTS) prepare
+
+# The Go programs are built while Python packages are fetched and unpacked: one needs the processor, the other
+# the network and the disk.
+.PHONY: setup-and-prepare
+setup-and-prepare:
+	@$(MAKE) --no-print-directory --jobs=2 setup prepare
+
+.PHONY: constraints
+constraints: ## Pin the newest versions that pyproject.toml allows
+	uv pip compile --quiet --upgrade --no-emit-index-url --universal --python-version 3.11 \
+	  --extra operator --extra worker --extra dev --custom-compile-command 'make constraints' \
+	  pyproject.toml --output-file constraints.txt
+
+.PHONY: crds
+crds: setup ## Write crds/ from the models in operator/mlora_operator/api
+	@$(PYTHON) -m mlora_operator.api.crd crds
+
+##@ Checks
+
+.PHONY: lint
+lint: setup ## Style, types, and which way imports point
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/mypy tests/cluster tests/fixtures examples/model
+	.venv/bin/lint-imports
+
+.PHONY: unit
+unit: setup ## Tests of pure code
+	$(PYTEST) tests/unit
+
+.PHONY: integration
+integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
+	$(PYTEST) tests/integration
+
+.PHONY: e2e
+e2e: $(cluster_for_tests) model ## Tests of the whole path
+	$(PYTEST) tests/e2e
+
+.PHONY: test
+test: ## unit, integration, e2e
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory integration
+	@$(MAKE) --no-print-directory e2e
+
+##@ Test cluster
+
+.PHONY: cluster
+cluster: setup-and-prepare ## Start the one-node test cluster, with S3 beside it
+	@$(CLUSTER_SCRIPTS) up
+
+.PHONY: cluster-env
+cluster-env: ## Print what points kubectl and helm to it: eval "$(make -s cluster-env)"
+	@$(CLUSTER_SCRIPTS) env
+
+.PHONY: cluster-down
+cluster-down: ## End it and remove all it left
+	@$(CLUSTER_SCRIPTS) down
+
+.PHONY: image
+image: cluster ## Build the operator's and the worker's image into it
+	@$(CLUSTER_SCRIPTS) image
+
+.PHONY: model
+model: setup ## Convert SmolLM2-135M-Instruct; prints its folder
+	@$(PYTHON) -m examples.model.smollm2
+
+##@ Quick start
+
+.PHONY: demo
+demo: image model ## Train three adapters in the test cluster and compare them with the base
+	@$(PYTHON) -m examples.demo
+
+.PHONY: demo-local
+demo-local: setup model ## The same without a cluster
+	@$(PYTHON) -m examples.demo_local
+
+.PHONY: clean
+clean: ## Remove all that was made in this checkout (the user's cache folder stays)
+	@[ ! -d tests/cluster/.state ] || $(CLUSTER_SCRIPTS) down
+	rm -rf .venv tests/cluster/.state build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
