@@ -63,8 +63,10 @@ class Loop:
                 logger.exception("a pass failed; the next one tries again")
                 well = False
             self.last_pass = self._monotonic()
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), RESYNC if well else RETRY)
+                async with asyncio.timeout(RESYNC if well else RETRY):
+                    await self._woken.wait()
             await asyncio.sleep(DEBOUNCE)
             self._woken.clear()
 
