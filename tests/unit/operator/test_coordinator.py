@@ -1,0 +1,250 @@
+"""The HTTP client and the long poll, against a server that speaks the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from mlora_operator.coordinator import (
+    CoordinatorClient,
+    Invalid,
+    Links,
+    Starting,
+    Unauthorized,
+    Unreachable,
+)
+from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_worker.protocol import Plan, Report
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+TOY = Key("team-a", "toy")
+
+
+class Peer:
+    """A coordinator whose answers the test sets."""
+
+    def __init__(self) -> None:
+        self.status = 200
+        self.report = Report(run_id="run-1", sequence=1, plan_generation=0, ready=True)
+        self.plans: list[Plan] = []
+        self.changed = asyncio.Condition()
+        self.polls: list[dict[str, str]] = []
+
+    async def set(self, **changes: object) -> None:
+        async with self.changed:
+            self.report = self.report.model_copy(update=changes)
+            self.changed.notify_all()
+
+    async def put(self, request: web.Request) -> web.Response:
+        self._check(request)
+        self.plans.append(Plan.model_validate_json(await request.text()))
+        return web.Response(status=204)
+
+    async def get(self, request: web.Request) -> web.Response:
+        self.polls.append(dict(request.query))
+        self._check(request)
+        after = int(request.query.get("after", "-1"))
+        async with self.changed:
+            try:
+                async with asyncio.timeout(float(request.query.get("wait", "0"))):
+                    await self.changed.wait_for(lambda: self.report.sequence > after)
+            except TimeoutError:
+                pass
+        return web.Response(text=self.report.to_json(), content_type="application/json")
+
+    def _check(self, request: web.Request) -> None:
+        if request.headers.get("Authorization") != "Bearer hush":
+            raise web.HTTPUnauthorized
+        if self.status != 200:
+            raise {
+                503: web.HTTPServiceUnavailable,
+                500: web.HTTPInternalServerError,
+                422: web.HTTPUnprocessableEntity,
+            }[self.status](text="in words")
+
+
+@pytest.fixture
+async def peer() -> Peer:
+    return Peer()
+
+
+@pytest.fixture
+async def server(peer: Peer) -> AsyncIterator[TestServer]:
+    app = web.Application()
+    app.add_routes([web.put("/v1/plan", peer.put), web.get("/v1/report", peer.get)])
+    async with TestServer(app) as running:
+        yield running
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
+
+
+def client(session: aiohttp.ClientSession, server: TestServer, token: str = "hush") -> CoordinatorClient:
+    return CoordinatorClient(session, Endpoint(str(server.make_url("/")), token))
+
+
+async def test_a_plan_arrives_as_it_was_sent(
+    peer: Peer, server: TestServer, session: aiohttp.ClientSession
+) -> None:
+    await client(session, server).put_plan(Plan(generation=3))
+    assert peer.plans == [Plan(generation=3)]
+
+
+async def test_a_poll_waits_for_news(peer: Peer, server: TestServer, session: aiohttp.ClientSession) -> None:
+    first = await client(session, server).poll_report()
+    waiting = asyncio.create_task(client(session, server).poll_report(after=first.sequence, wait=5))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await peer.set(sequence=2)
+    assert (await waiting).sequence == 2
+
+
+@pytest.mark.parametrize(("status", "error"), [(503, Starting), (500, Unreachable), (422, Invalid)])
+async def test_errors_have_a_type_and_the_answers_words(
+    peer: Peer, server: TestServer, session: aiohttp.ClientSession, status: int, error: type[Exception]
+) -> None:
+    peer.status = status
+    with pytest.raises(error, match="in words"):
+        await client(session, server).poll_report()
+    with pytest.raises(error, match="in words"):
+        await client(session, server).put_plan(Plan(generation=1))
+
+
+async def test_a_wrong_token_is_told_apart(server: TestServer, session: aiohttp.ClientSession) -> None:
+    with pytest.raises(Unauthorized):
+        await client(session, server, token="wrong").poll_report()
+
+
+async def test_nobody_there_is_unreachable(session: aiohttp.ClientSession, unused_tcp_port: int) -> None:
+    endpoint = Endpoint(f"http://127.0.0.1:{unused_tcp_port}", "hush")
+    with pytest.raises(Unreachable):
+        await CoordinatorClient(session, endpoint).poll_report()
+
+
+async def test_what_is_no_report_is_invalid(
+    peer: Peer, server: TestServer, session: aiohttp.ClientSession
+) -> None:
+    peer.report = peer.report.model_construct(run_id="x", sequence=1, plan_generation=0, ready=None)  # type: ignore[arg-type]
+    with pytest.raises(Invalid, match="report"):
+        await client(session, server).poll_report()
+
+
+def test_a_token_is_in_no_representation() -> None:
+    assert "hush" not in repr(Endpoint("http://x", "hush"))
+
+
+# --- links ---
+
+
+class Waker:
+    def __init__(self) -> None:
+        self.woken = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.woken.set()
+
+    async def wait(self) -> None:
+        async with asyncio.timeout(5):
+            await self.woken.wait()
+        self.woken.clear()
+
+
+async def follow(links: Links, waker: Waker, server: TestServer, token: str = "hush") -> Contact:
+    links.follow({TOY: Endpoint(str(server.make_url("/")), token)})
+    await waker.wait()
+    return links.contacts()[TOY]
+
+
+async def test_a_link_keeps_the_last_report_and_wakes_the_loop(peer: Peer, server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        links.follow({TOY: Endpoint(str(server.make_url("/")), "hush")})
+        before = links.contacts()[TOY]
+        assert (before.live, before.lost_since) == (None, NOW)
+        await waker.wait()
+        assert links.contacts()[TOY].live == peer.report
+        await peer.set(sequence=2, plan_generation=7)
+        await waker.wait()
+        report = links.contacts()[TOY].live
+        assert report is not None
+        assert report.plan_generation == 7
+
+
+async def test_a_plan_that_was_taken_is_remembered(peer: Peer, server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        await links.send_plan(TOY, Plan(generation=4))
+        contact = links.contacts()[TOY]
+        assert (contact.sent, contact.sent_run) == (Plan(generation=4), "run-1")
+        peer.status = 422
+        with pytest.raises(Invalid):
+            await links.send_plan(TOY, Plan(generation=5))
+        assert links.contacts()[TOY].sent == Plan(generation=4)
+
+
+async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
+    peer: Peer, server: TestServer
+) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        await links.send_plan(TOY, Plan(generation=4))
+        peer.status = 503
+        await peer.set(sequence=2)
+        await waker.wait()
+        await waker.wait()
+        contact = links.contacts()[TOY]
+        assert (contact.starting, contact.report, contact.sent) == (True, None, None)
+
+
+async def test_a_restarted_coordinator_that_counts_from_zero_is_heard(peer: Peer, server: TestServer) -> None:
+    waker = Waker()
+    await peer.set(sequence=100)
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        peer.status = 500
+        await peer.set(sequence=101)
+        while links.contacts()[TOY].lost_since is None:
+            await waker.wait()
+        peer.status = 200
+        await peer.set(run_id="run-2", sequence=0)
+        while (live := links.contacts()[TOY].live) is None or live.run_id != "run-2":
+            await waker.wait()
+        await peer.set(sequence=1, plan_generation=9)
+        await waker.wait()
+        live = links.contacts()[TOY].live
+        assert live is not None
+        assert live.plan_generation == 9
+
+
+async def test_a_link_ends_when_it_is_no_longer_wanted(server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        links.follow({})
+        assert links.contacts() == {}
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("report poll")]
+        with pytest.raises(Unreachable):
+            await links.send_plan(TOY, Plan(generation=1))
+
+
+async def test_another_token_makes_the_link_anew(server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        links.follow({TOY: Endpoint(str(server.make_url("/")), "wrong")})
+        await asyncio.sleep(0.1)
+        assert links.contacts()[TOY].error is not None
+        assert "token" in str(links.contacts()[TOY].error)
+        assert (await follow(links, waker, server)).live is not None

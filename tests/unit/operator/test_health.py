@@ -1,0 +1,42 @@
+"""The probe proves that passes end and that watches live."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from mlora_operator.health import Health, examine, serve_health
+
+WATCHES = ("watcher for loratasks.v1alpha1.mlora.dev@None", "watcher for pods.v1@team-a")
+
+
+@pytest.mark.parametrize(
+    ("story", "silence", "running", "words"),
+    [
+        ("all is well", 1.0, WATCHES, ()),
+        ("nothing has happened yet", None, WATCHES, ()),
+        ("the loop hangs", 61.0, WATCHES, ("no pass has ended for 61 s",)),
+        ("a watch has died", 1.0, WATCHES[:1], ("no watch on pods",)),
+        ("both", 99.0, (), ("no watch on loratasks", "no watch on pods", "no pass has ended for 99 s")),
+    ],
+)
+def test_examination(
+    story: str, silence: float | None, running: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    assert examine(silence, 60, ("loratasks", "pods"), running).problems == words, story
+
+
+async def test_the_probe_answers_in_words(unused_tcp_port: int) -> None:
+    now = [Health()]
+    runner = await serve_health(unused_tcp_port, lambda: now[0])
+    try:
+        async with aiohttp.ClientSession() as session:
+            for health, status, text in (
+                (Health(), 200, "ok\n"),
+                (Health(("no watch on pods",)), 503, "no watch on pods\n"),
+            ):
+                now[0] = health
+                async with session.get(f"http://127.0.0.1:{unused_tcp_port}/healthz") as answer:
+                    assert (answer.status, await answer.text()) == (status, text)
+    finally:
+        await runner.cleanup()

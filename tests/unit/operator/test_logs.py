@@ -1,0 +1,53 @@
+"""Log lines as text and as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mlora_operator.logs import configure_logging
+from mlora_operator.settings import LogSettings
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_names_task_and_pipeline(stream: io.StringIO) -> None:
+    configure_logging(LogSettings(format="json"), stream)
+    logging.getLogger("x").info("it %s", "runs", extra={"task": "a/b"})
+    line = json.loads(stream.getvalue())
+    assert (line["message"], line["level"], line["task"], line["logger"]) == ("it runs", "info", "a/b", "x")
+    assert line["time"].endswith("Z")
+
+
+def test_an_error_is_one_json_line_with_its_trace(stream: io.StringIO) -> None:
+    configure_logging(LogSettings(format="json"), stream)
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logging.getLogger("x").exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: no" in json.loads(line)["error"]
+
+
+def test_a_text_line_reads_well(stream: io.StringIO) -> None:
+    configure_logging(LogSettings(), stream)
+    logging.getLogger("x").warning("mind the gap")
+    assert stream.getvalue().rstrip().endswith("WARNING mind the gap")
+
+
+@pytest.mark.parametrize(("level", "said"), [("info", False), ("debug", True)])
+def test_what_kopf_says_of_every_event_is_for_debugging(stream: io.StringIO, level: str, said: bool) -> None:
+    configure_logging(LogSettings.model_validate({"level": level}), stream)
+    logging.getLogger("kopf.objects").info("Handler 'wake' succeeded.")
+    assert bool(stream.getvalue()) is said

@@ -1,0 +1,65 @@
+"""The settings file: strict, and an error names the field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlora_operator.settings import SettingsError, load_settings, parse_settings
+
+LEAST = "namespace: mlora-system\nworker: {image: 'worker:1'}\n"
+
+
+def test_the_least_that_is_needed() -> None:
+    settings = parse_settings(LEAST, "settings.yaml")
+    assert (settings.namespace, settings.worker.image, settings.health.port) == (
+        "mlora-system",
+        "worker:1",
+        8081,
+    )
+    assert settings.namespaces == ()
+
+
+def test_json_is_read_too() -> None:
+    assert parse_settings('{"namespace": "a", "worker": {"image": "w"}}', "x").namespace == "a"
+
+
+def test_the_own_namespace_is_watched_with_the_others() -> None:
+    settings = parse_settings(LEAST + "watchNamespaces: [team-b, team-a]\n", "x")
+    assert settings.namespaces == ("mlora-system", "team-a", "team-b")
+
+
+def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
+    settings = parse_settings(
+        LEAST + "models: [{name: Org/M, uri: 's3://m', stages: 2, idleTimeout: 1h}]\n", "x"
+    )
+    spec = settings.models[0].pipeline_spec()
+    assert (spec.model.name, spec.stages, spec.idle_timeout) == ("Org/M", 2, "1h")
+    assert spec.allowed_namespaces.from_ == "All"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a mapping"),
+        ("[1]", "expected a mapping"),
+        ("a: [", "not YAML"),
+        ("namespace: x\n", "worker: Field required"),
+        (LEAST + "healt: {}\n", "healt"),
+        (LEAST + "health: {port: '8081x'}\n", "health.port"),
+        (LEAST + "log: {format: xml}\n", "log.format"),
+        (LEAST + "models: [{name: A, uri: 'http://m'}]\n", "models[0].uri"),
+        (LEAST + "models: [{name: A, uri: 's3://m', stages: 0}]\n", "models[0].stages"),
+        (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
+    ],
+)
+def test_an_error_names_file_and_field(text: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=r"settings\.yaml: ") as error:
+        parse_settings(text, "settings.yaml")
+    assert words in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"absent\.yaml"):
+        load_settings(tmp_path / "absent.yaml")
