@@ -19,6 +19,7 @@ from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
 
 MOST_ERRORS = 10  # of a file that are listed
+_LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
 _BOM = b"\xef\xbb\xbf"
 
 ASSISTANT = "assistant"
@@ -78,7 +79,7 @@ def read_rows(
             else:
                 turns = _turns_of_pair(row, fields.prompt, fields.completion)
         except _Invalid as flaw:
-            flaws.append(f"line {number}: {flaw}")
+            flaws.append(f"line {number}: {str(flaw)[:_LONGEST_FLAW]}")
             if len(flaws) == MOST_ERRORS:
                 break
             continue

@@ -18,6 +18,7 @@ and its end-of-sequence token, by the same proof.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -32,6 +33,10 @@ from mlora_worker.protocol import FailureReason
 
 _PLACEHOLDER = "Qx7placeholderK"
 _CHARACTERS_AT_ONCE = 2_000_000
+
+# Each call sets padding and truncation on the tokenizer, which fails while another thread encodes
+# (huggingface/transformers#47085). It uses all cores by itself, so one at a time is no slower.
+_TOKENIZING = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +70,7 @@ class _Closing(NamedTuple):
 
 
 class ChatEncoder:
-    """Encodes chats with one tokenizer (a fast one). Not thread-safe, as tokenizers are not."""
+    """Encodes chats with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -103,9 +108,10 @@ class ChatEncoder:
         return [row for row in results if not isinstance(row, _Rendered)]
 
     def _encodings(self, texts: list[str]) -> list[Any]:
-        return (
-            list(self._tokenizer(texts, add_special_tokens=False, verbose=False).encodings) if texts else []
-        )
+        if not texts:
+            return []
+        with _TOKENIZING:
+            return list(self._tokenizer(texts, add_special_tokens=False, verbose=False).encodings)
 
     def _lengths(self, prompts: Sequence[tuple[str, list[int]]]) -> Iterator[int | None]:
         """Tokens of each prompt; None where they are not the first tokens of its whole text's ``ids``."""
@@ -204,8 +210,9 @@ class ChatEncoder:
 
     def _ids_before_text(self) -> list[int]:
         """What the tokenizer puts before a text of its own accord: its bos token, or nothing."""
-        bare = self._tokenizer("x", add_special_tokens=False).input_ids
-        full = self._tokenizer("x").input_ids
+        with _TOKENIZING:
+            bare = self._tokenizer("x", add_special_tokens=False).input_ids
+            full = self._tokenizer("x").input_ids
         starts = (at for at in range(len(full)) if full[at : at + len(bare)] == bare)
         return list(full[: next(starts, 0)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -227,6 +228,22 @@ def test_without_template_and_eos_nothing_could_teach_the_model_to_stop(
     with pytest.raises(DataError, match="neither a chat template nor an end-of-sequence token") as caught:
         ChatEncoder(make_tokenizer(None, specials=["<pad>"], pad_token="<pad>"))
     assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+def test_threads_may_share_a_tokenizer_whose_file_switches_padding_and_truncation_on(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    def shared() -> Any:
+        tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+        tokenizer.backend_tokenizer.enable_truncation(4)
+        tokenizer.backend_tokenizer.enable_padding(length=64)
+        return tokenizer
+
+    chats = [ask("Two and two?", "It is four. " * 20)] * 40
+    with ThreadPoolExecutor(4) as pool:
+        for tokenizer in (shared() for _ in range(10)):
+            for rows in pool.map(lambda _, one=tokenizer: encode(one, *chats), range(4)):
+                assert {supervised(tokenizer, row) for row in rows} == {"It is four. " * 20 + "<|im_end|>"}
 
 
 def test_no_token_is_added_to_the_vocabulary(make_tokenizer: MakeTokenizer) -> None:
