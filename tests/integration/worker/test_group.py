@@ -1,0 +1,191 @@
+"""Real ranks over gloo: tasks become adapters that do not depend on neighbours or stages; a lost rank ends the group."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from mlora_worker.protocol import FailureReason, TaskPhase, TaskPlan
+from tests.integration.worker.conftest import Group
+
+pytestmark = pytest.mark.integration
+
+MakeTask = Callable[..., TaskPlan]
+StartGroup = Callable[..., Group]
+
+SHAPES = {
+    "a": {"lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj"]}, "training": {"maxSteps": 10}},
+    "b": {
+        "lora": {"rank": 8, "alpha": 8, "targetModules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+        "training": {"maxSteps": 10, "batchSize": 2},
+    },
+    "c": {
+        "lora": {"rank": 2, "alpha": 4, "targetModules": ["all-linear"]},
+        "training": {"maxSteps": 10, "batchSize": 3, "seed": 7},
+    },
+}  # fmt: skip
+
+
+def weights_of(task: TaskPlan) -> dict[str, torch.Tensor]:
+    return load_file(Path(task.output_uri.removeprefix("file://")) / "adapter_model.safetensors")
+
+
+def relative_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(((one[key] - other[key]).norm() / one[key].norm()).item() for key in one)
+
+
+def test_adapters_do_not_depend_on_neighbours_or_stages(
+    start_group: StartGroup, two_stages: Group, make_task: MakeTask, tiny_model: Path, tmp_path: Path
+) -> None:
+    alone: dict[str, dict[str, torch.Tensor]] = {}
+    groups = {stages: start_group(tiny_model, stages=stages) for stages in (1, 3)}
+    groups[2] = two_stages
+    group = groups[1]
+    for name, shape in SHAPES.items():
+        task = make_task(name, **shape, outputUri=f"file://{tmp_path}/alone/{name}")
+        report = group.finish(task)[name]
+        assert report.phase is TaskPhase.SUCCEEDED, report.failure
+        assert report.step == report.total_steps == 10
+        alone[name] = weights_of(task)
+
+    for stages, group in groups.items():
+        before = group.report().wire
+        tasks = [
+            make_task(name, **shape, uid=f"{name}-{stages}", outputUri=f"file://{tmp_path}/{stages}/{name}")
+            for name, shape in SHAPES.items()
+        ]
+        reports = group.finish(*tasks)
+        assert {report.phase for report in reports.values()} == {TaskPhase.SUCCEEDED}, reports
+        wire = group.report().wire
+        assert wire.concurrent_tasks == 3, "the tasks shared the pipeline"
+        hidden, float32 = 64, 4
+        tokens, sent = wire.tokens - before.tokens, wire.payload_bytes - before.payload_bytes
+        assert sent == 2 * (stages - 1) * tokens * hidden * float32
+        for task in tasks:
+            assert relative_difference(alone[task.name], weights_of(task)) < 1e-5, (stages, task.name)
+    for stages in (1, 3):
+        groups[stages].stop()
+
+
+def test_tasks_join_and_leave_while_others_train(two_stages: Group, make_task: MakeTask) -> None:
+    group = two_stages
+    long = make_task("long", training={"maxSteps": 60})
+    group.plan(long)
+    group.wait_for(lambda report: any(task.step >= 2 for task in report.tasks))
+    short = make_task("short", training={"maxSteps": 3})
+    withdrawn = make_task("withdrawn", training={"maxSteps": 1000})
+    group.plan(long, short, withdrawn)
+    report = group.wait_for(
+        lambda report: any(
+            task.uid == short.uid and task.phase is TaskPhase.SUCCEEDED for task in report.tasks
+        )
+    )
+    assert {task.uid for task in report.tasks} == {long.uid, short.uid, withdrawn.uid}
+    reports = group.finish(long, short)
+    assert [report.phase for report in reports.values()] == [TaskPhase.SUCCEEDED] * 2
+    assert reports["long"].step == 60
+    group.wait_for(lambda report: {task.uid for task in report.tasks} == {long.uid, short.uid})
+
+
+def test_a_task_that_loses_its_place_waits_and_trains_again(two_stages: Group, make_task: MakeTask) -> None:
+    group = two_stages
+    task = make_task("preempted", training={"maxSteps": 40})
+    group.plan(task)
+    group.wait_for(lambda report: report.tasks[0].step >= 2)
+    group.plan(task.model_copy(update={"admitted": False}))
+    group.wait_for(lambda report: report.tasks[0].phase is TaskPhase.PREPARED)
+    assert group.finish(task)["preempted"].phase is TaskPhase.SUCCEEDED
+
+
+BAD = {
+    "no-file": ({"dataset": {"uri": "file:///nowhere/rows.jsonl"}}, FailureReason.DATASET_NOT_FOUND, "rows.jsonl"),
+    "bad-row": ({"dataset": {"inline": '{"prompt": "a"}\nnot json'}}, FailureReason.INVALID_ROW, "line 2"),
+    "no-answer": ({"dataset": {"inline": '{"prompt": "a", "completion": ""}'}}, FailureReason.NO_TRAINABLE_ROWS, ""),
+    "typo": ({"lora": {"targetModules": ["q_proj", "qproj"]}}, FailureReason.UNKNOWN_TARGET_MODULE, "gate_proj"),
+    "too-long": ({"training": {"maxSeqLength": 100000}}, FailureReason.INVALID_SPEC, "512"),
+}  # fmt: skip
+
+
+def test_bad_input_fails_its_task_and_nobody_else(two_stages: Group, make_task: MakeTask) -> None:
+    good = make_task("good")
+    bad = {name: make_task(name, **changes) for name, (changes, _, _) in BAD.items()}
+    reports = two_stages.finish(good, *bad.values())
+    assert reports["good"].phase is TaskPhase.SUCCEEDED
+    for name, (_, reason, words) in BAD.items():
+        failure = reports[name].failure
+        assert failure is not None, name
+        assert failure.reason is reason, (name, failure)
+        assert words in failure.message, (name, failure)
+        assert not Path(bad[name].output_uri.removeprefix("file://")).exists(), (
+            "nothing below the output prefix"
+        )
+
+
+def test_a_loss_that_is_not_finite_fails_its_task_and_nobody_else(
+    two_stages: Group, make_task: MakeTask
+) -> None:
+    good = make_task("good2", training={"maxSteps": 30})
+    wild = make_task(
+        "wild",
+        lora={"alpha": 4096.0},
+        training={"learningRate": 10.0, "maxGradNorm": 0.0, "schedule": "constant", "maxSteps": 400},
+    )
+    reports = two_stages.finish(good, wild)
+    assert reports["good2"].phase is TaskPhase.SUCCEEDED
+    failure = reports["wild"].failure
+    assert failure is not None, "a task that diverged counts as a success"
+    assert failure.reason is FailureReason.NON_FINITE_LOSS
+    assert not Path(wild.output_uri.removeprefix("file://"), "manifest.json").exists()
+
+
+def test_a_lost_rank_ends_the_group_which_starts_again_and_finishes(
+    start_group: StartGroup, make_task: MakeTask, tiny_model: Path
+) -> None:
+    group = start_group(tiny_model, stages=2)
+    task = make_task("a", training={"maxSteps": 200})
+    group.plan(task)
+    first = group.wait_for(lambda report: report.tasks[0].step >= 2)
+    group.ranks[1].send_signal(signal.SIGKILL)
+    assert group.ranks[0].wait(30) == 75, group.logs()
+    group.start()
+    again = task.model_copy(update={"training": task.training.model_copy(update={"max_steps": 5})})
+    assert group.finish(again)["a"].phase is TaskPhase.SUCCEEDED
+    assert group.report().run_id != first.run_id
+
+
+def test_a_finished_task_is_never_trained_again(
+    start_group: StartGroup, make_task: MakeTask, tiny_model: Path
+) -> None:
+    task = make_task("a")
+    group = start_group(tiny_model, stages=1)
+    adapter = group.finish(task)["a"].adapter
+    assert adapter is not None
+    group.stop()
+    manifest = Path(task.output_uri.removeprefix("file://"), "manifest.json")
+    written = manifest.stat().st_mtime_ns
+    group = start_group(tiny_model, stages=1)
+    report = group.finish(task)["a"]
+    assert (report.phase, report.adapter) == (TaskPhase.SUCCEEDED, adapter)
+    assert manifest.stat().st_mtime_ns == written
+    assert group.report().wire.microbatches == 0
+
+
+def test_the_coordinator_refuses_strangers_and_stale_or_broken_plans(two_stages: Group) -> None:
+    group = two_stages
+    group.plan()
+    group.plan()
+    assert group.call("GET", "/v1/report", token="wrong")[0] == 401
+    assert group.call("GET", "/healthz", token="wrong")[0] == 200
+    assert group.call("PUT", "/v1/plan", json.dumps({"generation": 1}))[0] == 409
+    status, text = group.call(
+        "PUT", "/v1/plan", json.dumps({"generation": group.generation + 1, "tasks": [{"uid": ""}]})
+    )
+    assert status == 422
+    assert "tasks.0" in text

@@ -1,0 +1,195 @@
+"""The dispatcher played without an engine: which items a task's life is made of, and what rides with them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mlora_worker.coordinator.dispatch import Dispatcher
+from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.data.order import StepPlan
+from mlora_worker.data.prepare import TokenRow
+from mlora_worker.protocol import (
+    DataCounts,
+    Dataset,
+    FailureReason,
+    LoRAConfig,
+    Schedule,
+    TaskPhase,
+    TaskPlan,
+    Training,
+)
+from mlora_worker.stream.items import Item, Load, Save, Train, Unload, Update
+
+
+def row(tokens: int, supervised: int) -> TokenRow:
+    labels = np.full(tokens, -100, np.int32)
+    labels[tokens - supervised :] = 1
+    return TokenRow(ids=np.ones(tokens, np.int32), labels=labels)
+
+
+def prepared_task(
+    name: str, *, rows: list[TokenRow] | None = None, admitted: bool = True, **training: object
+) -> TaskRun:
+    rows = rows if rows is not None else [row(10, 4)] * 4
+    settings = Training.model_validate(
+        {"batch_size": 2, "max_steps": 2, "schedule": Schedule.CONSTANT, "learning_rate": 0.1, **training}
+    )
+    plan = TaskPlan(
+        uid=name,
+        namespace="n",
+        name=name,
+        admitted=admitted,
+        base_model="m",
+        lora=LoRAConfig(),
+        dataset=Dataset(inline="{}"),
+        training=settings,
+        output_uri="s3://b/p",
+    )
+    task = TaskRun(plan, phase=TaskPhase.PREPARED)
+    task.prepared = PreparedTask(
+        rows, DataCounts(rows=len(rows), used=len(rows)), StepPlan(len(rows), settings), ("q_proj",)
+    )
+    return task
+
+
+class Play:
+    """Runs the stream with microbatches that come back at once, each segment with the given stats."""
+
+    def __init__(
+        self, *tasks: TaskRun, stages: int = 1, loss_sum: float = 8.0, squared_norm: float = 4.0
+    ) -> None:
+        self.tasks = {task.uid: task for task in tasks}
+        self.announced: list[Item] = []
+        self.stats = [loss_sum, squared_norm]
+        self.time = 0.0
+        self.dispatcher = Dispatcher(
+            stages=stages,
+            budget=1000,
+            tasks=self.tasks,
+            announce=lambda item, _: self.announced.append(item),
+            on_change=lambda: None,
+            clock=lambda: self.time,
+        )
+
+    def run(self, items: int = 100) -> list[Item]:
+        """Until nothing is left to issue; gives what was issued."""
+        first = len(self.announced)
+        for _ in range(items):
+            entry = self.dispatcher.supply()
+            if entry is None:
+                break
+            if isinstance(entry.item, Train):
+                self.time += 1.0
+                stats = [
+                    [self.stats[0], self.stats[1] if s.closes_step else 0.0] for s in entry.item.segments
+                ]
+                self.dispatcher.returned(entry.item.number, torch.tensor(stats, dtype=torch.float64))
+        return self.announced[first:]
+
+
+def kinds(items: list[Item]) -> list[str]:
+    return [item.kind for item in items]
+
+
+def test_a_life_is_load_train_save_unload() -> None:
+    items = Play(prepared_task("a")).run()
+    assert kinds(items) == ["load", "train", "train", "save", "unload"]
+    assert [item.number for item in items] == [1, 2, 3, 4, 5]
+    assert isinstance(items[0], Load)
+    assert items[0].lora.target_modules == ("q_proj",), "stages are told resolved names"
+
+
+def test_an_update_rides_with_the_next_item() -> None:
+    play = Play(prepared_task("a", max_grad_norm=1.0), squared_norm=16.0)
+    _, first, second, save, _ = play.run()
+    assert isinstance(first, Train)
+    assert isinstance(second, Train)
+    assert isinstance(save, Save)
+    assert first.segments[0].update is None
+    clip = 1.0 / (4.0 + 1e-6)  # as torch.nn.utils.clip_grad_norm_ has it
+    assert second.segments[0].update == Update(step=1, learning_rate=0.1, clip=clip)
+    assert save.update == Update(step=2, learning_rate=0.1, clip=clip)
+
+
+def test_clipping_is_off_at_zero_and_never_enlarges() -> None:
+    for norm, maximum, clip in [(100.0, 0.0, 1.0), (0.01, 1.0, 1.0)]:
+        items = Play(prepared_task("a", max_grad_norm=maximum), squared_norm=norm**2).run()
+        assert isinstance(items[2], Train)
+        update = items[2].segments[0].update
+        assert update is not None
+        assert update.clip == clip
+
+
+def test_the_loss_is_the_mean_over_the_steps_supervised_tokens_however_it_was_cut() -> None:
+    task = prepared_task("a", rows=[row(10, 1), row(10, 7)], max_steps=1)
+    play = Play(task, stages=2, loss_sum=6.0)  # one group on two stages: two microbatches, 6 + 6
+    trains = [item for item in play.run() if isinstance(item, Train)]
+    assert len(trains) == 2
+    assert {segment.weight for train in trains for segment in train.segments} == {1 / 8}
+    assert task.last is not None
+    assert task.last.loss == pytest.approx(12 / 8)
+
+
+def test_a_step_without_supervised_tokens_adds_nothing_and_moves_nothing() -> None:
+    task = prepared_task("a", rows=[row(10, 0), row(10, 0)], max_steps=1)
+    *_, save, _ = Play(task, loss_sum=0.0, squared_norm=0.0).run()
+    assert isinstance(save, Save)
+    assert save.update is None
+    assert task.last is not None
+    assert (task.last.loss, task.steps_done) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)]
+)
+def test_what_is_not_finite_fails_its_task_and_nothing_is_saved(loss: float, norm: float) -> None:
+    task = prepared_task("a")
+    items = Play(task, loss_sum=loss, squared_norm=norm).run()
+    assert kinds(items) == ["load", "train", "unload"]
+    assert task.phase is TaskPhase.FAILED
+    assert task.failure is not None
+    assert task.failure.reason is FailureReason.NON_FINITE_LOSS
+    assert "step 1 of 2" in task.failure.message
+
+
+def test_tasks_share_microbatches_on_one_stage() -> None:
+    items = Play(prepared_task("a"), prepared_task("b", max_steps=1)).run()
+    assert kinds(items) == ["load", "load", "train", "save", "unload", "train", "save", "unload"]
+    trains = [item for item in items if isinstance(item, Train)]
+    assert [[segment.task for segment in train.segments] for train in trains] == [["a", "b"], ["a"]]
+
+
+def test_a_task_that_is_not_admitted_waits_and_one_that_lost_its_place_starts_over() -> None:
+    task = prepared_task("a", admitted=False, max_steps=5)
+    play = Play(task)
+    assert play.run() == []
+    task.plan = task.plan.model_copy(update={"admitted": True})
+    assert kinds(play.run(items=3)) == ["load", "train", "train"]
+    task.plan = task.plan.model_copy(update={"admitted": False})
+    assert kinds(play.run()) == ["unload"]
+    assert (task.phase, task.steps_done, task.update) == (TaskPhase.PREPARED, 0, None)
+
+
+def test_a_withdrawn_task_leaves_once_its_step_is_back() -> None:
+    task = prepared_task("a", max_steps=5)
+    play = Play(task)
+    play.run(items=1)
+    entry = play.dispatcher.supply()
+    assert entry is not None
+    assert isinstance(entry.item, Train)
+    task.withdrawn = True
+    assert play.dispatcher.supply() is None, "its step is in flight"
+    play.dispatcher.returned(entry.item.number, torch.zeros(1, 2, dtype=torch.float64))
+    left = play.dispatcher.supply()
+    assert left is not None
+    assert isinstance(left.item, Unload)
+
+
+def test_tokens_per_second_is_over_the_time_from_load_to_the_last_returned_step() -> None:
+    task = prepared_task("a", max_steps=2)
+    Play(task).run()
+    assert task.report().tokens_per_second == pytest.approx(40 / 2)
