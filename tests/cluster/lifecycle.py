@@ -22,6 +22,8 @@ from tests.cluster.pause import pause_archive
 
 Say = Callable[[str], None]
 PATIENCE = 60.0
+MACHINE = Path("/run/lock/mlora-test-cluster")
+"""Lock that all clusters of this machine share."""
 
 
 def up(state: State, say: Say) -> None:
@@ -56,7 +58,8 @@ def bring_up(state: State, say: Say) -> None:
     testcluster, pause, weed = gobinaries.testcluster(), pause_archive(), program_of_environment("weed")
     began = time.monotonic()
     state.configuration.mkdir(parents=True)
-    addresses = network.claim_slot(state.root)
+    with locked(MACHINE):
+        addresses = network.claim_slot(state.root)
     say(f"cluster: starting on {addresses.node}")
     cgroup = f"mlora-{state.identity}"
     cgroups.create(cgroup)
@@ -113,7 +116,8 @@ def take_down(state: State, say: Say) -> None:
             network.disconnect(link)
             s3.remove_sockets(Addresses(int(link.removeprefix("mlora-"))).s3_port)
     cgroups.remove(f"mlora-{state.identity}")
-    if KUBELET_FOLDER.is_dir() and not any(KUBELET_FOLDER.iterdir()):
+    # Removing it would also remove what another node has mounted there, although that is not seen from here.
+    if not all_nodes() and KUBELET_FOLDER.is_dir() and not any(KUBELET_FOLDER.iterdir()):
         KUBELET_FOLDER.rmdir()
     for path in (state.node, state.kubeconfig, state.storage, state.tools):
         remove(path)
@@ -121,8 +125,12 @@ def take_down(state: State, say: Say) -> None:
 
 def end_abandoned(say: Say) -> None:
     """End clusters whose state folder is gone, with the checkout that it was in."""
-    roots = set(network.cables().values()) | {root for root, _ in all_nodes()}
-    for root in roots:
+    with locked(MACHINE):
+        for link, owner in network.cables().items():
+            if owner is None:  # its maker was killed before it could sign it
+                network.disconnect(link)
+    owners = {owner for owner in network.cables().values() if owner is not None}
+    for root in owners | {root for root, _ in all_nodes()}:
         if not root.exists():
             say(f"cluster: ending the one of {root}, which is no longer there")
             take_down(State(root), say)

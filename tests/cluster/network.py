@@ -17,7 +17,7 @@ SLOTS = 16
 
 
 def claim_slot(owner: Path) -> Addresses:
-    """Take the first free slot for the cluster whose state folder is ``owner`` and make its cable.
+    """Take the first free slot for the cluster whose state folder is ``owner``; make and sign its cable.
 
     Raises ``RuntimeError`` when this machine's routes leave no slot free.
     """
@@ -63,12 +63,15 @@ def connect(addresses: Addresses, node_process: int) -> None:
         run("ip", "route", "replace", range_, "via", addresses.node_end, "dev", addresses.link, "onlink")
 
 
-def cables() -> dict[str, Path]:
-    """The machine's ends of all cables, with the state folder of the cluster that each belongs to."""
+def cables() -> dict[str, Path | None]:
+    """The machine's ends of all cables, with the state folder of the cluster that each belongs to.
+
+    None: whoever made it has not signed it (yet).
+    """
     links = json.loads(run("ip", "-json", "link", "show", "type", "veth") or "[]")
-    return {
-        link["ifname"]: Path(link["ifalias"]) for link in links if link.get("ifalias", "").startswith("/")
-    }
+    owners = {link["ifname"]: link.get("ifalias") for link in links}
+    ours = [Addresses(slot).link for slot in range(SLOTS)]
+    return {link: Path(owners[link]) if owners[link] else None for link in ours if link in owners}
 
 
 def disconnect(link: str) -> None:

@@ -93,7 +93,9 @@ def prepare(folder: Path, endpoint: str, inside: str) -> Access:
 
 def create_buckets(weed: Path, address: str, port: int) -> None:
     """Create the project's buckets by the server's own shell, which asks for no signed requests."""
-    addresses = {part: f"{address}:{port + PARTS[part]}.{port + PARTS[part] + GRPC}" for part in ("master", "filer")}
+    addresses = {
+        part: f"{address}:{port + PARTS[part]}.{port + PARTS[part] + GRPC}" for part in ("master", "filer")
+    }
     shell = [str(weed), "shell", f"-master={addresses['master']}", f"-filer={addresses['filer']}"]
     said = run(*shell, stdin="".join(f"s3.bucket.create -name {bucket}\n" for bucket in BUCKETS))
     missing = [bucket for bucket in BUCKETS if f"created bucket {bucket}" not in said]

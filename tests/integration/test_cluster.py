@@ -190,7 +190,7 @@ def all_processes(wanted: Callable[[Path], bool] = lambda _: True) -> dict[int, 
     return found
 
 
-def test_up_heals_what_was_killed_and_down_leaves_nothing(second: State) -> None:
+def test_up_heals_what_was_killed_and_down_leaves_nothing(second: State, kubectl: Kubectl) -> None:
     before = traces(second)
     assert "cluster: up" in cluster_command(second, "up")
     assert "is up" in cluster_command(second, "up"), "a second time does nothing"
@@ -220,6 +220,7 @@ def test_up_heals_what_was_killed_and_down_leaves_nothing(second: State) -> None
     assert everything.items() & all_processes().items() == set()
     assert traces(second) == before
     assert sorted(path.name for path in second.root.iterdir()) == ["lock"]
+    kubectl("get", "--raw", "/readyz")  # the first cluster has not noticed
 
 
 def test_a_start_that_was_killed_halfway_is_cleaned_up(second: State) -> None:
@@ -251,6 +252,7 @@ def traces(state: State) -> dict[str, object]:
         "sockets": sorted(Path("/tmp").glob("seaweedfs-*-834*.sock")),
         "containerd": list(Path("/run/containerd").glob("**/*")),
         "network namespaces": list(Path("/run/netns").glob("*")),
+        "kubelet": list(Path("/var/lib/kubelet").glob("*")),
     }
 
 
