@@ -7,7 +7,7 @@ import sys
 import typer
 from rich.markup import escape
 
-from mlora_operator.cli import exit_codes, output
+from mlora_operator.cli import output
 from mlora_operator.cli.fetch import fetch
 from mlora_operator.cli.run import run
 from mlora_operator.cli.validate import validate
@@ -31,5 +31,3 @@ def main() -> None:
     except output.CommandError as error:
         output.stderr().print(f"[bold red]error:[/] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(exit_codes.INTERRUPTED)

@@ -1,4 +1,4 @@
-"""How ``mlora`` ends: one number for each kind of end, the same in every command; docs/users/cli.md lists them."""
+"""How ``mlora`` ends: one number for each kind of end, the same in every command. See docs/users/cli.md."""
 
 from __future__ import annotations
 

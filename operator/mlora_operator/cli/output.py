@@ -16,7 +16,7 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="text for people, json for programs (one object a line).")
+    Output, typer.Option("--output", help="text for people, json for programs (one object a line).")
 ]
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
-from mlora_operator.local.manifests import Manifests, read_manifests
+from mlora_operator.local.manifests import Manifest, Manifests, read_manifests
 
 FilesArgument = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
@@ -47,10 +47,10 @@ def read_texts(files: list[str]) -> list[tuple[str, str]]:
 
 
 def as_json(manifests: Manifests) -> dict[str, Any]:
-    objects = [one.place for one in (*manifests.tasks, *manifests.pipelines, *manifests.secrets)]
+    ours: list[Manifest] = [*manifests.tasks, *manifests.pipelines, *manifests.secrets]
     return {
         "valid": not manifests.problems,
-        "objects": [asdict(place) for place in objects],
+        "objects": [asdict(one.place) for one in ours],
         "ignored": [asdict(place) for place in manifests.others],
         "problems": [asdict(problem) for problem in manifests.problems],
     }
@@ -58,9 +58,8 @@ def as_json(manifests: Manifests) -> dict[str, Any]:
 
 def _print(manifests: Manifests) -> None:
     for place in manifests.others:
-        stderr().print(
-            f"[dim]{escape(place.file)}:{place.line}: {place.kind}/{place.name} is not mLoRA's: not checked[/]"
-        )
+        where, what = f"{place.file}:{place.line}", f"{place.kind}/{place.name}"
+        stderr().print(f"[dim]{escape(where)}: {escape(what)} is not mLoRA's: not checked[/]")
     for problem in manifests.problems:
         stderr().print(f"[red]{escape(str(problem))}[/]")
     counts = {

@@ -1,0 +1,151 @@
+"""``mlora run``: the same manifests without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlora_operator.cli import exit_codes
+from mlora_operator.cli.output import CommandError, Output, OutputOption
+from mlora_operator.cli.progress import Bars, Lines, View
+from mlora_operator.cli.validate import FilesArgument, read_texts
+from mlora_operator.local.adapt import Device, Dtype, InvalidRun, Wishes, World, adapt, model_uri
+from mlora_operator.local.ending import End
+from mlora_operator.local.machine import this_machine
+from mlora_operator.local.manifests import read_manifests
+from mlora_operator.local.run import Audience, Place
+from mlora_operator.local.run import run as run_locally
+
+
+def run(
+    files: FilesArgument,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", metavar="NAME=PLACE", help="Where a base model lies: a folder, file:// or s3://."
+        ),
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Stages of every pipeline, one process each.")
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Type of the frozen weights.")] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of each process; by default its share of the machine."),
+    ] = None,
+    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    s3_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="S3 endpoint, instead of every one in the manifests.")
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep statuses and logs here; tasks that succeeded here before are not trained again.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="How often a pipeline that died is started again.")
+    ] = 3,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Train the LoRATasks of the manifests on this machine, then end.
+
+    Runs the operator's own scheduler with local processes for the pods. Ends with 0 when all tasks succeeded
+    and with 1 when one did not.
+    """
+    world = _world(files, _models(model or []), stages, dtype, threads, device, s3_endpoint)
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError(
+            "training needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
+        )
+    folder = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-run-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    _log_to(folder / "operator.log")
+    place = Place(
+        state=folder,
+        cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
+        machine=this_machine(os.environ),
+        environment=dict(os.environ),
+        restarts=restarts,
+    )
+    view: View = Lines() if output is Output.JSON else Bars()
+    ends: list[End] = []
+    try:
+        with view:
+            ends = asyncio.run(_run(world, place, view, timeout))
+    except TimeoutError:
+        message = f"not all tasks had finished after {timeout:g} seconds; state and logs: {folder}"
+        raise CommandError(message, exit_codes.TIMEOUT) from None
+    finally:
+        good = bool(ends) and not any(end.bad for end in ends)
+        if good and state is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    view.ended(ends, folder)
+    raise typer.Exit(exit_codes.OK if good else exit_codes.FAILED)
+
+
+def _models(options: list[str]) -> dict[str, str]:
+    models = {}
+    for option in options:
+        name, separator, place = option.partition("=")
+        if not (name and separator and place):
+            raise CommandError(f"--model {option}: expected NAME=PLACE", exit_codes.INVALID)
+        try:
+            models[name] = model_uri(place, Path.cwd())
+        except InvalidRun as error:
+            raise CommandError(f"--model {option}: {error}", exit_codes.INVALID) from error
+    return models
+
+
+def _world(
+    files: list[str],
+    models: dict[str, str],
+    stages: int | None,
+    dtype: Dtype | None,
+    threads: int | None,
+    device: Device,
+    s3_endpoint: str | None,
+) -> World:
+    manifests = read_manifests(read_texts(files))
+    if manifests.problems:
+        raise CommandError("\n".join(map(str, manifests.problems)), exit_codes.INVALID)
+    wishes = Wishes(models, stages, dtype, threads, device, s3_endpoint)
+    try:
+        return adapt(manifests, wishes, this_machine(os.environ))
+    except InvalidRun as error:
+        raise CommandError(str(error), exit_codes.INVALID) from error
+
+
+async def _run(world: World, place: Place, audience: Audience, seconds: float | None) -> list[End]:
+    """SIGTERM ends the run as Ctrl-C does: with all its processes."""
+    main = asyncio.current_task()
+    assert main is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)
+    try:
+        async with asyncio.timeout(seconds):
+            return await run_locally(world, place, audience)
+    except asyncio.CancelledError:
+        raise CommandError("interrupted", exit_codes.INTERRUPTED) from None
+
+
+def _log_to(file: Path) -> None:
+    """The operator's log goes to a file: the terminal belongs to the progress bars."""
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("mlora_operator")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

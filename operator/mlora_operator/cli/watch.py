@@ -1,0 +1,217 @@
+"""``mlora watch``: tasks as they go, until all have finished."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Annotated, Any, Protocol
+
+import aiohttp
+import typer
+from kubernetes.aio import client
+from rich.console import RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mlora_operator.api import GROUP, VERSION, task
+from mlora_operator.cli import exit_codes
+from mlora_operator.cli.cluster import Cluster, ContextOption, NamespaceOption, connect
+from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
+from mlora_operator.cli.rows import Row, as_json, row
+
+_QUIET_SECONDS = 30.0  # a watch that says nothing for so long is opened again
+_RETRIES = 5  # without an answer in between
+
+
+def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
+    """The exit code once all wanted tasks (all there are, when none is named) have finished; None before."""
+    shown = [one for one in rows if not wanted or one.name in wanted]
+    if not shown or wanted - {one.name for one in shown} or not all(one.finished for one in shown):
+        return None
+    return exit_codes.FAILED if any(one.failed for one in shown) else exit_codes.OK
+
+
+def table(rows: Iterable[Row]) -> RenderableType:
+    """Running tasks by priority, then the others."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NAME", "STATE", "REASON"):
+        shown.add_column(name)
+    for name in ("PRIORITY", "PROGRESS", "LOSS", "TOKENS/S"):
+        shown.add_column(name, justify="right")
+    for one in sorted(rows, key=lambda one: (one.finished, -one.priority, one.name)):
+        style = "red" if one.failed else "green" if one.succeeded else ""
+        progress = f"{one.step}/{one.total_steps}" if one.total_steps else ""
+        shown.add_row(
+            Text(one.name),
+            Text(one.state, style=style),
+            Text(one.reason),
+            str(one.priority),
+            progress,
+            one.loss or "",
+            one.tokens_per_second or "",
+        )
+    return shown
+
+
+def watch(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tasks to watch; by default all.")
+    ] = None,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show tasks as they train, until all have finished.
+
+    Ends with 0 when all succeeded and with 1 when one failed.
+    """
+    wanted = frozenset(names or ())
+    view: View = Lines() if output is Output.JSON else Screen()
+    try:
+        code = asyncio.run(_watch(wanted, namespace, context, timeout, view))
+    except TimeoutError:
+        message = f"not all tasks had finished after {timeout:g} seconds"
+        raise CommandError(message, exit_codes.TIMEOUT) from None
+    raise typer.Exit(code)
+
+
+class View(Protocol):
+    """Where the rows go. Entered before the first and left after the last ones."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, rows: Mapping[str, Row]) -> None:
+        """The rows by name as they are now."""
+
+
+class Lines:
+    """One JSON object for each task that changed."""
+
+    def __init__(self) -> None:
+        self._shown: Mapping[str, Row] = {}
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, rows: Mapping[str, Row]) -> None:
+        for name, one in rows.items():
+            if one != self._shown.get(name):
+                print_json(as_json(one))
+        for name in self._shown.keys() - rows.keys():
+            print_json({"namespace": self._shown[name].namespace, "name": name, "deleted": True})
+        self._shown = rows
+
+
+class Screen:
+    """A table, redrawn in place on a terminal; in a log file it is printed once, at the end."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=stdout(), refresh_per_second=4)
+        self._rows: Mapping[str, Row] = {}
+
+    def __enter__(self) -> Screen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        for one in self._rows.values():
+            if one.failed:
+                stderr().print(Text(f"{one.name}: {one.reason}: {one.message}", style="red"))
+
+    def show(self, rows: Mapping[str, Row]) -> None:
+        self._live.update(table(rows.values()))
+        self._rows = rows
+
+
+async def _watch(
+    wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
+) -> int:
+    async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
+        with view:
+            async for rows in states(cluster, wanted):
+                view.show(rows)
+                code = outcome(rows.values(), wanted)
+                if code is not None:
+                    return code
+    raise AssertionError("states() never ends by itself")
+
+
+async def states(cluster: Cluster, wanted: frozenset[str]) -> AsyncIterator[dict[str, Row]]:
+    """All rows by name after each change, from a list and then a watch; a broken watch is opened again.
+
+    Raises CommandError when a wanted task is not there or was deleted, or when there is none at all.
+    """
+    silent = 0
+    while True:
+        try:
+            items, version = await _list(cluster)
+            rows = {one["metadata"]["name"]: row(one) for one in items}
+            _check_there(rows, wanted, cluster.namespace)
+            yield _only(rows, wanted)
+            silent = 0
+            async for event in _events(cluster, version):
+                name = event["object"]["metadata"]["name"]
+                if event["type"] == "DELETED":
+                    rows.pop(name, None)
+                    _check_there(rows, wanted, cluster.namespace)
+                else:
+                    rows[name] = row(event["object"])
+                yield _only(rows, wanted)
+        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            silent += 1
+            if silent > _RETRIES:
+                raise
+            await asyncio.sleep(min(2.0**silent / 4, 5.0))
+
+
+def _only(rows: Mapping[str, Row], wanted: frozenset[str]) -> dict[str, Row]:
+    return {name: one for name, one in rows.items() if not wanted or name in wanted}
+
+
+def _check_there(rows: Mapping[str, Row], wanted: frozenset[str], namespace: str) -> None:
+    missing = sorted(wanted - rows.keys())
+    if missing:
+        message = f"no loratask {', '.join(missing)} in namespace {namespace!r}"
+        raise CommandError(message, exit_codes.NOT_FOUND)
+    if not rows:
+        raise CommandError(f"no loratasks in namespace {namespace!r}", exit_codes.NOT_FOUND)
+
+
+async def _list(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
+    api = client.CustomObjectsApi(cluster.api)
+    found = await api.list_namespaced_custom_object(GROUP, VERSION, cluster.namespace, task.PLURAL)
+    return found["items"], found["metadata"]["resourceVersion"]
+
+
+async def _events(cluster: Cluster, version: str) -> AsyncIterator[dict[str, Any]]:
+    """Changes after ``version``, until the server closes the watch or the version is too old."""
+    api = client.CustomObjectsApi(cluster.api)
+    response = await api.list_namespaced_custom_object(
+        GROUP,
+        VERSION,
+        cluster.namespace,
+        task.PLURAL,
+        watch=True,
+        resource_version=version,
+        timeout_seconds=int(_QUIET_SECONDS),
+        _preload_content=False,
+    )
+    try:
+        async for line in response.content:
+            event = json.loads(line)
+            if event["type"] == "ERROR":
+                return
+            yield event
+    finally:
+        response.release()

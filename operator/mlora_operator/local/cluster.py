@@ -1,0 +1,190 @@
+"""The world of a local run behind the ports of the reconcile loop: files and processes, no API server."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlora_operator.api import pipeline as lorapipeline
+from mlora_operator.api import task as loratask
+from mlora_operator.local.adapt import World
+from mlora_operator.local.machine import Machine
+from mlora_operator.local.objects import Objects
+from mlora_operator.local.ranks import HOST, Ports, RankGroup
+from mlora_operator.manifests.names import child_name, digest
+from mlora_operator.reconcile import ports
+from mlora_operator.reconcile.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
+from mlora_worker.protocol import ModelSource, WorkerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where a run keeps its things. ``private`` holds keys and tokens, is only ours, and goes when it ends."""
+
+    state: Path
+    private: Path
+    cache: Path
+    environment: Mapping[str, str]  # of the ranks
+    machine: Machine
+    restarts: int
+    command: Sequence[str]
+
+
+class LocalCluster:
+    """``reconcile.ports.Cluster`` on this machine.
+
+    ``on_task`` is told each task after its status changed, ``on_event`` each event, ``wake`` that the loop has
+    something to look at.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        objects: Objects,
+        surroundings: Surroundings,
+        *,
+        on_task: Callable[[dict[str, Any]], None],
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self._world = world
+        self._objects = objects
+        self._around = surroundings
+        self._on_task = on_task
+        self._on_event = on_event
+        self._groups: dict[Key, RankGroup] = {}
+        self._tokens: dict[Key, str] = {}
+        self.wake: Callable[[], None] = lambda: None
+
+    @property
+    def given_up(self) -> Mapping[Key, str]:
+        """Pipelines whose ranks are not started any more, with the reason."""
+        return {key: one.given_up for key, one in self._groups.items() if one.given_up is not None}
+
+    async def stop(self) -> None:
+        """End all ranks."""
+        for group in self._groups.values():
+            await group.stop()
+
+    # --- what is ---
+
+    def objects(self) -> ports.Objects:
+        return ports.Objects(
+            tasks=self._objects.of_kind(loratask.KIND),
+            pipelines=self._objects.of_kind(lorapipeline.KIND),
+            groups={key: one.group for key, one in self._groups.items()},
+        )
+
+    def revision(self, pipeline: Pipeline) -> str:
+        assert pipeline.spec is not None
+        spec = pipeline.spec.model_dump(
+            mode="json", by_alias=True, exclude={"allowed_namespaces", "idle_timeout"}
+        )
+        return digest(spec)
+
+    def coordinator_url(self, pipeline: Pipeline) -> str:
+        return f"http://{HOST}:{self._groups[pipeline.key].ports.http}"
+
+    async def read_secret(self, key: Key) -> SecretData | None:
+        return self._world.secrets.get(key)
+
+    async def read_token(self, pipeline: Pipeline) -> str | None:
+        return self._tokens.get(pipeline.key)
+
+    async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
+        return {"kubernetes.io/metadata.name": namespace}
+
+    # --- what shall be ---
+
+    async def apply_pipeline(self, manifest: Manifest) -> None:
+        self._objects.apply(manifest)
+        self.wake()
+
+    async def apply_workers(self, workers: Workers) -> None:
+        key = workers.pipeline.key
+        if key not in self._groups:
+            self._groups[key] = self._make_group(workers.pipeline)
+        self._groups[key].resize(workers.replicas)
+
+    async def delete_pod(self, pod: Pod) -> None:
+        for group in self._groups.values():
+            group.kill(pod.uid)
+
+    async def patch_task_status(self, task: Task, patch: Manifest) -> None:
+        self._on_task(self._objects.patch_status(loratask.KIND, task.key, task.uid, patch))
+
+    async def patch_pipeline_status(self, pipeline: Pipeline, patch: Manifest) -> None:
+        self._objects.patch_status(lorapipeline.KIND, pipeline.key, pipeline.uid, patch)
+
+    async def emit_event(self, event: Event) -> None:
+        self._on_event(event)
+
+    # --- one pipeline's ranks ---
+
+    def _make_group(self, pipeline: Pipeline) -> RankGroup:
+        name = child_name(pipeline.key.name)
+        private = self._around.private / f"{pipeline.key.namespace}.{name}"
+        self._tokens[pipeline.key] = secrets.token_urlsafe(32)
+        _write_private(private, {"token": self._tokens[pipeline.key]})
+        keys_dir = self._write_keys(pipeline, private / "keys")
+
+        def configure(chosen: Ports) -> WorkerConfig:
+            return self._worker_config(pipeline, chosen, private / "token", keys_dir)
+
+        return RankGroup(
+            key=Key(pipeline.key.namespace, name),
+            configure=configure,
+            revision=self.revision(pipeline),
+            machine=self._around.machine,
+            logs=self._around.state / "logs" / f"{pipeline.key.namespace}.{name}",
+            environment=self._around.environment,
+            on_change=lambda: self.wake(),
+            restarts=self._around.restarts,
+            command=self._around.command,
+        )
+
+    def _write_keys(self, pipeline: Pipeline, folder: Path) -> Path | None:
+        """The keys of the model's store as files, as a pod would have its Secret mounted."""
+        assert pipeline.spec is not None
+        reference = pipeline.spec.storage.secret_ref
+        if reference is None:
+            return None
+        _write_private(folder, self._world.secrets.get(Key(pipeline.key.namespace, reference.name), {}))
+        return folder
+
+    def _worker_config(
+        self, pipeline: Pipeline, chosen: Ports, token_file: Path, keys_dir: Path | None
+    ) -> WorkerConfig:
+        spec, machine = pipeline.spec, self._around.machine
+        assert spec is not None
+        crowded = self._world.device != "cpu" and 0 < len(machine.gpus) < spec.stages
+        return WorkerConfig(
+            pipeline=str(pipeline.key),
+            model=ModelSource.model_validate(spec.model.model_dump()),
+            stages=spec.stages,
+            coordinator_host=HOST,
+            http_port=chosen.http,
+            link_port=chosen.link,
+            rendezvous_port=chosen.rendezvous,
+            token_file=str(token_file),
+            storage_endpoint=spec.storage.endpoint,
+            storage_region=spec.storage.region,
+            storage_keys_dir=str(keys_dir) if keys_dir is not None else None,
+            cache_dir=str(self._around.cache),
+            device=self._world.device,
+            backend="gloo" if crowded else "auto",
+            threads=spec.worker.threads,
+            microbatch_tokens=spec.microbatch_tokens,
+            allow_file_uris=True,
+        )
+
+
+def _write_private(folder: Path, files: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for name, content in files.items():
+        file = folder / name
+        file.touch(mode=0o600)
+        file.write_text(content, encoding="utf-8")

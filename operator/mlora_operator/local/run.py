@@ -1,0 +1,112 @@
+"""One local run: the operator's loop over files and processes, until every task has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from mlora_operator.api import task as loratask
+from mlora_operator.coordinator import Links
+from mlora_operator.local.adapt import World
+from mlora_operator.local.cluster import LocalCluster, Surroundings
+from mlora_operator.local.ending import End, endings
+from mlora_operator.local.machine import Machine
+from mlora_operator.local.objects import Objects
+from mlora_operator.local.ranks import WORKER
+from mlora_operator.reconcile.decision import Event
+from mlora_operator.reconcile.loop import Loop, utc_now
+
+
+class Audience(Protocol):
+    """Who is told how the run goes."""
+
+    def task_changed(self, task: Mapping[str, Any]) -> None:
+        """The whole task, as ``kubectl get -o json`` would show it."""
+
+    def happened(self, event: Event) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and with what the run works."""
+
+    state: Path  # statuses and logs
+    cache: Path  # base models that were downloaded
+    machine: Machine
+    environment: Mapping[str, str]  # of the ranks
+    restarts: int = 3  # of a pipeline's ranks
+    command: Sequence[str] = WORKER
+
+
+async def run(world: World, place: Place, audience: Audience) -> list[End]:
+    """Train every task to its end. All processes have ended when this returns, also by cancellation."""
+    objects = Objects(place.state, utc_now)
+    for manifest in world.tasks:
+        if not objects.resume(manifest):
+            objects.apply(manifest)
+    for manifest in world.pipelines:
+        objects.apply(manifest)
+
+    changed = asyncio.Event()
+
+    def task_changed(task: dict[str, Any]) -> None:
+        audience.task_changed(task)
+        changed.set()
+
+    private = Path(tempfile.mkdtemp(prefix="mlora-"))  # readable by this user alone
+    cluster = LocalCluster(
+        world,
+        objects,
+        Surroundings(
+            state=place.state,
+            private=private,
+            cache=place.cache,
+            environment=place.environment,
+            machine=place.machine,
+            restarts=place.restarts,
+            command=place.command,
+        ),
+        on_task=task_changed,
+        on_event=audience.happened,
+    )
+    try:
+        for task in objects.of_kind(loratask.KIND):
+            audience.task_changed(task)
+        return await _reconcile(cluster, objects, world, changed)
+    finally:
+        try:
+            await asyncio.shield(cluster.stop())
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+
+
+async def _reconcile(
+    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event
+) -> list[End]:
+    loop: Loop | None = None
+
+    def wake() -> None:
+        if loop is not None:
+            loop.wake()
+        changed.set()
+
+    async with Links(wake, utc_now) as links:
+        loop = Loop(cluster, links, world.settings)
+        cluster.wake = wake
+        running = asyncio.create_task(loop.run(), name="reconcile loop")
+        try:
+            while True:
+                given_up = {str(key): why for key, why in cluster.given_up.items()}
+                ended = endings(objects.of_kind(loratask.KIND), given_up)
+                if ended is not None:
+                    return ended
+                await changed.wait()
+                changed.clear()
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
