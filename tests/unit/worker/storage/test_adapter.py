@@ -230,6 +230,17 @@ def test_what_is_not_whole_is_not_published(memory: Any, task: TaskPlan, damage:
     assert find_published(memory, OUT) is None
 
 
+def test_a_scratch_folder_without_room_is_named_and_nothing_is_written(
+    memory: Any, task: TaskPlan, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        StorageError, match=f"cannot be written to {tmp_path}/none .* more scratch space"
+    ) as caught:
+        publish(memory, task, SMALL, scratch=tmp_path / "none")
+    assert caught.value.reason is FailureReason.UPLOAD_FAILED
+    assert memory.objects == {}
+
+
 def test_a_loss_that_is_no_number_leaves_the_manifest_valid(memory: Any, task: TaskPlan) -> None:
     publish(memory, task, SMALL, loss=float("nan"), data=None)
     manifest = find_published(memory, OUT)

@@ -224,6 +224,13 @@ def test_the_same_holds_over_https_where_the_sdk_would_send_chunks_and_trailers(
         assert store.read("s3://bucket/big") == big.read_bytes()
 
 
+def test_a_named_server_is_asked_by_path_because_it_may_know_no_bucket_host_names() -> None:
+    with odd_server() as server:
+        server.objects["/bucket/x"] = b"x"
+        named = server.endpoint.replace("127.0.0.1", "localhost")
+        assert task_store(named).read("s3://bucket/x") == b"x"
+
+
 def test_part_tags_that_are_no_digests_are_handed_back_and_not_judged(big: Path) -> None:
     with odd_server() as server:
         store_of(server).write_file("s3://bucket/big", big)
@@ -291,8 +298,11 @@ def test_a_missing_object_is_named() -> None:
 
 
 def test_nobody_at_the_endpoint_is_said_soon() -> None:
+    store = open_store(
+        StorageAccess(endpoint="http://127.0.0.1:9"), allow_files=False, patience=Patience(attempts=1)
+    )
     with pytest.raises(StoreUnreachable, match=r"no connection to http://127\.0\.0\.1:9") as caught:
-        probe_output(task_store("http://127.0.0.1:9"), "s3://bucket/out")
+        probe_output(store, "s3://bucket/out")
     assert caught.value.reason is FailureReason.STORAGE_UNREACHABLE
 
 
