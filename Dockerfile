@@ -3,6 +3,7 @@
 #   BASE_IMAGE     any image with Python 3.11 or newer as `python3`, with its `venv` module
 #   INSTALL_DEPS   true: the image holds its dependencies, at the versions of constraints.txt
 #                  false: it holds the project alone, and expects the packages mounted at /opt/env
+#   PIP_INDEX_URL, PIP_CERT   another package index, and the certificates to trust it by (docs/operators/images.md)
 
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
@@ -24,11 +25,15 @@ RUN mkdir -p operator worker /opt/mlora && touch README.md LICENSE
 
 FROM packages AS operator-packages
 ARG INSTALL_DEPS=true
+ARG PIP_INDEX_URL
+ARG PIP_CERT
 RUN [ "$INSTALL_DEPS" = false ] || \
     { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[operator]'; }
 
 FROM packages AS worker-packages
 ARG INSTALL_DEPS=true
+ARG PIP_INDEX_URL
+ARG PIP_CERT
 RUN [ "$INSTALL_DEPS" = false ] || \
     { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[worker]'; }
 

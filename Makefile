@@ -61,7 +61,7 @@ unit: setup ## Tests of pure code
 
 .PHONY: integration
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
-	$(PYTEST) tests/integration
+	$(PYTEST) tests/integration $(wildcard tests/equivalence)
 
 .PHONY: e2e
 e2e: $(cluster_for_tests) model ## Tests of the whole path
