@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.formats import Chat, Drop, Turn
@@ -34,6 +36,10 @@ THINKING = (
     "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
     "{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m['content'] + ' ' + eos_token }}{% endif %}{% endfor %}"
 )
 PLAIN_TEXT = (
     "{% for m in messages %}{{ m['role'] }}:\n{{ m['content'] }}\n{% endfor %}"
@@ -209,6 +215,24 @@ def test_a_conversation_that_begins_with_an_answer_is_refused(make_tokenizer: Ma
     assert encode(make_tokenizer(CHATML, **CHATML_TOKENS), chat(("assistant", "Hello!"))) == [
         Drop.TEMPLATE_MISMATCH
     ]
+
+
+def test_a_sentencepiece_tokenizer_that_marks_words_and_spaces_is_proven_too() -> None:
+    bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    letters = [f"<0x{byte:02X}>" for byte in range(256)]
+    specials = ["<unk>", "<s>", "</s>", *letters]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=specials, show_progress=False)
+    bpe.train_from_iterator(["What is two? It is. [INST] [/INST]"], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.chat_template = LLAMA2
+    (row,) = encode(
+        tokenizer, chat(("user", "2?"), ("assistant", "It is ü"), ("user", "4?"), ("assistant", "It\nis"))
+    )
+    assert supervised(tokenizer, row).split() == ["It", "is", "ü", "</s>", "It", "is", "</s>"]
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
