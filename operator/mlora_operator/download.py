@@ -79,6 +79,8 @@ def read_manifest(source: Source) -> AdapterManifest:
     """Raises AdapterNotFound, StoreRefused, AdapterCorrupt."""
     try:
         manifest = AdapterManifest.model_validate_json(b"".join(source.read(MANIFEST_NAME)))
+    except AdapterNotFound as error:
+        raise AdapterNotFound(f"no finished adapter: {error}") from error
     except ValidationError as error:
         raise AdapterCorrupt(f"{MANIFEST_NAME} is not an adapter's manifest: {error}") from error
     for file in manifest.files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -51,17 +52,21 @@ async def connect(context: str | None, namespace: str | None) -> AsyncIterator[C
 
 async def _configure(context: str | None) -> str:
     """Sets the client's configuration; the default namespace."""
+    files = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if not any(Path(file).exists() for file in files.split(os.pathsep)):  # noqa: ASYNC240
+        if context is None and _IN_POD.exists():  # noqa: ASYNC240
+            config.load_incluster_config()
+            return _IN_POD.read_text().strip()  # noqa: ASYNC240
+        message = f"no kubeconfig at {files}; set KUBECONFIG to the file of your cluster"
+        raise CommandError(message, exit_codes.UNREACHABLE)
     try:
         await config.load_kube_config(context=context)
         contexts, active = config.list_kube_config_contexts()
         if context is not None:
             active = next(one for one in contexts if one["name"] == context)
         return str(active["context"].get("namespace") or "default")
-    except (ConfigException, yaml.YAMLError, KeyError, TypeError) as error:
-        if context is None and _IN_POD.exists():  # noqa: ASYNC240 - one small file
-            config.load_incluster_config()
-            return _IN_POD.read_text().strip()  # noqa: ASYNC240
-        raise CommandError(f"no usable kubeconfig: {error}", exit_codes.UNREACHABLE) from error
+    except (ConfigException, yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
+        raise CommandError(f"no usable kubeconfig at {files}: {error}", exit_codes.UNREACHABLE) from error
 
 
 def refused(error: Any) -> CommandError:

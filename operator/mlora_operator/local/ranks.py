@@ -28,6 +28,7 @@ _EXIT_PEER_LOST = 75  # another rank is the cause
 _PEERS_LEAVE = 10.0  # seconds that the other ranks get to notice a lost peer and leave by themselves
 _TERM_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _LONGEST_PAUSE = 10.0
+_PROBE_EVERY = 0.2
 _TAIL = 2048  # bytes of a log that are looked at for its last words
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -95,6 +96,7 @@ class RankGroup:
         self._keeper: asyncio.Task[None] | None = None
         self._failures = 0
         self._last_words: str | None = None
+        self._listens = False
         self.ports = free_ports()
         self.given_up: str | None = None
 
@@ -106,7 +108,7 @@ class RankGroup:
                 key=Key(self._key.namespace, f"{self._key.name}-{rank.number}"),
                 uid=rank.uid,
                 revision=self._revision,
-                ready=rank.alive,
+                ready=rank.alive and self._listens,
             )
             for rank in self._ranks
         )
@@ -144,7 +146,12 @@ class RankGroup:
         try:
             while self.given_up is None:
                 await self._start(self._wanted)
-                await _wait(self._ranks, asyncio.FIRST_COMPLETED, None)
+                probe = asyncio.create_task(self._probe())
+                try:
+                    await _wait(self._ranks, asyncio.FIRST_COMPLETED, None)
+                finally:
+                    probe.cancel()
+                self._listens = False
                 # The others notice the lost peer and leave; what they say then may be the cause.
                 await _wait(self._ranks, asyncio.ALL_COMPLETED, _PEERS_LEAVE)
                 self._note_failure([rank for rank in self._ranks if not rank.alive])
@@ -156,6 +163,7 @@ class RankGroup:
         finally:
             await asyncio.shield(_end(self._ranks))
             self._ranks = []
+            self._listens = False
             self._keeper = None
             self._on_change()
 
@@ -177,6 +185,18 @@ class RankGroup:
                     preexec_fn=_dying_with(os.getpid()),
                 )
             self._ranks.append(_Rank(number, str(uuid.uuid4()), process, log))
+        self._on_change()
+
+    async def _probe(self) -> None:
+        """Until the coordinator listens: a rank needs a while to import what it trains with."""
+        while not self._listens:
+            try:
+                _, writer = await asyncio.open_connection(HOST, self.ports.http)
+            except OSError:
+                await asyncio.sleep(_PROBE_EVERY)
+                continue
+            writer.close()
+            self._listens = True
         self._on_change()
 
     def _environment_of(self, number: int, config: WorkerConfig) -> dict[str, str]:

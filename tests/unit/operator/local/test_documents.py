@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mlora_operator.local.documents import DocumentError, parse
 
 MANIFEST = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\nspec:\n"
 
-SCALARS = """\
-1e-4 1e+06 1E3 .5 5. 1_000 1_0.5 0x1F 0b11 0o17 017 08 +5 -3 +.5e-3 -017 -0x1f 00 -0 -0.0 1.0 1.5e300 0.0002
-12:30 190:20:30 2026-01-01 2001-12-14t21:59:43.10-05:00 y n Yes ON off true False null ~ 0b 0x 1e0x = 1.2.3
-"1e-4" 'true' 1e22 q_proj s3://a/b . +""".split()
+SCALAR_LINES = (
+    "1e-4 1e+06 1E3 .5 5. 1_000 1_0.5 0x1F 0b11 0o17 017 08 +5 -3 +.5e-3 -017 -0x1f 00 -0 -0.0 1.0 1.5e300 0.0002",
+    "12:30 190:20:30 2026-01-01 2001-12-14t21:59:43.10-05:00 y n Yes ON off true False null ~ 0b 0x 1e0x = 1.2.3",
+    "\"1e-4\" 'true' 1e22 q_proj s3://a/b . +",
+)
+SCALARS = [scalar for line in SCALAR_LINES for scalar in line.split()]
 
 
 def values_of(text: str) -> list[Any]:

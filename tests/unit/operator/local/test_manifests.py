@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from mlora_operator.local.manifests import Manifests, read_manifests
 
 TASK = """\

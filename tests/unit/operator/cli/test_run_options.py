@@ -1,0 +1,40 @@
+"""What `mlora run` refuses before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mlora_operator.cli.app import app
+from mlora_operator.cli.output import CommandError
+
+TASK = """\
+apiVersion: mlora.dev/v1alpha1
+kind: LoRATask
+metadata: {name: a}
+spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (TASK, [], "where does m lie? Say --model m=FOLDER"),
+        (TASK, ["--model", "m"], "expected NAME=PLACE"),
+        (TASK, ["--model", "m=/nowhere"], "is not a model's folder"),
+        (TASK, ["--model", "m=ftp://x"], "lies in a folder or under s3://"),
+        (TASK.replace("name: a", "name: A"), ["--model", "m=s3://b/m"], "metadata.name"),
+        ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n", [], "there is no LoRATask"),
+    ],
+)
+def test_invalid_input_ends_with_2_and_says_what_to_change(
+    tmp_path: Path, text: str, options: list[str], words: str
+) -> None:
+    file = tmp_path / "tasks.yaml"
+    file.write_text(text)
+    result = CliRunner().invoke(app, ["run", str(file), *options])
+    assert isinstance(result.exception, CommandError)
+    assert result.exception.exit_code == 2
+    assert words in str(result.exception)

@@ -1,0 +1,60 @@
+"""A local run is over when nothing on this machine can change any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mlora_operator.local.ending import Result, endings
+
+
+def task(name: str = "a", *, suspend: bool = False, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "n", "name": name},
+        "spec": {"suspend": suspend},
+        "status": status,
+    }
+
+
+def condition(type_: str, status: str, reason: str = "R", message: str = "m") -> dict[str, str]:
+    return {"type": type_, "status": status, "reason": reason, "message": message}
+
+
+DONE = task(conditions=[condition("Succeeded", "True")], state="Succeeded")
+FAILED = task(conditions=[condition("Succeeded", "False"), condition("Failed", "True", "InvalidRow")])
+NO_SECRET = task(state="Rejected", conditions=[condition("Accepted", "False", "SecretNotFound")])
+TOO_LARGE = task(
+    state="Rejected",
+    conditions=[condition("Accepted", "True"), condition("Admitted", "False", "ExceedsCapacity")],
+)
+TRAINING = task(state="Training", pipeline="n/p", conditions=[condition("Running", "True")])
+
+
+@pytest.mark.parametrize(
+    ("one", "result", "reason", "bad"),
+    [
+        (DONE, Result.SUCCEEDED, "R", False),
+        (FAILED, Result.FAILED, "InvalidRow", True),
+        (NO_SECRET, Result.REJECTED, "SecretNotFound", True),
+        (TOO_LARGE, Result.REJECTED, "ExceedsCapacity", True),
+        (task(suspend=True), Result.SUSPENDED, "Suspended", False),
+    ],
+)
+def test_how_a_task_ended(one: dict[str, Any], result: Result, reason: str, bad: bool) -> None:
+    found = endings([one], {})
+    assert found is not None
+    assert (found[0].result, found[0].reason, found[0].bad) == (result, reason, bad)
+
+
+@pytest.mark.parametrize("one", [task(), TRAINING, task(state="Pending"), task(state="Queued")])
+def test_a_task_that_may_still_go_on_keeps_the_run_going(one: dict[str, Any]) -> None:
+    assert endings([DONE, one], {}) is None
+
+
+def test_a_task_whose_ranks_are_not_started_again_is_abandoned_with_the_reason() -> None:
+    found = endings([TRAINING, DONE], {"n/p": "rank 0 ended with exit code 1"})
+    assert found is not None
+    assert [end.result for end in found] == [Result.ABANDONED, Result.SUCCEEDED]
+    assert found[0].message == "rank 0 ended with exit code 1"
+    assert endings([TRAINING], {"n/other": "x"}) is None
