@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+PREFIX = "mlora-test-"
 
 
 def hierarchies() -> Iterator[Path]:
@@ -15,6 +16,16 @@ def hierarchies() -> Iterator[Path]:
     for folder in ROOT.iterdir():
         if folder.is_dir() and not folder.is_symlink() and (folder / "cgroup.procs").exists():
             yield folder
+
+
+def group_of(identity: str) -> str:
+    """Name of the group of the cluster with this identity (``State.identity``)."""
+    return PREFIX + identity
+
+
+def existing() -> set[str]:
+    """Names of the groups of all clusters, also of those that are no more."""
+    return {group.name for hierarchy in hierarchies() for group in hierarchy.glob(f"{PREFIX}*")}
 
 
 def create(name: str) -> None:

@@ -22,6 +22,8 @@ from tests.cluster.pause import pause_archive
 
 Say = Callable[[str], None]
 PATIENCE = 60.0
+SHAPING = ("api", "configuration", "credentials", "layout", "network", "node", "programs", "s3")
+"""The modules that decide what a running cluster is like; a change of another one does not call for a new one."""
 MACHINE = Path("/run/lock/mlora-test-cluster")
 """Lock that all clusters of this machine share."""
 
@@ -61,10 +63,9 @@ def bring_up(state: State, say: Say) -> None:
     with locked(MACHINE):
         addresses = network.claim_slot(state.root)
     say(f"cluster: starting on {addresses.node}")
-    cgroup = f"mlora-{state.identity}"
-    cgroups.create(cgroup)
+    group = cgroups.group_of(state.identity)
     keys = credentials.create(state, addresses)
-    for name, text in configuration.files(state, addresses, keys, cgroup).items():
+    for name, text in configuration.files(state, addresses, keys, group).items():
         path = state.configuration / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -73,6 +74,8 @@ def bring_up(state: State, say: Say) -> None:
     s3.prepare(state.node / "s3", addresses.s3, s3.INSIDE).write(state.storage)
 
     start_node(state, addresses, testcluster, weed)
+    # Only now: a group whose cluster has no node counts as left behind. Kubelet starts seconds later.
+    cgroups.create(group)
     if not wait(lambda: healthy(state), PATIENCE):
         raise TimeoutError(f"the cluster is not ready after {PATIENCE:.0f} s; its logs are in {state.logs}")
     api.serve_storage(api.ApiServer(state.kubeconfig), addresses.node, addresses.s3_port)
@@ -115,7 +118,7 @@ def take_down(state: State, say: Say) -> None:
         if owner == state.root:
             network.disconnect(link)
             s3.remove_sockets(Addresses(int(link.removeprefix("mlora-"))).s3_port)
-    cgroups.remove(f"mlora-{state.identity}")
+    cgroups.remove(cgroups.group_of(state.identity))
     # Removing it would also remove what another node has mounted there, although that is not seen from here.
     if not all_nodes() and KUBELET_FOLDER.is_dir() and not any(KUBELET_FOLDER.iterdir()):
         KUBELET_FOLDER.rmdir()
@@ -124,16 +127,19 @@ def take_down(state: State, say: Say) -> None:
 
 
 def end_abandoned(say: Say) -> None:
-    """End clusters whose state folder is gone, with the checkout that it was in."""
+    """End clusters whose state folder is gone, with the checkout that it was in, and remove unowned leftovers."""
     with locked(MACHINE):
         for link, owner in network.cables().items():
             if owner is None:  # its maker was killed before it could sign it
                 network.disconnect(link)
-    owners = {owner for owner in network.cables().values() if owner is not None}
-    for root in owners | {root for root, _ in all_nodes()}:
-        if not root.exists():
-            say(f"cluster: ending the one of {root}, which is no longer there")
-            take_down(State(root), say)
+        owners = {owner for owner in network.cables().values() if owner is not None}
+        for root in owners | {root for root, _ in all_nodes()}:
+            if not root.exists():
+                say(f"cluster: ending the one of {root}, which is no longer there")
+                take_down(State(root), say)
+        alive = {cgroups.group_of(State(root).identity) for root, _ in all_nodes()}
+        for group in cgroups.existing() - alive:
+            cgroups.remove(group)
 
 
 def healthy(state: State) -> bool:
@@ -149,7 +155,7 @@ def recipe() -> str:
     """What a running cluster was made from: its programs, and the code that arranges them."""
     here = Path(__file__).parent
     parts = [gobinaries.testcluster(), program_of_environment("weed"), site_packages()]
-    code = "".join(path.read_text() for path in sorted(here.glob("*.py")))
+    code = "".join((here / f"{module}.py").read_text() for module in SHAPING)
     return "\n".join([*map(str, parts), code])
 
 

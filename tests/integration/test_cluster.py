@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cluster import lifecycle
-from tests.cluster.cgroups import hierarchies
+from tests.cluster.cgroups import group_of, hierarchies
 from tests.cluster.layout import CHECKOUT, State
 from tests.cluster.network import cables
 from tests.cluster.nodes import all_nodes, node_process
@@ -246,7 +246,7 @@ def traces(state: State) -> dict[str, object]:
         "processes": [process for root, process in all_nodes() if root == state.root],
         "links": [link for link, owner in cables().items() if owner == state.root],
         "mounts": [line for line in Path("/proc/mounts").read_text().splitlines() if str(state.root) in line],
-        "control groups": [path for path in hierarchies() if (path / f"mlora-{state.identity}").exists()],
+        "control groups": [path for path in hierarchies() if (path / group_of(state.identity)).exists()],
         "routes": Path("/proc/net/route").read_text().count("mlora-1"),
         "packet filter": [line for line in filters.splitlines() if line.startswith(("-A", ":KUBE", ":CNI"))],
         "sockets": sorted(Path("/tmp").glob("seaweedfs-*-834*.sock")),
