@@ -6,7 +6,7 @@ device.
 
 Each token has a 32-bit key (a strong mix of its counters with the module's name) and each feature has one. An
 element's bits are a mix of the product of its two keys, so an element costs six integer operations that
-vectorise, far less than a random number generator (measured in docs/contributing/numerics.md).
+vectorise, far less than a random number generator (measured in docs/contributors/numerics.md).
 """
 
 from __future__ import annotations
