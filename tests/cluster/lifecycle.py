@@ -38,7 +38,7 @@ def up(state: State, say: Say) -> None:
         end_abandoned(say)
         if node_process(state) is not None and made_from(state) == recipe():
             # Programs that were killed are started again by the node, so give it a moment.
-            if wait(lambda: healthy(state), 30.0):
+            if wait(lambda: healthy(state), PATIENCE):
                 say("cluster: is up")
                 return
             say("cluster: does not answer, making a new one")

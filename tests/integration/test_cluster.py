@@ -164,7 +164,7 @@ def cluster_command(state: State, command: str) -> str:
     environment = {**os.environ, "MLORA_CLUSTER_STATE": str(state.root)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.cluster", command],
-        cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True, timeout=120,
+        cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=True, timeout=180,
     )  # fmt: skip
     return done.stdout + done.stderr
 
