@@ -56,7 +56,8 @@ class KubeApi:
         path = collection(api_version, plural, namespace)
         query = {"labelSelector": labels} if labels else {}
         found = await self._call("GET", path, query, accept=METADATA_ONLY)
-        return {item["metadata"]["uid"] for item in found["items"]}
+        # Go writes an empty list of metadata as null.
+        return {item["metadata"]["uid"] for item in found.get("items") or ()}
 
     async def apply(self, manifest: JSON) -> JSON:
         """Server-side apply. Fields of others stay; ours are taken back when someone changed them."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from mlora_operator.reconcile.ports import Cluster
 from mlora_operator.reconcile.snapshot import Key, Pipeline, SecretData
@@ -16,6 +16,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 MAX_AGE = 10.0  # seconds after which a value is read again: how late a corrected Secret is noticed
+MISSING_AGE = 2.0  # the same for one that is not there, since someone is likely to make it now
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +61,16 @@ class Lookups:
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
-        return await self._secrets.get(keys, _usual_age)
+        return await self._secrets.get(keys, lambda data: MAX_AGE if data is not None else MISSING_AGE)
 
     async def namespace_labels(self, namespaces: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
-        return await self._labels.get(namespaces, _usual_age)
+        return await self._labels.get(namespaces, lambda _: MAX_AGE)
 
     async def tokens(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, str]:
         """The bearer tokens that exist already; one that does not is asked for again at once."""
         self._pipelines = {pipeline.key: pipeline for pipeline in pipelines}
-        found = await self._tokens.get(self._pipelines, lambda token: _usual_age(token) if token else 0.0)
+        found = await self._tokens.get(self._pipelines, lambda token: MAX_AGE if token else 0.0)
         return {key: token for key, token in found.items() if token is not None}
 
     async def _read_token(self, key: Key) -> str | None:
         return await self._cluster.read_token(self._pipelines[key])
-
-
-def _usual_age(_: Any) -> float:
-    return MAX_AGE

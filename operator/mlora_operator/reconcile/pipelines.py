@@ -93,6 +93,8 @@ def pipeline_status(
     }
     if report is not None and report.facts is not None:
         changes |= {"facts": report.facts, "stages": report.stages}
+        if not view.active:  # while tasks train it moves with each step, which is no reason to write
+            changes["wire"] = report.wire
     elif status.observed_generation != view.pipeline.generation:
         # Another model or another number of stages: what was measured before says nothing about it.
         changes |= {"facts": None, "stages": ()}

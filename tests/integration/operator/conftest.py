@@ -1,0 +1,387 @@
+"""The operator as a process of its own, against a real API server and a coordinator that speaks the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from mlora_worker.protocol import (
+    AdapterInfo,
+    DataCounts,
+    ModelFacts,
+    ModuleShape,
+    Plan,
+    Report,
+    StageReport,
+    TaskPhase,
+    TaskReport,
+)
+from tests.fixtures.cluster import Cluster
+from tests.fixtures.kubectl import Kubectl
+
+ROOT = Path(__file__).parents[3]
+MODEL = "Org/Toy-1B"
+
+
+class FakeCoordinator:
+    """Prepares at once, trains what is admitted step by step, succeeds after the last step. One per pipeline name.
+
+    Runs in a thread of its own. ``hold`` keeps tasks from going beyond a phase.
+    """
+
+    def __init__(self) -> None:
+        self.plans: list[Plan] = []
+        self.tokens: set[str] = set()
+        self.run_id = "run-1"
+        self.hold: TaskPhase | None = None
+        self.url = ""
+        self._generation = 0
+        self._sequence = 0
+        self._tasks: dict[str, TaskReport] = {}
+        self._admitted: set[str] = set()
+        self._lock = threading.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait(10)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def restart(self) -> None:
+        """As if the worker group had started anew."""
+        with self._lock:
+            number = int(self.run_id.rsplit("-", 1)[1]) + 1
+            self.run_id, self._generation, self._sequence = f"run-{number}", 0, 0
+            self._tasks, self._admitted = {}, set()
+
+    def reset(self) -> None:
+        """For the next test."""
+        with self._lock:
+            self.plans, self.tokens, self.hold = [], set(), None
+            self.run_id, self._generation = "run-1", 0
+            self._tasks, self._admitted = {}, set()
+
+    @property
+    def known(self) -> dict[str, TaskPhase]:
+        with self._lock:
+            return {uid: task.phase for uid, task in self._tasks.items()}
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        app = web.Application()
+        app.add_routes([web.put("/{namespace}/{name}/v1/plan", self._put)])
+        app.add_routes([web.get("/{namespace}/{name}/v1/report", self._get)])
+
+        async def open_() -> None:
+            runner = web.AppRunner(app, access_log=None)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+            self.url = f"http://127.0.0.1:{port}/{{namespace}}/{{name}}"
+            self._ready.set()
+
+        self._loop.run_until_complete(open_())
+        self._loop.run_forever()
+
+    async def _put(self, request: web.Request) -> web.Response:
+        self.tokens.add(request.headers["Authorization"].removeprefix("Bearer "))
+        plan = Plan.model_validate_json(await request.text())
+        with self._lock:
+            if plan.generation < self._generation:
+                raise web.HTTPConflict
+            self.plans.append(plan)
+            self._generation = plan.generation
+            self._admitted = {task.uid for task in plan.tasks if task.admitted}
+            self._tasks = {
+                task.uid: self._tasks.get(task.uid, TaskReport(uid=task.uid, phase=TaskPhase.PREPARING))
+                for task in plan.tasks
+            }
+        return web.Response(status=204)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        if "after" in request.query:
+            await asyncio.sleep(0.2)
+        with self._lock:
+            self._sequence += 1
+            self._tasks = {uid: self._moved(task) for uid, task in self._tasks.items()}
+            report = Report(
+                run_id=self.run_id,
+                sequence=self._sequence,
+                plan_generation=self._generation,
+                ready=True,
+                facts=FACTS,
+                stages=STAGES,
+                tasks=tuple(self._tasks.values()),
+            )
+        return web.Response(text=report.to_json(), content_type="application/json")
+
+    def _moved(self, task: TaskReport) -> TaskReport:
+        if task.phase is self.hold:
+            return task
+        data = DataCounts(rows=10, used=10)
+        match task.phase:
+            case TaskPhase.PREPARING:
+                return task.model_copy(update={"phase": TaskPhase.PREPARED, "data": data, "total_steps": 4})
+            case TaskPhase.PREPARED if task.uid in self._admitted:
+                return task.model_copy(update={"phase": TaskPhase.TRAINING})
+            case TaskPhase.TRAINING if task.step < task.total_steps:
+                return task.model_copy(update={"step": task.step + 1, "loss": 2.0 / (task.step + 1)})
+            case TaskPhase.TRAINING:
+                return task.model_copy(update={"phase": TaskPhase.SAVING})
+            case TaskPhase.SAVING:
+                adapter = AdapterInfo(uri="s3://adapters/x", sha256="ab" * 32, bytes=123)
+                return task.model_copy(update={"phase": TaskPhase.SUCCEEDED, "adapter": adapter})
+            case _:
+                return task
+
+
+FACTS = ModelFacts(
+    hidden_size=64,
+    intermediate_size=128,
+    layers=2,
+    attention_heads=4,
+    vocab_size=100,
+    max_positions=2048,
+    dtype_bytes=4,
+    modules=(ModuleShape(stage=0, name="q_proj", in_features=64, out_features=64, count=1),),
+)
+STAGES = tuple(
+    StageReport(
+        stage=number,
+        first_layer=number,
+        last_layer=number,
+        device="cpu",
+        resident_bytes=1000,
+        capacity_bytes=2**33,
+    )
+    for number in (0, 1)
+)
+
+
+class Operator:
+    """One operator process over one namespace."""
+
+    def __init__(self, kubeconfig: Path, settings: dict[str, Any], folder: Path) -> None:
+        self.port = free_port()
+        self.log = folder / "operator.log"
+        self._kubeconfig = kubeconfig
+        self._settings = folder / "settings.json"
+        self._settings.write_text(json.dumps({**settings, "health": {"port": self.port}}))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        env = {
+            **os.environ,
+            "KUBECONFIG": str(self._kubeconfig),
+            "MLORA_SETTINGS": str(self._settings),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("operator", "worker")),
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlora_operator"], env=env, stdout=log, stderr=log, cwd=self.log.parent
+            )
+        until(lambda: self.health() == 200, what="the operator is healthy", log=self.log)
+
+    def health(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=2) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def stop(self) -> int:
+        """Ask it to end as the kubelet does; the exit status."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            raise
+        finally:
+            self._process = None
+
+
+@pytest.fixture(scope="session")
+def crds(kubectl: Kubectl) -> None:
+    """The two resources, as they are in the repository."""
+    kubectl("apply", "--filename", str(ROOT / "crds"))
+    kubectl(
+        "wait",
+        "--for=condition=Established",
+        "--timeout=30s",
+        "crd/loratasks.mlora.dev",
+        "crd/lorapipelines.mlora.dev",
+    )
+
+
+@dataclass(frozen=True)
+class House:
+    """What the tests of one file share: a start of the operator takes seconds."""
+
+    kubectl: Kubectl
+    namespace: str
+    operator: Operator
+    coordinator: FakeCoordinator
+
+
+@pytest.fixture(scope="module")
+def house(
+    crds: None,  # noqa: ARG001
+    cluster: Cluster,
+    kubectl: Kubectl,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[House]:
+    """An operator with a namespace of its own. Its pods find no node, so that only the API server works."""
+    namespace = f"test-operator-{secrets.token_hex(4)}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    kubectl.create(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}}
+    )
+    coordinator = FakeCoordinator()
+    coordinator.start()
+    settings = {
+        "namespace": namespace,
+        "watchNamespaces": [namespace],
+        "worker": {"image": "worker:1"},
+        "coordinatorUrl": coordinator.url,
+        "models": [
+            {
+                "name": MODEL,
+                "uri": "s3://models/toy",
+                "stages": 2,
+                "idleTimeout": "2s",
+                "worker": {"nodeSelector": {"nowhere": "yes"}},
+            }
+        ],
+    }
+    operator = Operator(cluster.kubeconfig, settings, tmp_path_factory.mktemp("operator"))
+    operator.start()
+    yield House(kubectl.within(namespace), namespace, operator, coordinator)
+    operator.stop()
+    coordinator.stop()
+    kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = 30, log: Path | None = None) -> Any:
+    """Wait until ``holds`` gives something true, and give it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = holds()
+        if found:
+            return found
+        time.sleep(0.2)
+    said = f"\n{log.read_text()[-5000:]}" if log is not None and log.exists() else ""
+    raise AssertionError(f"after {seconds:g} s not: {what}{said}")
+
+
+def task_manifest(name: str = "t1", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "mlora.dev/v1alpha1",
+        "kind": "LoRATask",
+        "metadata": {"name": name},
+        "spec": {
+            "baseModel": MODEL,
+            "dataset": {"inline": '{"prompt": "a", "completion": "b"}\n'},
+            "output": {"uri": f"s3://adapters/{name}"},
+            **spec,
+        },
+    }
+
+
+class Bench:
+    """What a test needs to look at its namespace."""
+
+    def __init__(self, house: House) -> None:
+        self.kubectl = house.kubectl
+        self.namespace = house.namespace
+        self.operator = house.operator
+        self.coordinator = house.coordinator
+
+    def clear(self) -> None:
+        """Leave nothing of the test before."""
+        kinds = "loratasks,lorapipelines,resourcequotas,events"
+        self.kubectl("delete", kinds, "--all", "--timeout=20s")
+        ours = ("--selector", "app.kubernetes.io/managed-by=mlora-operator")
+        self.until(
+            lambda: self.kubectl.json("get", "service,statefulset,secret,pods", *ours)["items"] == [],
+            "the children of the former test are gone",
+            60,
+        )
+        self.kubectl("delete", "secrets", "--all")
+        self.coordinator.reset()
+
+    def apply(self, name: str = "t1", **spec: Any) -> None:
+        self.kubectl.apply(task_manifest(name, **spec))
+
+    def status(self, kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.kubectl.json("get", kind, name).get("status", {})
+        return found
+
+    def condition(self, name: str, type_: str, kind: str = "loratask") -> tuple[str, str, str]:
+        """(status, reason, message), empty strings when there is no such condition."""
+        for one in self.status(kind, name).get("conditions", ()):
+            if one["type"] == type_:
+                return one["status"], one["reason"], one["message"]
+        return "", "", ""
+
+    def until(self, holds: Callable[[], Any], what: str, seconds: float = 30) -> Any:
+        return until(holds, what, seconds, self.operator.log)
+
+    def pipeline(self) -> str:
+        """Name of the only pipeline, once it is there."""
+
+        def names() -> list[str]:
+            return [one["metadata"]["name"] for one in self.kubectl.json("get", "lorapipelines")["items"]]
+
+        return str(self.until(names, "a pipeline is there")[0])
+
+    def child(self, kind: str) -> dict[str, Any]:
+        """The only Service or StatefulSet of the operator, once it is there."""
+
+        def found() -> list[dict[str, Any]]:
+            items: list[dict[str, Any]] = self.kubectl.json(
+                "get", kind, "--selector", "app.kubernetes.io/managed-by=mlora-operator"
+            )["items"]
+            return items
+
+        return dict(self.until(found, f"a {kind} is there")[0])
+
+
+@pytest.fixture
+def bench(house: House) -> Bench:
+    made = Bench(house)
+    made.clear()
+    return made
