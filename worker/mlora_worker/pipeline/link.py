@@ -2,7 +2,7 @@
 
 The links *are* the group. Rank 0 accepts exactly one connection for each other rank, then hands out a fresh run id; the
 rendezvous of torch.distributed happens under that id, so a rank of a former group can never meet a new one. When one link
-breaks, the group is over: every rank ends, and all start again together (cases.md 29).
+breaks, the group is over: every rank ends, and all start again together. Why so: docs/contributors/decisions/.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Update(Message):
     """Close an optimizer step: multiply the task's gradients by ``clip``, apply AdamW with ``learning_rate``, zero them.
 
     Rides with the task's next item, because the global gradient norm is known only after the backward has come back
-    to rank 0: no barrier is needed (DESIGN.md, optimizer).
+    to rank 0: no barrier is needed.
     """
 
     step: int  # 1-based number of the step that is closed
