@@ -42,7 +42,7 @@ def load_stage(
     decoder, root = model.base_model, model.base_model_prefix
     first, last = stage == 0, stage == stages - 1
 
-    layers = nn.ModuleList(decoder.layers[index] for index in layer_range)
+    layers = nn.ModuleList(decoder.layers[index] for index in layer_range).eval()
     for index in layer_range:
         reader.fill(decoder.layers[index], layer_prefix(model, index))
     if first:

@@ -1,0 +1,76 @@
+"""One task's parameters on one stage."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mlora_worker.lora.adapter import Adapter, expected_keys, initial_a
+
+CPU = torch.device("cpu")
+Q0, V1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
+
+
+def adapter(*paths: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Adapter:
+    sizes = {Q0: (5, 7), V1: (5, 3)}
+    return Adapter({path: sizes[path] for path in paths}, rank=2, seed=seed, dtype=dtype, device=CPU)
+
+
+def test_names_are_those_of_peft_with_global_layer_indices() -> None:
+    assert expected_keys([V1, Q0]) == (
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight",
+        "base_model.model.model.layers.1.self_attn.v_proj.lora_A.weight",
+        "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight",
+    )
+    exported = adapter(Q0, V1).export()
+    assert sorted(exported) == list(expected_keys([Q0, V1]))
+    assert [list(tensor.shape) for tensor in exported.values()] == [[2, 5], [7, 2], [2, 5], [3, 2]]
+
+
+def test_a_module_starts_the_same_on_any_stage_and_beside_any_other() -> None:
+    whole = adapter(Q0, V1).export()
+    parts = adapter(V1).export() | adapter(Q0).export()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def test_other_seeds_and_other_modules_start_elsewhere() -> None:
+    a = initial_a(Q0, 1, 2, 5)
+    assert not torch.equal(a, initial_a(Q0, 2, 2, 5))
+    assert not torch.equal(a, initial_a(V1, 1, 2, 5))
+
+
+def test_the_start_is_that_of_peft() -> None:
+    a = initial_a(Q0, 1, 64, 400)
+    bound = 1 / math.sqrt(400)  # Kaiming uniform with a = sqrt 5
+    assert a.abs().max() <= bound
+    assert a.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert not any(tensor.any() for name, tensor in adapter(Q0, V1).export().items() if "lora_B" in name)
+
+
+def test_an_export_is_a_copy() -> None:
+    own = adapter(Q0)
+    before = own.export()
+    with torch.no_grad():
+        own.parameters.add_(1.0)
+    assert not any(torch.equal(before[name], now) for name, now in own.export().items())
+
+
+def test_products_see_the_masters_in_the_type_of_the_base() -> None:
+    own = adapter(Q0, dtype=torch.bfloat16)
+    with torch.no_grad():
+        own.parameters.add_(1.0)
+    own.refresh()
+    assert own.compute[Q0].b.dtype == torch.bfloat16
+    assert torch.equal(own.compute[Q0].b.float(), torch.ones(7, 2))
+    assert own.bytes == own.parameters.numel() * (4 + 4 + 2)
+
+
+def test_the_squared_norm_counts_every_gradient_once() -> None:
+    own = adapter(Q0, V1)
+    for pair in own.gradients.values():
+        pair.a.fill_(2.0)
+        pair.b.fill_(1.0)
+    assert own.squared_norm().item() == 4 * (10 + 10) + 14 + 6

@@ -1,0 +1,72 @@
+"""Attention over packed rows, compared with a dense computation of each row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from mlora_worker.model.attention import PackedRows, packed_attention
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+    """[heads, length, size] of one row, written out."""
+    groups = query.shape[0] // key.shape[0]
+    key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
+    at = torch.arange(query.shape[1])
+    distance = at[:, None] - at
+    seen = (distance >= 0) & (distance < (window or len(at)))
+    scores = (query @ key.transpose(1, 2) * scaling).masked_fill(~seen, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
+    window=st.none() | st.integers(1, 10),
+    scaling=st.sampled_from([0.1, 0.5]),
+)
+def test_each_row_sees_itself_only_in_forward_and_backward(
+    lengths: tuple[int, ...], heads: tuple[int, int], window: int | None, scaling: float
+) -> None:
+    tokens, size = sum(lengths), 4
+    generator = torch.Generator().manual_seed(tokens)
+    query, key, value = (
+        torch.randn(1, n, tokens, size, generator=generator, requires_grad=True)
+        for n in (heads[0], heads[1], heads[1])
+    )
+    packed = PackedRows(lengths, torch.device("cpu"))
+    out, _ = packed_attention(
+        nn.Module(), query, key, value, None, packed=packed, scaling=scaling, sliding_window=window
+    )
+    parts = zip(*(t[0].split(list(lengths), dim=1) for t in (query, key, value)), strict=True)
+    wanted = torch.cat([dense(q, k, v, scaling, window) for q, k, v in parts], dim=1).transpose(0, 1)[None]
+    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+    upstream = torch.randn(out.shape, generator=generator)
+    found = torch.autograd.grad(out, (query, key, value), upstream)
+    expected = torch.autograd.grad(wanted, (query, key, value), upstream)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_positions_restart_at_each_row() -> None:
+    rows = PackedRows((2, 3, 1), torch.device("cpu"))
+    assert rows.position_ids.tolist() == [[0, 1, 0, 1, 2, 0]]
+    assert rows.boundaries.tolist() == [0, 2, 5, 6]
+    assert rows.longest == 3
+
+
+def test_arithmetic_that_is_not_known_is_refused() -> None:
+    tensor = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="softcap"):
+        packed_attention(
+            nn.Module(),
+            tensor,
+            tensor,
+            tensor,
+            None,
+            packed=PackedRows((2,), torch.device("cpu")),
+            softcap=30.0,
+        )

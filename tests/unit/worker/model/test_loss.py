@@ -1,0 +1,89 @@
+"""Loss by chunks, compared with torch's cross entropy over everything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from mlora_worker.model import loss as loss_module
+from mlora_worker.model.loss import IGNORED, ChunkedCrossEntropy, segment_losses
+
+SEGMENTS = (7, 30, 1, 12)
+
+
+def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, nn.Module, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(sum(SEGMENTS), 16, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(0, 53, (sum(SEGMENTS),), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.4] = IGNORED
+    labels[37] = IGNORED  # the third segment has no supervised position
+    weight = (torch.randn(53, 16, generator=generator) * 2).to(dtype)
+    return hidden, labels, nn.RMSNorm(16, dtype=dtype), weight
+
+
+@pytest.mark.parametrize("chunk_logits", [53 * 16, 53 * 20, 10**9])
+def test_losses_and_gradients_equal_cross_entropy(chunk_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
+    hidden, labels, norm, weight = example()
+    found = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    logits = norm(hidden) @ weight.T
+    wanted = torch.stack(
+        [
+            cross_entropy(part, own, ignore_index=IGNORED, reduction="sum")
+            for part, own in zip(logits.split(SEGMENTS), labels.split(SEGMENTS), strict=True)
+        ]
+    ).double()
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert found[2] == 0.0
+    upstream = torch.tensor([0.5, 2.0, 3.0, -1.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, hidden, upstream, retain_graph=True),
+        torch.autograd.grad(wanted, hidden, upstream),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_the_gradient_passes_gradcheck() -> None:
+    hidden, labels, _, weight = example(torch.float64)
+    positions = (labels != IGNORED).nonzero().squeeze(1)[:10]
+    owners = torch.tensor([0, 0, 0, 1, 1, 1, 1, 3, 3, 3])
+    arguments = (weight, labels[positions], owners, 4, 16)
+    assert torch.autograd.gradcheck(
+        lambda normed: ChunkedCrossEntropy.apply(normed, *arguments),
+        hidden[positions].detach().requires_grad_(),
+    )
+
+
+def test_a_batch_with_every_label_masked_has_loss_and_gradient_zero() -> None:
+    hidden, labels, norm, weight = example()
+    found = segment_losses(hidden, torch.full_like(labels, IGNORED), SEGMENTS, norm, weight)
+    assert found.tolist() == [0.0] * 4
+    assert not torch.autograd.grad(found.sum(), hidden)[0].any()
+
+
+def test_a_segment_that_is_not_finite_leaves_the_others_alone() -> None:
+    hidden, labels, norm, weight = example()
+    clean = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    broken = hidden.detach().clone()
+    broken[:7] = torch.nan
+    broken.requires_grad_()
+    found = segment_losses(broken, labels, SEGMENTS, norm, weight)
+    assert found[0].isnan()
+    assert torch.equal(found[1:], clean[1:])
+    (gradient,) = torch.autograd.grad(found.sum(), broken)
+    assert gradient[7:].isfinite().all()
+
+
+def test_half_precision_keeps_the_softmax_in_float32() -> None:
+    hidden, labels, norm, weight = example(torch.bfloat16)
+    found = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    logits = (norm(hidden) @ weight.T).float()
+    wanted = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    assert found.sum().item() == pytest.approx(wanted.item(), rel=1e-3)
+    gradient, expected = (
+        torch.autograd.grad(loss, hidden, retain_graph=True)[0] for loss in (found.sum(), wanted)
+    )
+    assert (gradient - expected).float().norm() < 0.02 * expected.float().norm()
