@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -254,20 +255,43 @@ def test_without_template_and_eos_nothing_could_teach_the_model_to_stop(
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
-def test_threads_may_share_a_tokenizer_whose_file_switches_padding_and_truncation_on(
+class WatchedTokenizer:
+    """A tokenizer that notes how many threads are in it at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._inside: list[int] = []
+        self.most = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *texts: Any, **options: Any) -> Any:
+        self._inside.append(1)
+        self.most = max(self.most, len(self._inside))
+        time.sleep(0.002)
+        made = self._tokenizer(*texts, **options)
+        self._inside.pop()
+        return made
+
+
+def test_threads_may_share_a_tokenizer_because_one_is_in_it_at_a_time(make_tokenizer: MakeTokenizer) -> None:
+    watched = WatchedTokenizer(make_tokenizer(CHATML, **CHATML_TOKENS))
+    with ThreadPoolExecutor(4) as pool:
+        for rows in pool.map(lambda _: encode(watched, ask("2?", "two")), range(12)):
+            assert supervised(watched, rows[0]) == "two<|im_end|>"
+    assert watched.most == 1
+
+
+def test_an_answer_that_the_template_alters_is_refused_also_after_rows_that_it_kept(
     make_tokenizer: MakeTokenizer,
 ) -> None:
-    def shared() -> Any:
-        tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
-        tokenizer.backend_tokenizer.enable_truncation(4)
-        tokenizer.backend_tokenizer.enable_padding(length=64)
-        return tokenizer
-
-    chats = [ask("Two and two?", "It is four. " * 20)] * 40
-    with ThreadPoolExecutor(4) as pool:
-        for tokenizer in (shared() for _ in range(10)):
-            for rows in pool.map(lambda _, one=tokenizer: encode(one, *chats), range(4)):
-                assert {supervised(tokenizer, row) for row in rows} == {"It is four. " * 20 + "<|im_end|>"}
+    shortening = CHATML.replace("m['content'] }}<|im_end|>", "m['content'].split('#')[-1] }}<|im_end|>")
+    tokenizer = make_tokenizer(shortening, **CHATML_TOKENS)
+    for rows in (("two", "1+1#two"), ("1+1#two", "two")):
+        first, second = encode(tokenizer, *(ask("2?", answer) for answer in rows))
+        assert (first is Drop.TEMPLATE_MISMATCH) == ("#" in rows[0])
+        assert (second is Drop.TEMPLATE_MISMATCH) == ("#" in rows[1])
 
 
 def test_no_token_is_added_to_the_vocabulary(make_tokenizer: MakeTokenizer) -> None:

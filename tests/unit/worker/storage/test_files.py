@@ -31,6 +31,16 @@ def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
         STORE.read_range(uri, 3, 4)
 
 
+def test_a_write_takes_the_old_files_place_at_once_and_never_changes_it(tmp_path: Path) -> None:
+    uri = (tmp_path / "x").as_uri()
+    STORE.write(uri, b"old")
+    (tmp_path / "opened before").hardlink_to(tmp_path / "x")
+    STORE.write(uri, b"new")
+    assert STORE.read(uri) == b"new"
+    assert (tmp_path / "opened before").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["opened before", "x"]
+
+
 def test_a_write_that_breaks_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     uri = (tmp_path / "x").as_uri()
     STORE.write(uri, b"old")

@@ -224,7 +224,12 @@ def test_the_same_holds_over_https_where_the_sdk_would_send_chunks_and_trailers(
         assert store.read("s3://bucket/big") == big.read_bytes()
 
 
-def test_a_named_server_is_asked_by_path_because_it_may_know_no_bucket_host_names() -> None:
+def test_buckets_stay_in_the_path_whatever_the_machines_own_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "config"
+    settings.write_text("[default]\ns3 =\n  addressing_style = virtual\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(settings))
     with odd_server() as server:
         server.objects["/bucket/x"] = b"x"
         named = server.endpoint.replace("127.0.0.1", "localhost")
