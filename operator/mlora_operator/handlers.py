@@ -178,7 +178,7 @@ async def wake(memo: kopf.Memo, **_: Any) -> None:
     runtime(memo).wake()
 
 
-@kopf.on.startup()
+@kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)  # a restart by the kubelet beats a minute of waiting
 async def start(memo: kopf.Memo, **indexes: Any) -> None:
     await runtime(memo).start(
         Indexes(
