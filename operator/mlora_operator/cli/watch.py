@@ -21,7 +21,7 @@ from mlora_operator.cli.cluster import Cluster, ContextOption, NamespaceOption, 
 from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
 from mlora_operator.cli.rows import Row, as_json, row
 
-_QUIET_SECONDS = 30.0  # a watch that says nothing for so long is opened again
+_WATCH_SECONDS = 30  # a watch is opened again after so long, and everything listed anew
 _RETRIES = 5  # without an answer in between
 
 
@@ -197,15 +197,14 @@ async def _list(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
 async def _events(cluster: Cluster, version: str) -> AsyncIterator[dict[str, Any]]:
     """Changes after ``version``, until the server closes the watch or the version is too old."""
     api = client.CustomObjectsApi(cluster.api)
-    response = await api.list_namespaced_custom_object(
+    response = await api.list_namespaced_custom_object_without_preload_content(
         GROUP,
         VERSION,
         cluster.namespace,
         task.PLURAL,
         watch=True,
         resource_version=version,
-        timeout_seconds=int(_QUIET_SECONDS),
-        _preload_content=False,
+        timeout_seconds=_WATCH_SECONDS,
     )
     try:
         async for line in response.content:
