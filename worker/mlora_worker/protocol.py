@@ -7,7 +7,7 @@
 Both bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
 The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
-are not numbers (cases.md 9).
+are not numbers.
 
 Pure: pydantic only.
 """
@@ -348,11 +348,11 @@ class MemorySample(Message):
 class WireReport(Message):
     """Bytes that crossed between stages since the start. ``payload`` is hidden states and their gradients alone."""
 
-    payload_bytes: Amount = 0
-    descriptor_bytes: Amount = 0
-    tokens: Amount = 0
-    microbatches: Amount = 0
-    concurrent_tasks: Amount = 0  # most tasks seen in flight at once
+    payload_bytes: Amount = Field(default=0, description="Hidden states and their gradients.")
+    descriptor_bytes: Amount = Field(default=0, description="Descriptors of the items, labels with them.")
+    tokens: Amount = Field(default=0, description="Tokens trained, each counted once.")
+    microbatches: Amount = Field(default=0, description="Microbatches trained.")
+    concurrent_tasks: Amount = Field(default=0, description="Most tasks with a step in the pipeline at once.")
 
 
 class Report(Message):

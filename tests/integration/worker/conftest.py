@@ -1,4 +1,7 @@
-"""A group of real worker processes on loopback, spoken to over the real protocol."""
+"""A group of real worker processes on loopback, spoken to over the real protocol.
+
+``MLORA_TEST_DEVICE=cuda`` lets the ranks compute on a GPU, which they share.
+"""
 
 from __future__ import annotations
 
@@ -150,7 +153,8 @@ def start_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             rendezvous_port=rendezvous,
             token_file=str(folder / "token"),
             cache_dir=str(folder / "cache"),
-            device="cpu",
+            device=os.environ.get("MLORA_TEST_DEVICE", "cpu"),
+            backend="gloo",  # so that the ranks may share a GPU
             threads=1,
             allow_file_uris=True,
         ).model_copy(update=options)

@@ -73,6 +73,14 @@ class Adapter:
             named[name_b] = pair.b.to("cpu", copy=True)
         return named
 
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the masters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
+        for path, pair in self._masters.items():
+            name_a, name_b = peft_keys(path)
+            pair.a.copy_(tensors[name_a])
+            pair.b.copy_(tensors[name_b])
+        self.refresh()
+
     @property
     def bytes(self) -> int:
         """Of parameters, gradients and copies."""

@@ -7,11 +7,12 @@ its backward; the engine refuses anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.dropout import dropout_mask, token_keys
@@ -116,6 +117,10 @@ class StageEngine:
         """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
         return self._task(task).adapter.export()
 
+    def restore(self, task: str, tensors: Mapping[str, Tensor]) -> None:
+        """Replace this stage's parameters by ``tensors`` (by PEFT's names; those of other stages are passed over)."""
+        self._task(task).adapter.restore(tensors)
+
     def task_bytes(self, task: str) -> int:
         """Of the task's parameters, gradients and moments on this stage."""
         own = self._task(task)
@@ -156,6 +161,20 @@ class StageEngine:
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
         self._flights[item.number] = _Flight(source, losses.sum(), item.segments, tasks)
         return Forwarded(losses=losses.detach())
+
+    @torch.no_grad()
+    def logits(self, item: Train, token_ids: Tensor) -> Tensor:
+        """[tokens, vocabulary] of a microbatch, where one stage holds the whole model: to compare with other
+        programs, never while training.
+        """
+        stage = self.stage
+        assert stage.first
+        assert stage.norm is not None
+        assert stage.head_weight is not None
+        rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
+        self._bind(item.segments, tuple(self._task(segment.task) for segment in item.segments))
+        hidden = stage.run_layers(stage.embed(token_ids.to(stage.device)), rows)
+        return linear(stage.norm(hidden), stage.head_weight)
 
     def backward(self, number: int, grad: Tensor | None) -> Backwarded:
         """Backward of microbatch ``number``; grad [tokens, size] of its output, None on the last stage."""

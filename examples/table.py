@@ -1,0 +1,70 @@
+"""The closing table of the demonstrations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from examples.compare import Comparison
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a task's status says at its end."""
+
+    name: str
+    rank: int
+    modules: str
+    priority: int
+    steps: str
+    tokens_per_second: str
+
+
+def print_table(
+    console: Console, tasks: Sequence[Trained], comparison: Comparison, facts: Mapping[str, str]
+) -> None:
+    """One line a task, then the figures of the whole run."""
+    table = Table(
+        title=f"Held-out loss on {comparison.rows} rows ({comparison.supervised_tokens} answer tokens)"
+    )
+    for column in ("task", "rank", "modules", "priority", "steps", "tokens/s"):
+        table.add_column(column, justify="left" if column in ("task", "modules") else "right")
+    for column in ("base loss", "adapter loss", "change", "PEFT vs trainer logits"):
+        table.add_column(column, justify="right")
+    for task in tasks:
+        result = comparison.adapters[task.name]
+        change = result.heldout_loss / comparison.base_loss - 1
+        table.add_row(
+            task.name,
+            str(task.rank),
+            task.modules,
+            str(task.priority),
+            task.steps,
+            task.tokens_per_second,
+            f"{comparison.base_loss:.3f}",
+            f"{result.heldout_loss:.3f}",
+            f"{change:+.0%}",
+            f"{result.logit_difference:.1e}",
+        )
+    console.print(table)
+    for name, value in facts.items():
+        console.print(f"{name}: {value}")
+
+
+def verdict(comparison: Comparison, *, least_gain: float, most_difference: float) -> list[str]:
+    """What falls short, in words; empty when every adapter is better than the base and PEFT agrees with the trainer."""
+    problems = []
+    for name, result in comparison.adapters.items():
+        gain = 1 - result.heldout_loss / comparison.base_loss
+        if gain < least_gain:
+            problems.append(
+                f"{name}: held-out loss is only {gain:.0%} below the base's, expected {least_gain:.0%}"
+            )
+        if not result.logit_difference <= most_difference:
+            problems.append(
+                f"{name}: PEFT's logits differ from the trainer's by {result.logit_difference:.1e}"
+            )
+    return problems
