@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import datetime, timezone, UTC
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ class Status(Model, extra="ignore"):
 
 def timestamp(moment: datetime) -> str:
     """RFC 3339 with seconds, as the API server writes times."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Condition(Status):
@@ -31,20 +31,36 @@ class Condition(Status):
     status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word: why.")]
     message: Annotated[str, Field(max_length=4096, description="The same for people, with what to do.")] = ""
-    observed_generation: Annotated[int, Field(description="The generation of the spec that this speaks of.")] = 0
+    observed_generation: Annotated[
+        int, Field(description="The generation of the spec that this speaks of.")
+    ] = 0
     last_transition_time: Annotated[str, Field(description="When status last changed.")]
 
 
 class SecretReference(Model):
-    name: str = Field(min_length=1, max_length=253, description="Name of a Secret in the same namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.")
+    name: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of a Secret in the same namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    )
 
 
 class Storage(Model):
     """An S3-compatible store and the Secret with its keys."""
 
-    endpoint: str | None = Field(default=None, max_length=512, pattern=r"^https?://.+", description="URL of the S3 endpoint; AWS when absent.")
-    region: str = Field(default="us-east-1", min_length=1, max_length=64, description="Region to sign requests for.")
-    secret_ref: SecretReference | None = Field(default=None, description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; anonymous when absent.")
+    endpoint: str | None = Field(
+        default=None,
+        max_length=512,
+        pattern=r"^https?://.+",
+        description="URL of the S3 endpoint; AWS when absent.",
+    )
+    region: str = Field(
+        default="us-east-1", min_length=1, max_length=64, description="Region to sign requests for."
+    )
+    secret_ref: SecretReference | None = Field(
+        default=None,
+        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; anonymous when absent.",
+    )
 
 
 class NamespacesFrom(StrEnum):

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage
-from mlora_worker.protocol import ModelFacts, StageReport
+from mlora_worker.protocol import ModelFacts, StageReport, WireReport
 
 KIND = "LoRAPipeline"
 PLURAL = "lorapipelines"
 
-Quantity = Annotated[str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")]
+Quantity = Annotated[
+    str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = dict[str, Any]
@@ -20,30 +22,56 @@ Opaque = dict[str, Any]
 
 class BaseModelSource(Model):
     name: str = Field(min_length=1, max_length=253, description="The name that tasks give as baseModel.")
-    uri: str = Field(max_length=1024, pattern=r"^(s3|file)://.+", description="Folder with config.json, tokenizer and *.safetensors: s3://bucket/prefix, or file:///path in a mounted volume.")
-    revision: str | None = Field(default=None, max_length=128, description="Revision to write into adapter_config.json.")
-    dtype: Literal["float32", "bfloat16", "float16"] = Field(default="bfloat16", description="In which the frozen weights are held and computed; adapters are float32.")
+    uri: str = Field(
+        max_length=1024,
+        pattern=r"^(s3|file)://.+",
+        description="Folder with config.json, tokenizer and *.safetensors: s3://bucket/prefix, or file:///path in a "
+        "mounted volume.",
+    )
+    revision: str | None = Field(
+        default=None, max_length=128, description="Revision to write into adapter_config.json."
+    )
+    dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="bfloat16",
+        description="In which the frozen weights are held and computed; adapters are float32.",
+    )
 
 
 class AllowedNamespaces(Model):
     """Whose tasks this pipeline takes."""
 
-    from_: NamespacesFrom = Field(default=NamespacesFrom.SAME, alias="from", description="Same: the pipeline's own namespace; All; Selector: namespaces with the labels of selector.")
-    selector: dict[str, str] | None = Field(default=None, description="Labels that a namespace must have (with from: Selector).")
+    from_: NamespacesFrom = Field(
+        default=NamespacesFrom.SAME,
+        alias="from",
+        description="Same: the pipeline's own namespace; All; Selector: namespaces with the labels of selector.",
+    )
+    selector: dict[str, str] | None = Field(
+        default=None, description="Labels that a namespace must have (with from: Selector)."
+    )
 
 
 class Memory(Model):
-    budget: Quantity | None = Field(default=None, description="Bytes per stage, such as 20Gi; by default what the device has.")
-    margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(default=0.05, description="Part of the budget that is kept free.")
+    budget: Quantity | None = Field(
+        default=None, description="Bytes per stage, such as 20Gi; by default what the device has."
+    )
+    margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.05, description="Part of the budget that is kept free."
+    )
 
 
 class Worker(Model):
     """The worker pods: a pod template's usual fields."""
 
-    image: str | None = Field(default=None, max_length=512, description="Worker image; the chart's by default.")
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(default=None, description="As in a container.")
+    image: str | None = Field(
+        default=None, max_length=512, description="Worker image; the chart's by default."
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="As in a container."
+    )
     image_pull_secrets: tuple[Opaque, ...] = Field(default=(), description="As in a pod.")
-    resources: Opaque = Field(default_factory=dict, description="As in a container; one GPU per pod is usual.")
+    resources: Opaque = Field(
+        default_factory=dict, description="As in a container; one GPU per pod is usual."
+    )
     node_selector: dict[str, str] = Field(default_factory=dict, description="As in a pod.")
     tolerations: tuple[Opaque, ...] = Field(default=(), description="As in a pod.")
     affinity: Opaque = Field(default_factory=dict, description="As in a pod.")
@@ -52,31 +80,54 @@ class Worker(Model):
     volume_mounts: tuple[Opaque, ...] = Field(default=(), description="As in a container.")
     priority_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
     runtime_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
-    threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(default=0, description="CPU threads per rank; 0: all that torch sees.")
+    threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(
+        default=0, description="CPU threads per rank; 0: all that torch sees."
+    )
 
 
 class LoRAPipelineSpec(Model):
     """What the platform team wants."""
 
     model: BaseModelSource = Field(description="The frozen base model.")
-    stages: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(default=1, description="Stages of the pipeline, one worker pod each.")
-    allowed_namespaces: AllowedNamespaces = Field(default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes.")
+    stages: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
+        default=1, description="Stages of the pipeline, one worker pod each."
+    )
+    allowed_namespaces: AllowedNamespaces = Field(
+        default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes."
+    )
     memory: Memory = Field(default_factory=Memory, description="Memory per stage that admission may use.")
-    microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(default=4096, description="Most tokens that travel the pipeline as one microbatch.")
-    idle_timeout: Duration = Field(default="10m", description="After this long without a task the workers are scaled to zero.")
+    microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(
+        default=4096, description="Most tokens that travel the pipeline as one microbatch."
+    )
+    idle_timeout: Duration = Field(
+        default="10m", description="After this long without a task the workers are scaled to zero."
+    )
     storage: Storage = Field(default_factory=Storage, description="The store of the model.")
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")
 
 
 class PipelineStatus(Status):
     conditions: tuple[Condition, ...] = Field(default=(), description="Ready, WorkersAvailable.")
-    observed_generation: int | None = Field(default=None, description="The generation of the spec last acted upon.")
+    observed_generation: int | None = Field(
+        default=None, description="The generation of the spec last acted upon."
+    )
     state: str | None = Field(default=None, description="Idle, Starting, Ready or Failed.")
     replicas: int | None = Field(default=None, description="Worker pods wanted now.")
     ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
     active_tasks: int | None = Field(default=None, description="Tasks that train now.")
     waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
     idle_since: str | None = Field(default=None, description="Since when no task needs the pipeline.")
-    plan_generation: int | None = Field(default=None, description="Generation of the last plan sent to the coordinator.")
-    facts: ModelFacts | None = Field(default=None, description="Shape of the base model, as the workers found it.")
-    stages: tuple[StageReport, ...] = Field(default=(), description="The stages with their layers and memory.")
+    plan_generation: int | None = Field(
+        default=None, description="Generation of the last plan sent to the coordinator."
+    )
+    facts: ModelFacts | None = Field(
+        default=None, description="Shape of the base model, as the workers found it."
+    )
+    wire: WireReport | None = Field(
+        default=None,
+        description="Bytes and tokens that crossed between the stages of the present workers, as of when the "
+        "pipeline last had no task in training.",
+    )
+    stages: tuple[StageReport, ...] = Field(
+        default=(), description="The stages with their layers and memory."
+    )

@@ -89,7 +89,9 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: 
         fillable = "properties" in converted and "required" not in converted and not _nullable(child)
         if defaults and name not in required and fillable:
             below = converted["properties"].items()
-            converted["default"] = {key: deepcopy(value["default"]) for key, value in below if "default" in value}
+            converted["default"] = {
+                key: deepcopy(value["default"]) for key, value in below if "default" in value
+            }
         properties[name] = converted
     return {"properties": properties} | ({"required": sorted(required)} if required else {})
 

@@ -14,15 +14,28 @@ PLURAL = "loratasks"
 
 
 class Output(Model):
-    uri: str = Field(max_length=1024, pattern=r"^(s3|file)://.+", description="Prefix that receives the adapter: s3://bucket/prefix.")
+    uri: str = Field(
+        max_length=1024,
+        pattern=r"^(s3|file)://.+",
+        description="Prefix that receives the adapter: s3://bucket/prefix.",
+    )
 
 
 class LoRATaskSpec(Model):
     """What the user wants. All but priority and suspend is immutable."""
 
-    base_model: str = Field(min_length=1, max_length=253, description="Name of the base model that a LoRAPipeline serves, such as HuggingFaceTB/SmolLM2-135M-Instruct; it is written into adapter_config.json.")
-    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = Field(default=0, description="Higher goes first; may be changed while the task waits or runs.")
-    suspend: bool = Field(default=False, strict=True, description="True: give the place in the pipeline back and wait.")
+    base_model: str = Field(
+        min_length=1,
+        max_length=253,
+        description="Name of the base model that a LoRAPipeline serves, such as HuggingFaceTB/SmolLM2-135M-Instruct; "
+        "it is written into adapter_config.json.",
+    )
+    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = Field(
+        default=0, description="Higher goes first; may be changed while the task waits or runs."
+    )
+    suspend: bool = Field(
+        default=False, strict=True, description="True: give the place in the pipeline back and wait."
+    )
     lora: LoRAConfig = Field(default_factory=LoRAConfig, description="The adapter's shape.")
     dataset: Dataset = Field(description="The rows to learn from.")
     training: Training = Field(default_factory=Training, description="How to train.")
@@ -31,18 +44,33 @@ class LoRATaskSpec(Model):
 
 
 class TaskStatus(Status):
-    conditions: tuple[Condition, ...] = Field(default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed.")
-    observed_generation: int | None = Field(default=None, description="The generation of the spec last acted upon.")
-    state: str | None = Field(default=None, description="One word for kubectl get: the most telling condition.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed."
+    )
+    observed_generation: int | None = Field(
+        default=None, description="The generation of the spec last acted upon."
+    )
+    state: str | None = Field(
+        default=None, description="One word for kubectl get: the most telling condition."
+    )
     reason: str | None = Field(default=None, description="Reason of that condition, for kubectl get.")
-    pipeline: str | None = Field(default=None, description="namespace/name of the LoRAPipeline that serves the task.")
+    pipeline: str | None = Field(
+        default=None, description="namespace/name of the LoRAPipeline that serves the task."
+    )
     step: int | None = Field(default=None, description="Optimizer steps done.")
     total_steps: int | None = Field(default=None, description="Optimizer steps to do.")
     progress: str | None = Field(default=None, description="step/totalSteps, for kubectl get.")
     loss: str | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
-    tokens_per_second: str | None = Field(default=None, description="Tokens of this task per second of wall time.")
-    restarts: int | None = Field(default=None, description="How often the task started again after a failure that was not its own.")
-    run: str | None = Field(default=None, description="Run of the worker group in which the task trains; another one means a restart.")
+    tokens_per_second: str | None = Field(
+        default=None, description="Tokens of this task per second of wall time."
+    )
+    restarts: int | None = Field(
+        default=None, description="How often the task started again after a failure that was not its own."
+    )
+    run: str | None = Field(
+        default=None,
+        description="Run of the worker group in which the task trains; another one means a restart.",
+    )
     start_time: str | None = Field(default=None, description="When the task was first admitted.")
     completion_time: str | None = Field(default=None, description="When the task succeeded or failed.")
     data: DataCounts | None = Field(default=None, description="What became of the rows.")
