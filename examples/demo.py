@@ -7,6 +7,7 @@ with the base model through Hugging Face PEFT.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -40,6 +41,9 @@ PATIENCE = "900"  # seconds for the three tasks
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--end", action="store_true", help="uninstall everything again; the cluster stays up")
+    end = parser.parse_args().end
     console, began = Console(), time.monotonic()
     state = this_state()
     kubectl = Kubectl(kubectl_program(), state.kubeconfig)
@@ -103,15 +107,34 @@ def main() -> int:
     [pipeline] = kubectl.within(OPERATOR_NAMESPACE).json("get", "lorapipelines")["items"]
     facts = pipeline_facts(pipeline, time.monotonic() - began, until_trained)
     print_table(console, [trained_from(task) for task in objects], comparison, facts)
-    console.print(
-        f'The cluster stays up: eval "$(make -s cluster-env)"; kubectl -n {TASK_NAMESPACE} get lt. '
-        "`make cluster-down` ends it.",
-        markup=False,
-    )
+    if end:
+        uninstall(kubectl, state.tools / "helm", environment)
+    else:
+        console.print(
+            f'The cluster stays up: eval "$(make -s cluster-env)"; kubectl -n {TASK_NAMESPACE} get lt. '
+            "`make cluster-down` ends it.",
+            markup=False,
+        )
     problems = verdict(comparison, least_gain=0.2, most_difference=1e-4)
     for problem in problems:
         console.print(f"[red]{problem}[/]")
     return 1 if problems else 0
+
+
+def uninstall(kubectl: Kubectl, helm: Path, environment: dict[str, str]) -> None:
+    """Remove the tasks, the pipelines and the release."""
+    kubectl.within(TASK_NAMESPACE)("delete", "loratasks", "--all")
+    kubectl.within(OPERATOR_NAMESPACE)("delete", "lorapipelines", "--all")
+    command = [
+        str(helm),
+        "uninstall",
+        "mlora",
+        "--namespace",
+        OPERATOR_NAMESPACE,
+        "--ignore-not-found",
+        "--wait",
+    ]
+    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def upload(store: Storage, model: Path) -> None:

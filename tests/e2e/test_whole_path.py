@@ -1,0 +1,154 @@
+"""From ``kubectl apply`` to an adapter that PEFT loads; bad input, lost pods, idle workers; all of it real."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.conftest import MODEL, OPERATOR_NAMESPACE, TASK_NAMESPACE, WholePath, secret
+
+pytestmark = pytest.mark.e2e
+
+
+def test_tasks_become_adapters_that_peft_loads(path: WholePath, tiny_model: Path, tmp_path: Path) -> None:
+    shapes: dict[str, dict[str, Any]] = {
+        "small": {"lora": {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "v_proj"]}, "priority": 5},
+        "1st.digit-and-dot": {"lora": {"rank": 8, "alpha": 8, "targetModules": ["q_proj", "k_proj", "v_proj", "o_proj"]}},
+        "all": {"lora": {"rank": 2, "alpha": 4, "dropout": 0.1, "targetModules": ["all-linear"]}},
+    }  # fmt: skip
+    for name, spec in shapes.items():
+        path.apply(name, **spec)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model)
+    for name, spec in shapes.items():
+        task = path.wait(name, "Succeeded")
+        status = task["status"]
+        assert (status["state"], status["progress"], status["step"]) == ("Succeeded", "5/5", 5)
+        assert status["data"]["rows"] == status["data"]["used"] == 16
+        assert float(status["loss"]) > 0
+        target = tmp_path / name
+        fetched = path.mlora(
+            "fetch", name, "-n", TASK_NAMESPACE, "-o", str(target), "--endpoint", path.store.endpoint
+        )
+        assert fetched.returncode == 0, fetched.stderr
+        config = json.loads((target / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == MODEL
+        assert config["r"] == spec["lora"]["rank"]
+        tuned = PeftModel.from_pretrained(model, str(target), adapter_name=name.replace(".", "-"))
+        ups = [weight for key, weight in tuned.named_parameters() if "lora_B" in key]
+        assert ups
+        assert all(bool(torch.count_nonzero(weight)) for weight in ups)
+        model = tuned.unload()
+    [pipeline] = path.system.json("get", "lorapipelines")["items"]
+    assert pipeline["spec"]["model"]["name"] == MODEL, "the operator made it from the catalogue"
+    listed = path.tasks("get", "lt")
+    assert listed.split("\n")[0].split()[:3] == ["NAME", "STATE", "REASON"]
+    assert "Succeeded" in path.tasks("describe", "lt", "small")
+
+
+BAD: dict[str, tuple[dict[str, Any], str, str, str]] = {
+    # spec, the condition that says it, its reason, a word of its message
+    "no-model": ({"baseModel": "Org/Unknown"}, "Accepted", "NoPipelineForModel", MODEL),
+    "no-object": ({"dataset": {"uri": "s3://datasets/not/there.jsonl"}}, "Failed", "DatasetNotFound", "not/there.jsonl"),
+    "bad-row": ({"dataset": {"inline": '{"prompt": "a", "completion": "b"}\n{"p'}}, "Failed", "InvalidRow", "line 2"),
+    "bad-module": ({"lora": {"targetModules": ["q_proj", "qproj"]}}, "Failed", "UnknownTargetModule", "gate_proj"),
+    "wrong-key": ({"storage": {"secretRef": {"name": "wrong-key"}}}, "Failed", "AccessDenied", "adapters"),
+    "file": ({"dataset": {"uri": "file:///etc/passwd"}}, "Accepted", "InvalidSpec", "file://"),
+}  # fmt: skip
+
+
+def test_bad_input_says_what_to_do_and_nobody_else_suffers(path: WholePath) -> None:
+    path.tasks.apply(secret("wrong-key", path.store.access_key, "not-the-key"))
+    for name, (spec, *_) in BAD.items():
+        storage = {"endpoint": path.store.inside, "secretRef": {"name": "s3-credentials"}} | spec.get(
+            "storage", {}
+        )
+        path.apply(name, **{**spec, "storage": storage})
+    path.apply("good-beside-bad")
+    path.wait("good-beside-bad", "Succeeded")
+    for name, (_, kind, reason, words) in BAD.items():
+        path.until(f"{name} is {kind}", lambda name=name, kind=kind: kind in path.conditions(name))  # type: ignore[misc]
+        condition = path.conditions(name)[kind]
+        assert condition["status"] == ("True" if kind == "Failed" else "False"), (name, condition)
+        assert condition["reason"] == reason, (name, condition)
+        assert words in condition["message"], (name, condition)
+        assert path.objects(name) == [], "nothing below the output prefix"
+    text = json.dumps(path.tasks.json("get", "loratasks")) + path.explain()
+    assert "not-the-key" not in text
+    assert path.store.secret_key not in text, "keys never show in status or logs"
+
+
+def test_a_late_secret_is_picked_up_by_itself(path: WholePath) -> None:
+    storage = {"endpoint": path.store.inside, "secretRef": {"name": "late"}}
+    path.apply("waits-for-secret", storage=storage)
+    path.until(
+        "SecretNotFound",
+        lambda: path.conditions("waits-for-secret").get("Accepted", {}).get("status") == "False",
+    )
+    condition = path.conditions("waits-for-secret")["Accepted"]
+    assert condition["reason"] == "SecretNotFound"
+    assert "late" in condition["message"]
+    path.tasks.apply(secret("late", path.store.access_key, path.store.secret_key))
+    path.wait("waits-for-secret", "Succeeded")
+
+
+def test_a_killed_worker_pod_costs_time_but_no_task(path: WholePath) -> None:
+    names = [
+        path.apply(f"survivor-{i}", training={"batchSize": 4, "maxSteps": 400, "maxSeqLength": 128})
+        for i in (1, 2)
+    ]
+    path.wait(names[0], "Running")
+    path.until("some steps", lambda: path.task(names[0])["status"].get("step", 0) >= 1)
+    victim = path.pods()[-1]["metadata"]["name"]
+    path.system("delete", "pod", victim, "--grace-period=0", "--force")
+    for name in names:
+        task = path.wait(name, "Succeeded", seconds=400)
+        assert task["status"]["progress"] == "400/400"
+    assert path.task(names[0])["status"]["restarts"] >= 1
+
+
+def test_idle_workers_go_and_finished_tasks_never_run_again(path: WholePath) -> None:
+    path.apply("only-once")
+    path.wait("only-once", "Succeeded")
+    manifest = f"{TASK_NAMESPACE}/only-once/manifest.json"
+    written = path.store.client.head_object(Bucket="adapters", Key=manifest)["LastModified"]
+    path.until("no worker is left", lambda: path.pods() == [], seconds=180)
+    [pipeline] = path.system.json("get", "lorapipelines")["items"]
+    assert pipeline["status"]["state"] == "Idle"
+    path.system("rollout", "restart", "deployment")
+    path.system("rollout", "status", "deployment", "--timeout=120s")
+    path.apply("after-restart")
+    path.wait("after-restart", "Succeeded")
+    assert path.store.client.head_object(Bucket="adapters", Key=manifest)["LastModified"] == written
+    assert path.task("only-once")["metadata"].get("finalizers", []) == []
+
+
+def test_a_deleted_task_leaves_and_its_neighbour_goes_on(path: WholePath) -> None:
+    training = {"batchSize": 4, "maxSteps": 150, "maxSeqLength": 128}
+    path.apply("goes", training={**training, "maxSteps": 100000})
+    path.apply("stays", training=training)
+    path.wait("stays", "Running")
+    path.wait("goes", "Running")
+    path.tasks("delete", "loratask", "goes", "--timeout=30s")
+    path.wait("stays", "Succeeded")
+    assert path.objects("goes") == []
+
+
+def test_workers_hold_no_cluster_credential(path: WholePath) -> None:
+    path.apply("for-its-pod")
+    path.until("a worker runs", lambda: any(pod["status"].get("phase") == "Running" for pod in path.pods()))
+    for pod in path.pods():
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        mounts = [
+            mount["mountPath"]
+            for container in pod["spec"]["containers"]
+            for mount in container["volumeMounts"]
+        ]
+        assert not any("serviceaccount" in mount for mount in mounts)
+        assert pod["metadata"]["namespace"] == OPERATOR_NAMESPACE
+    path.wait("for-its-pod", "Succeeded")
