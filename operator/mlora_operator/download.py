@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-import boto3
-import botocore.config
-from botocore import UNSIGNED
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 from pydantic import ValidationError
 
 from mlora_worker.protocol import MANIFEST_NAME, AdapterManifest, ManifestFile
@@ -169,6 +165,10 @@ class _Bucket:
     def __init__(self, bucket: str, prefix: str, access: Access) -> None:
         self._bucket = bucket
         self._prefix = prefix
+        import boto3  # takes a second to load
+        import botocore.config
+        from botocore import UNSIGNED
+
         self._where = access.endpoint or "AWS"
         self._client: Any = boto3.client(
             "s3",
@@ -190,6 +190,8 @@ class _Bucket:
         )
 
     def read(self, name: str) -> Iterator[bytes]:
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
         key = f"{self._prefix}/{name}" if self._prefix else name
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
@@ -201,7 +203,7 @@ class _Bucket:
         except BotoCoreError as error:
             raise StoreRefused(f"the store {self._where} does not answer: {error}") from error
 
-    def _explained(self, error: ClientError, key: str) -> DownloadError:
+    def _explained(self, error: Any, key: str) -> DownloadError:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code in ("NoSuchKey", "NoSuchBucket", "404"):
             return AdapterNotFound(f"s3://{self._bucket}/{key} is not in the store {self._where}")

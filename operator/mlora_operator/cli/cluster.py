@@ -1,28 +1,28 @@
-"""The cluster that the user's kubeconfig names, as far as the commands need it."""
+"""The cluster that the user's kubeconfig names, as far as the commands need it.
+
+Imported by the commands only when they run: the Kubernetes client takes seconds to load.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import aiohttp
-import typer
 import yaml
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
 
+from mlora_operator.api import GROUP, VERSION, task
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError
 
-NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace; by default that of the context.")
-]
-ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig to use.")]
-
-
+_WATCH_SECONDS = 30  # a watch is opened again after so long, and everything listed anew
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -30,8 +30,60 @@ class Cluster:
     """A connection with its default namespace."""
 
     def __init__(self, api: Any, namespace: str) -> None:
-        self.api = api
         self.namespace = namespace
+        self._objects = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
+
+    async def task(self, name: str) -> dict[str, Any]:
+        """Raises CommandError when it is not there."""
+        try:
+            found: dict[str, Any] = await self._objects.get_namespaced_custom_object(
+                GROUP, VERSION, self.namespace, task.PLURAL, name
+            )
+        except client.ApiException as error:
+            if error.status == 404:
+                message = f"no loratask {name!r} in namespace {self.namespace!r}"
+                raise CommandError(message, exit_codes.NOT_FOUND) from error
+            raise
+        return found
+
+    async def secret(self, name: str) -> dict[str, str]:
+        """The decoded Secret. Raises CommandError when it is not there or not for this user."""
+        try:
+            secret = await self._core.read_namespaced_secret(name, self.namespace)
+        except client.ApiException as error:
+            if error.status in (403, 404):
+                message = (
+                    f"secret/{name} cannot be read: {error.reason}; give the adapter's s3:// address instead"
+                )
+                raise CommandError(message, exit_codes.UNREACHABLE) from error
+            raise
+        return {key: base64.b64decode(value).decode() for key, value in (secret.data or {}).items()}
+
+    async def tasks(self) -> tuple[list[dict[str, Any]], str]:
+        """All tasks of the namespace, and the version to watch from."""
+        found = await self._objects.list_namespaced_custom_object(GROUP, VERSION, self.namespace, task.PLURAL)
+        return found["items"], found["metadata"]["resourceVersion"]
+
+    async def task_events(self, version: str) -> AsyncIterator[dict[str, Any]]:
+        """Changes after ``version``, until the server closes the watch or the version is too old."""
+        response = await self._objects.list_namespaced_custom_object_without_preload_content(
+            GROUP,
+            VERSION,
+            self.namespace,
+            task.PLURAL,
+            watch=True,
+            resource_version=version,
+            timeout_seconds=_WATCH_SECONDS,
+        )
+        try:
+            async for line in response.content:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    return
+                yield event
+        finally:
+            response.release()
 
 
 @asynccontextmanager

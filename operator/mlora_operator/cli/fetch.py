@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from kubernetes.aio import client
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from mlora_operator.api import GROUP, VERSION, task
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.cluster import Cluster, ContextOption, NamespaceOption, connect
-from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
+from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption
+from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.download import (
     Access,
     AdapterCorrupt,
@@ -95,8 +92,10 @@ async def _find(
     name: str, namespace: str | None, context: str | None, endpoint: str | None
 ) -> tuple[str, Access, str]:
     """Address, access and uid of a finished task's adapter. Raises CommandError."""
+    from mlora_operator.cli.cluster import connect
+
     async with connect(context, namespace) as cluster:
-        found = await _task(cluster, name)
+        found = await cluster.task(name)
         spec = LoRATaskSpec.model_validate(found["spec"])
         status = found.get("status", {})
         if not any(c["type"] == "Succeeded" and c["status"] == "True" for c in status.get("conditions", [])):
@@ -104,7 +103,7 @@ async def _find(
             raise CommandError(f"loratask/{name} has no adapter yet: it is {state}", exit_codes.NOT_FOUND)
         keys: Mapping[str, str] = {}
         if spec.storage.secret_ref is not None:
-            keys = await _secret(cluster, spec.storage.secret_ref.name)
+            keys = await cluster.secret(spec.storage.secret_ref.name)
     access = access_to(spec, keys, endpoint)
     return status.get("adapter", {}).get("uri", spec.output.uri), access, found["metadata"]["uid"]
 
@@ -125,30 +124,3 @@ def access_to(spec: LoRATaskSpec, keys: Mapping[str, str], endpoint: str | None)
         session_token=keys.get("AWS_SESSION_TOKEN", "").strip() or None,
         anonymous=not keys,
     )
-
-
-async def _task(cluster: Cluster, name: str) -> dict[str, Any]:
-    api = client.CustomObjectsApi(cluster.api)
-    try:
-        found: dict[str, Any] = await api.get_namespaced_custom_object(
-            GROUP, VERSION, cluster.namespace, task.PLURAL, name
-        )
-    except client.ApiException as error:
-        if error.status == 404:
-            message = f"no loratask {name!r} in namespace {cluster.namespace!r}"
-            raise CommandError(message, exit_codes.NOT_FOUND) from error
-        raise
-    return found
-
-
-async def _secret(cluster: Cluster, name: str) -> dict[str, str]:
-    try:
-        secret = await client.CoreV1Api(cluster.api).read_namespaced_secret(name, cluster.namespace)
-    except client.ApiException as error:
-        if error.status in (403, 404):
-            message = (
-                f"secret/{name} cannot be read: {error.reason}; give the adapter's s3:// address instead"
-            )
-            raise CommandError(message, exit_codes.UNREACHABLE) from error
-        raise
-    return {key: base64.b64decode(value).decode() for key, value in (secret.data or {}).items()}

@@ -1,23 +1,17 @@
-"""What all commands share in speaking: ``--output``, and where errors go."""
+"""What all commands share in speaking: text or JSON, and where errors go."""
 
 from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import Console
 
 
 class Output(StrEnum):
     TEXT = "text"
     JSON = "json"
-
-
-OutputOption = Annotated[
-    Output, typer.Option("--output", help="text for people, json for programs (one object a line).")
-]
 
 
 class CommandError(Exception):

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from mlora_operator.cli.output import print_json, stderr, stdout
 from mlora_operator.cli.rows import as_json, row
+from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End, Result
-from mlora_operator.local.run import Audience
 from mlora_operator.reconcile.decision import Event
 
 

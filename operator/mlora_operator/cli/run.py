@@ -15,15 +15,16 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.output import CommandError, Output, OutputOption
+from mlora_operator.cli.options import FilesArgument, OutputOption, TimeoutOption
+from mlora_operator.cli.output import CommandError, Output
 from mlora_operator.cli.progress import Bars, Lines, View
-from mlora_operator.cli.validate import FilesArgument, read_texts
+from mlora_operator.cli.validate import read_texts
 from mlora_operator.local.adapt import Device, Dtype, InvalidRun, Wishes, World, adapt, model_uri
+from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End
-from mlora_operator.local.machine import this_machine
+from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.run import Audience, Place
-from mlora_operator.local.run import run as run_locally
+from mlora_operator.local.place import Place
 
 
 def run(
@@ -56,9 +57,7 @@ def run(
     restarts: Annotated[
         int, typer.Option(min=0, help="How often a pipeline that died is started again.")
     ] = 3,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
-    ] = None,
+    timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Train the LoRATasks of the manifests on this machine, then end.
@@ -66,7 +65,9 @@ def run(
     Runs the operator's own scheduler with local processes for the pods. Ends with 0 when all tasks succeeded
     and with 1 when one did not.
     """
-    world = _world(files, _models(model or []), stages, dtype, threads, device, s3_endpoint)
+    machine = this_machine(os.environ)
+    wishes = Wishes(_models(model or []), stages, dtype, threads, device, s3_endpoint)
+    world = _world(files, wishes, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             "training needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
@@ -77,7 +78,7 @@ def run(
     place = Place(
         state=folder,
         cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
-        machine=this_machine(os.environ),
+        machine=machine,
         environment=dict(os.environ),
         restarts=restarts,
     )
@@ -110,27 +111,20 @@ def _models(options: list[str]) -> dict[str, str]:
     return models
 
 
-def _world(
-    files: list[str],
-    models: dict[str, str],
-    stages: int | None,
-    dtype: Dtype | None,
-    threads: int | None,
-    device: Device,
-    s3_endpoint: str | None,
-) -> World:
+def _world(files: list[str], wishes: Wishes, machine: Machine) -> World:
     manifests = read_manifests(read_texts(files))
     if manifests.problems:
         raise CommandError("\n".join(map(str, manifests.problems)), exit_codes.INVALID)
-    wishes = Wishes(models, stages, dtype, threads, device, s3_endpoint)
     try:
-        return adapt(manifests, wishes, this_machine(os.environ))
+        return adapt(manifests, wishes, machine)
     except InvalidRun as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
 
 
 async def _run(world: World, place: Place, audience: Audience, seconds: float | None) -> list[End]:
     """SIGTERM ends the run as Ctrl-C does: with all its processes."""
+    from mlora_operator.local.run import run as run_locally  # its HTTP client takes a second to load
+
     main = asyncio.current_task()
     assert main is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, main.cancel)

@@ -5,18 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.markup import escape
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
+from mlora_operator.cli.options import FilesArgument, OutputOption
+from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.local.manifests import Manifest, Manifests, read_manifests
-
-FilesArgument = Annotated[
-    list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
-]
 
 
 def validate(files: FilesArgument, output: OutputOption = Output.TEXT) -> None:

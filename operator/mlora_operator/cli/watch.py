@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import aiohttp
 import typer
-from kubernetes.aio import client
 from rich.console import RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mlora_operator.api import GROUP, VERSION, task
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.cluster import Cluster, ContextOption, NamespaceOption, connect
-from mlora_operator.cli.output import CommandError, Output, OutputOption, print_json, stderr, stdout
+from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
+from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.cli.rows import Row, as_json, row
 
-_WATCH_SECONDS = 30  # a watch is opened again after so long, and everything listed anew
+if TYPE_CHECKING:
+    from mlora_operator.cli.cluster import Cluster
+
 _RETRIES = 5  # without an answer in between
 
 
@@ -61,9 +59,7 @@ def watch(
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
-    ] = None,
+    timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show tasks as they train, until all have finished.
@@ -137,6 +133,8 @@ class Screen:
 async def _watch(
     wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
 ) -> int:
+    from mlora_operator.cli.cluster import connect
+
     async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
         with view:
             async for rows in states(cluster, wanted):
@@ -152,15 +150,17 @@ async def states(cluster: Cluster, wanted: frozenset[str]) -> AsyncIterator[dict
 
     Raises CommandError when a wanted task is not there or was deleted, or when there is none at all.
     """
+    from aiohttp import ClientError
+
     silent = 0
     while True:
         try:
-            items, version = await _list(cluster)
+            items, version = await cluster.tasks()
             rows = {one["metadata"]["name"]: row(one) for one in items}
             _check_there(rows, wanted, cluster.namespace)
             yield _only(rows, wanted)
             silent = 0
-            async for event in _events(cluster, version):
+            async for event in cluster.task_events(version):
                 name = event["object"]["metadata"]["name"]
                 if event["type"] == "DELETED":
                     rows.pop(name, None)
@@ -168,7 +168,7 @@ async def states(cluster: Cluster, wanted: frozenset[str]) -> AsyncIterator[dict
                 else:
                     rows[name] = row(event["object"])
                 yield _only(rows, wanted)
-        except (aiohttp.ClientError, TimeoutError, ConnectionError):
+        except (ClientError, TimeoutError, ConnectionError):
             silent += 1
             if silent > _RETRIES:
                 raise
@@ -186,31 +186,3 @@ def _check_there(rows: Mapping[str, Row], wanted: frozenset[str], namespace: str
         raise CommandError(message, exit_codes.NOT_FOUND)
     if not rows:
         raise CommandError(f"no loratasks in namespace {namespace!r}", exit_codes.NOT_FOUND)
-
-
-async def _list(cluster: Cluster) -> tuple[list[dict[str, Any]], str]:
-    api = client.CustomObjectsApi(cluster.api)
-    found = await api.list_namespaced_custom_object(GROUP, VERSION, cluster.namespace, task.PLURAL)
-    return found["items"], found["metadata"]["resourceVersion"]
-
-
-async def _events(cluster: Cluster, version: str) -> AsyncIterator[dict[str, Any]]:
-    """Changes after ``version``, until the server closes the watch or the version is too old."""
-    api = client.CustomObjectsApi(cluster.api)
-    response = await api.list_namespaced_custom_object_without_preload_content(
-        GROUP,
-        VERSION,
-        cluster.namespace,
-        task.PLURAL,
-        watch=True,
-        resource_version=version,
-        timeout_seconds=_WATCH_SECONDS,
-    )
-    try:
-        async for line in response.content:
-            event = json.loads(line)
-            if event["type"] == "ERROR":
-                return
-            yield event
-    finally:
-        response.release()

@@ -10,6 +10,7 @@ In the order in which a run goes through them:
 ``ranks``      local processes for the pods
 ``cluster``    both behind the ports of the reconcile loop
 ``ending``     pure: when a run is over, and how
+``place``      where a run works, ``audience`` who is told how it goes
 ``run``        one run, from its world to its end
 
 Nothing of the operator is implemented twice here: the loop, its decisions, the memory model and the HTTP client

@@ -5,42 +5,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mlora_operator.api import task as loratask
 from mlora_operator.coordinator import Links
 from mlora_operator.local.adapt import World
+from mlora_operator.local.audience import Audience
 from mlora_operator.local.cluster import LocalCluster, Surroundings
 from mlora_operator.local.ending import End, endings
-from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects
-from mlora_operator.local.ranks import WORKER
-from mlora_operator.reconcile.decision import Event
+from mlora_operator.local.place import Place
 from mlora_operator.reconcile.loop import Loop, utc_now
-
-
-class Audience(Protocol):
-    """Who is told how the run goes."""
-
-    def task_changed(self, task: Mapping[str, Any]) -> None:
-        """The whole task, as ``kubectl get -o json`` would show it."""
-
-    def happened(self, event: Event) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where and with what the run works."""
-
-    state: Path  # statuses and logs
-    cache: Path  # base models that were downloaded
-    machine: Machine
-    environment: Mapping[str, str]  # of the ranks
-    restarts: int = 3  # of a pipeline's ranks
-    command: Sequence[str] = WORKER
 
 
 async def run(world: World, place: Place, audience: Audience) -> list[End]:

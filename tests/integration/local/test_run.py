@@ -19,7 +19,8 @@ from mlora_operator.local.adapt import Wishes, World, adapt
 from mlora_operator.local.ending import End, Result
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.run import Place, run
+from mlora_operator.local.place import Place
+from mlora_operator.local.run import run
 from mlora_operator.reconcile.decision import Event
 
 pytestmark = pytest.mark.integration
@@ -253,7 +254,8 @@ from pathlib import Path
 from mlora_operator.local.adapt import Wishes, adapt
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.run import Place, run
+from mlora_operator.local.place import Place
+from mlora_operator.local.run import run
 
 class Nobody:
     def task_changed(self, task): pass

@@ -1,0 +1,23 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mlora_operator.cli.output import Output
+
+FilesArgument = Annotated[
+    list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
+]
+OutputOption = Annotated[
+    Output, typer.Option("--output", help="text for people, json for programs (one object a line).")
+]
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", help="Namespace; by default that of the context.")
+]
+ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig to use.")]
+TimeoutOption = Annotated[
+    float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
+]

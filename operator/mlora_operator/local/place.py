@@ -1,0 +1,20 @@
+"""Where and with what a local run works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlora_operator.local.machine import Machine
+from mlora_operator.local.ranks import WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    state: Path  # statuses and logs
+    cache: Path  # base models that were downloaded
+    machine: Machine
+    environment: Mapping[str, str]  # of the ranks
+    restarts: int = 3  # of a pipeline's ranks
+    command: Sequence[str] = WORKER
