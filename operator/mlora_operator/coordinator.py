@@ -117,16 +117,14 @@ class _Link:
                 report = await self.client.poll_report(after)
             except CoordinatorError as error:
                 self._lost(key, error)
-                after = None
+                after = None  # it may come back as another one that counts from the beginning
                 await asyncio.sleep(RETRY_AFTER)
                 continue
             before = self.contact
             self.contact = replace(before, report=report, lost_since=None, error=None, starting=False)
             if before.lost_since is not None or report != before.report:
                 self._links.wake()
-            # A coordinator that started anew counts from the beginning.
-            restarted = before.report is not None and before.report.run_id != report.run_id
-            after = None if restarted and after is not None and report.sequence < after else report.sequence
+            after = report.sequence
 
     def _lost(self, key: Key, error: CoordinatorError) -> None:
         before = self.contact

@@ -164,6 +164,12 @@ def test_a_pod_that_is_stuck_with_a_former_configuration_is_removed_though_tasks
     assert len(decision(make, running(make), group=stuck, contact=contact).delete_pods) == 2
 
 
+def test_workers_that_got_to_work_just_before_they_were_replaced_finish_first(make: Any) -> None:
+    applied = make.group(revision="new", pod_revision="old")
+    contact = Contact(report=make.report(make.reported("Training")))
+    assert decision(make, running(make), group=applied, contact=contact).delete_pods == ()
+
+
 def test_pods_of_the_present_configuration_are_left_alone_even_when_stuck(make: Any) -> None:
     stuck = make.group(ready=0, problem=PodProblem("ImagePullBackOff", "typo"))
     assert decision(make, make.task(), group=stuck).delete_pods == ()

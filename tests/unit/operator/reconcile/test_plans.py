@@ -155,6 +155,12 @@ def test_a_task_that_trains_keeps_its_keys_while_its_secret_is_away(make: Any) -
         secrets={SECRET: {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}},
     )
     assert plan(make, task, contact=sent(contact, first), secrets={SECRET: None}) is None
+    # Others come and go meanwhile.
+    wider = plan(make, task, make.task("t2"), contact=sent(contact, first), secrets={SECRET: None})
+    assert wider is not None
+    assert first is not None
+    assert wider.tasks[0].storage == first.tasks[0].storage
+    assert [one.name for one in wider.tasks] == ["t1", "t2"]
     # A restarted operator does not know the keys: it leaves the coordinator its former plan.
     assert plan(make, task, contact=contact, secrets={SECRET: None}) is None
 
