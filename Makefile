@@ -42,8 +42,9 @@ constraints: ## Pin the newest versions that pyproject.toml allows
 	  pyproject.toml --output-file constraints.txt
 
 .PHONY: crds
-crds: setup ## Write crds/ from the models in operator/mlora_operator/api
-	@$(PYTHON) -m mlora_operator.api.crd crds
+crds: setup ## Write crds/ and the chart's schema from the models in operator/mlora_operator
+	@$(PYTHON) -m mlora_operator.api.crd crds charts/mlora-operator/files/crds
+	@$(PYTHON) -m mlora_operator.values_schema charts/mlora-operator/values.schema.json
 
 ##@ Checks
 
