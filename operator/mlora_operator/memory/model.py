@@ -19,7 +19,9 @@ from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 
 BYTES_PER_ADAPTER_PARAMETER = 4 * 4  # float32: parameter, gradient, first and second moment
 ALL_LINEAR = "all-linear"
-LOSS_CHUNK_TOKENS = 1024  # logits are made for at most so many tokens at once
+LOSS_CHUNK_LOGITS = (
+    16 * 2**20
+)  # so many logits exist at once (mlora_worker.model.loss), in float32 and once more
 WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
 
 
@@ -71,7 +73,7 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int) -> Coefficients:
     layers = stage.last_layer - stage.first_layer + 1
     kept = facts.hidden_size * (8 + 11 * width) + facts.intermediate_size * 4 * width
     passing = (4 * facts.hidden_size + 3 * facts.intermediate_size) * width
-    logits = 2 * 4 * LOSS_CHUNK_TOKENS * facts.vocab_size if stage.stage == stages - 1 else 0
+    logits = 2 * 4 * LOSS_CHUNK_LOGITS if stage.stage == stages - 1 else 0
     return Coefficients(
         b0=float(WORKING_BYTES + logits),
         b1=float(kept * layers + passing),

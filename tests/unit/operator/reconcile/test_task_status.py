@@ -153,11 +153,11 @@ def test_a_task_too_large_for_the_memory_is_told_so_at_once_and_never_runs(make:
 
 
 def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
-    capacity = 220_000_000  # enough for one of them
+    capacity = 350_000_000  # enough for one of them
     contact = Contact(
         report=make.report(make.reported("Training", "big"), make.reported("Prepared"), capacity=capacity)
     )
-    tasks = [make.task("big", training={"batchSize": 8}), make.task()]
+    tasks = [make.task("big", training={"batchSize": 64}), make.task()]
     decision = decide(make.snapshot(*tasks, group=make.group(), contact=contact), make.settings(), make.now)
     status = decision.task_statuses[T1]
     assert (status.state, said(status)["Admitted"]) == ("Queued", "False/WaitingForMemory")
