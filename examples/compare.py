@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from mlora_worker.data.prepare import TokenRow, prepare
 from mlora_worker.data.tokenizer import load_tokenizer
@@ -50,6 +51,7 @@ def compare(model: Path, adapters: Mapping[str, Path], heldout: Path, rows: int)
         uri=f"file://{heldout.resolve()}", fields=DatasetFields(prompt="question", completion="answer")
     )
     data = prepare(dataset, Training(max_seq_length=1024), load_tokenizer(model), store, 2048).rows[:rows]
+    disable_progress_bar()
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     base_loss = mean_loss(base, data)
     names = list(adapters)

@@ -28,7 +28,7 @@ from examples.demo_local import (
     trained_from,
 )
 from examples.model.smollm2 import smollm2
-from examples.table import print_table, verdict
+from examples.table import print_table, verdict, wide_console
 from tests.cluster import s3 as seaweedfs
 from tests.cluster.layout import CHECKOUT, this_state
 from tests.fixtures.kubectl import Kubectl, kubectl_program
@@ -44,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument("--end", action="store_true", help="uninstall everything again; the cluster stays up")
     end = parser.parse_args().end
-    console, began = Console(), time.monotonic()
+    console, began = wide_console(), time.monotonic()
     state = this_state()
     kubectl = Kubectl(kubectl_program(), state.kubeconfig)
     access = seaweedfs.read_access(state.storage)
@@ -61,7 +61,7 @@ def main() -> int:
     values = ["--values", str(EXAMPLES / "demo-values.yaml")]
     subprocess.run(
         [str(state.tools / "helm"), "upgrade", "--install", "mlora", str(CHECKOUT / "charts/mlora-operator"),
-         "--namespace", OPERATOR_NAMESPACE, *values, "--wait", "--timeout", "3m"],
+         "--namespace", OPERATOR_NAMESPACE, *values, "--take-ownership", "--wait", "--timeout", "3m"],
         check=True, env=environment, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     # The image's tag stays the same when the code changes: make sure that the operator runs the present one.

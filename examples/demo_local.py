@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-
 from examples.compare import compare
 from examples.model.smollm2 import smollm2
-from examples.table import Trained, print_table, verdict
+from examples.table import Trained, print_table, verdict, wide_console
 from tests.cluster import s3 as seaweedfs
 from tests.cluster.environment import program_of_environment
 from tests.fixtures.storage import connect
@@ -32,7 +30,7 @@ HELDOUT_ROWS = 8
 
 
 def main() -> int:
-    console, began = Console(), time.monotonic()
+    console, began = wide_console(), time.monotonic()
     console.print(
         "[bold]1[/] base model: SmolLM2-135M-Instruct as safetensors (about half a minute the first time)"
     )

@@ -23,6 +23,12 @@ class Trained:
     tokens_per_second: str
 
 
+def wide_console() -> Console:
+    """Wide enough for the table, in a pipe or a log too."""
+    console = Console()
+    return console if console.width >= 120 else Console(width=120)
+
+
 def print_table(
     console: Console, tasks: Sequence[Trained], comparison: Comparison, facts: Mapping[str, str]
 ) -> None:

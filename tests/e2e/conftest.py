@@ -23,7 +23,7 @@ from tests.fixtures.storage import Storage
 ROOT = Path(__file__).parents[2]
 RELEASE, OPERATOR_NAMESPACE, TASK_NAMESPACE = "e2e", "mlora-e2e", "mlora-e2e-tasks"
 MODEL = "Org/Tiny-Llama"
-IDLE_TIMEOUT = 15  # seconds
+IDLE_TIMEOUT = 25  # seconds
 
 
 @dataclass
@@ -139,7 +139,20 @@ def path(
     run = [str(helm()), "--namespace", OPERATOR_NAMESPACE]
     chart = str(ROOT / "charts/mlora-operator")
     subprocess.run(
-        [*run, "upgrade", "--install", RELEASE, chart, "--values", str(values), "--wait", "--timeout", "3m"],
+        # The CRDs may be there from other tests.
+        [
+            *run,
+            "upgrade",
+            "--install",
+            RELEASE,
+            chart,
+            "--values",
+            str(values),
+            "--take-ownership",
+            "--wait",
+            "--timeout",
+            "3m",
+        ],
         check=True,
         env=environment,
     )
