@@ -1,0 +1,102 @@
+"""`mlora run` as a process with real workers, on a model that loads in no time; then `mlora fetch`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+TASK = """\
+apiVersion: mlora.dev/v1alpha1
+kind: LoRATask
+metadata: {{name: {name}}}
+spec:
+  baseModel: org/tiny
+  priority: {priority}
+  lora: {{rank: {rank}, targetModules: [{modules}]}}
+  dataset: {{inline: '{rows}'}}
+  training: {{batchSize: 2, maxSteps: {steps}, learningRate: 1e-2, maxSeqLength: 128}}
+  output: {{uri: "{folder}/{name}"}}
+---
+"""
+ROW = json.dumps({"prompt": "How many clips?", "completion": "She sold 24 clips."})
+
+
+def manifest(folder: Path, name: str, **changes: Any) -> str:
+    # A blank line in a quoted YAML text is a line break.
+    rows = f"{ROW}\n\n    {ROW}"
+    fields = {"priority": 0, "rank": 4, "modules": "q_proj, v_proj", "rows": rows, "steps": 4, **changes}
+    return TASK.format(name=name, folder=folder.as_uri(), **fields)
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from mlora_operator.cli import main; main()", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(file: Path, model: Path, *options: str) -> tuple[int, list[dict[str, Any]], str]:
+    """Exit code, what was said as JSON, and standard error."""
+    fixed = ("run", str(file), "--model", f"org/tiny={model}", "--output", "json", "--timeout", "240")
+    done = subprocess.run(
+        command(*fixed, *options), env=environment(), capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(tmp_path: Path, tiny_model: Path) -> None:
+    file, out = tmp_path / "tasks.yaml", tmp_path / "out"
+    file.write_text(
+        manifest(out, "a", rank=8, modules="all-linear")
+        + manifest(out, "b", priority=5)
+        + manifest(out, "c", modules="qproj")
+    )
+    code, said, errors = run(
+        file, tiny_model, "--stages", "2", "--threads", "1", "--state", str(tmp_path / "s")
+    )
+    assert code == 1, errors
+    results = {one["name"]: (one["result"], one["reason"]) for one in said[-1]["tasks"]}
+    assert results == {
+        "a": ("Succeeded", "AdapterUploaded"),
+        "b": ("Succeeded", "AdapterUploaded"),
+        "c": ("Failed", "UnknownTargetModule"),
+    }
+    assert {one["state"] for one in said if one.get("name") == "a"} >= {"Pending", "Succeeded"}
+    assert not (out / "c").exists()
+
+    fetch = command("fetch", (out / "a").as_uri(), "-o", str(tmp_path / "got"), "--output", "json")
+    fetched = json.loads(subprocess.run(fetch, capture_output=True, text=True, check=True).stdout)
+    assert (fetched["name"], fetched["step"], fetched["baseModel"]) == ("a", 4, "org/tiny")
+    config = json.loads((tmp_path / "got" / "adapter_config.json").read_text())
+    assert (config["r"], config["base_model_name_or_path"]) == (8, "org/tiny")
+
+
+def test_sigterm_ends_the_run_with_all_its_processes(tmp_path: Path, tiny_model: Path) -> None:
+    file, state = tmp_path / "tasks.yaml", tmp_path / "s"
+    file.write_text(manifest(tmp_path / "out", "a", steps=1_000_000))
+    arguments = ("run", str(file), "--model", f"org/tiny={tiny_model}", "--state", str(state))
+    process = subprocess.Popen(command(*arguments), env=environment(), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(state.glob("logs/*/rank-0.log")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started = children(process.pid)
+    assert started
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, "interrupted" in errors) == (130, True)
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+def children(parent: int) -> list[str]:
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
