@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from examples.compare import compare
 from examples.model.smollm2 import smollm2
 from examples.table import Trained, print_table, verdict, wide_console
