@@ -241,6 +241,23 @@ def crds(kubectl: Kubectl) -> None:
     )
 
 
+@pytest.fixture(scope="module")
+def alone(kubectl: Kubectl) -> Iterator[None]:
+    """An installed operator that looks at all namespaces, such as the quick start's, rests: it would answer too."""
+    ours = ("--all-namespaces", "--selector", "app.kubernetes.io/name=mlora-operator")
+    resting: list[tuple[Kubectl, str, int]] = []
+    for one in kubectl.json("get", "deployments", *ours)["items"]:
+        there, name = kubectl.within(one["metadata"]["namespace"]), one["metadata"]["name"]
+        settings = json.loads(there.json("get", "configmap", name)["data"]["settings.json"])
+        if one["spec"]["replicas"] and not settings.get("watchNamespaces"):
+            there("scale", "deployment", name, "--replicas=0")
+            there("wait", "--for=delete", "pods", *ours[1:], "--timeout=60s")
+            resting.append((there, name, one["spec"]["replicas"]))
+    yield
+    for there, name, replicas in resting:
+        there("scale", "deployment", name, f"--replicas={replicas}")
+
+
 @dataclass(frozen=True)
 class House:
     """What the tests of one file share: a start of the operator takes seconds."""
@@ -254,6 +271,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(
     crds: None,  # noqa: ARG001
+    alone: None,  # noqa: ARG001
     cluster: Cluster,
     kubectl: Kubectl,
     tmp_path_factory: pytest.TempPathFactory,
