@@ -14,7 +14,8 @@ Raw = Mapping[str, Any]
 
 # What a container waits for in the ordinary course of its start.
 ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
-MESSAGE_SHOWN = 1000  # characters of a container's last words
+LINES_SHOWN = 3  # of a container's last words
+LINE_SHOWN = 400  # characters of each
 
 
 def read_groups(
@@ -59,20 +60,20 @@ def read_pod(raw: Raw) -> Pod:
 
 
 def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:
-    """Why a pod that is not ready does not run, in the scheduler's or the kubelet's words; None while it starts."""
+    """Why a pod that is not ready does not run, in the scheduler's or the kubelet's words; None while it starts.
+
+    A container that has just ended is no problem yet: the kubelet starts it again at once. When it ends again and
+    again, it waits (CrashLoopBackOff).
+    """
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return PodProblem(condition.get("reason", "Unschedulable"), condition.get("message", ""))
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
-        ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get(
-            "terminated"
-        )
+        ended = container.get("lastState", {}).get("terminated")
         if waiting is not None and waiting.get("reason") not in (*ORDINARY, None):
             words = _last_words(ended) if ended is not None else waiting.get("message", "")
             return PodProblem(waiting["reason"], words)
-        if container.get("state", {}).get("terminated") is not None:
-            return PodProblem(ended.get("reason", "Error"), _last_words(ended))
     if status.get("phase") == "Failed":
         return PodProblem(status.get("reason", "Failed"), status.get("message", ""))
     return None
@@ -80,7 +81,8 @@ def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:
 
 def _last_words(ended: Mapping[str, Any]) -> str:
     """Exit code and message of a container that ended; the message is its log's end when it wrote none itself."""
-    message = str(ended.get("message", "")).strip()[-MESSAGE_SHOWN:]
+    lines = [line.strip()[:LINE_SHOWN] for line in str(ended.get("message", "")).splitlines() if line.strip()]
+    message = " / ".join(lines[-LINES_SHOWN:])
     code = f"exit code {ended.get('exitCode')}"
     if ended.get("reason") not in ("Error", "Completed", None):
         code = f"{ended['reason']}, {code}"

@@ -50,16 +50,16 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
                 "CrashLoopBackOff",
                 "back-off 10s restarting",
                 lastState={
-                    "terminated": {"exitCode": 1, "reason": "Error", "message": "model not found: s3://m\n"}
+                    "terminated": {"exitCode": 1, "reason": "Error", "message": "0\n1\n\n2\nno model\n"}
                 },
             ),
             "CrashLoopBackOff",
-            "exit code 1: model not found: s3://m",
+            "exit code 1: 1 / 2 / no model",
         ),
         (
             "killed for memory",
-            {"containerStatuses": [{"state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}]},
-            "OOMKilled",
+            waiting("CrashLoopBackOff", lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+            "CrashLoopBackOff",
             "OOMKilled, exit code 137",
         ),
         (
@@ -83,6 +83,7 @@ def test_a_problem_has_the_kubelets_words(story: str, status: Any, reason: str, 
         waiting("ContainerCreating"),
         waiting("PodInitializing"),
         {"containerStatuses": [{"state": {"running": {}}}]},
+        {"containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]},
     ],
 )
 def test_an_ordinary_start_is_no_problem(status: Any) -> None:
