@@ -145,12 +145,10 @@ def test_a_task_that_went_nan_leaves_its_neighbour_as_it_is(engines: Any) -> Non
         (engine,) = engines()
         engine.load(load("a"))
         engine.load(load("b"))
-        there(engine, train(1, "a", "b"))
-        engine.backward(1, None)
         if broken:
-            engine.apply("a", Update(step=1, learning_rate=1e37, clip=1.0))
-        losses = there(engine, train(2, "a", "b"))
-        norms = engine.backward(2, None).squared_norms
+            engine._task("a").adapter.parameters.detach().fill_(torch.nan)
+        losses = there(engine, train(1, "a", "b"))
+        norms = engine.backward(1, None).squared_norms
         assert bool(losses[0].isfinite()) is not broken
         results.append((losses[1], norms[1]))
     assert results[0] == results[1]
