@@ -12,6 +12,7 @@ from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
+from mlora_worker.protocol import WireReport
 
 TOY = Key("team-a", "toy")
 RUNNING = [("Accepted", "True"), ("Admitted", "True"), ("Running", "True")]
@@ -215,6 +216,16 @@ def test_ready_with_a_report(make: Any) -> None:
     assert (status.active_tasks, status.waiting_tasks, status.ready_replicas) == (1, 1, 2)
     assert status.facts == make.facts()
     assert len(status.stages) == 2
+
+
+@pytest.mark.parametrize(("phase", "written"), [("Prepared", True), ("Training", False)])
+def test_what_crossed_between_the_stages_is_written_when_nobody_trains(
+    make: Any, phase: str, written: bool
+) -> None:
+    wire = WireReport(payload_bytes=1000, tokens=10)
+    report = make.report(make.reported(phase)).model_copy(update={"wire": wire})
+    made = decision(make, make.task(), group=make.group(), contact=Contact(report=report))
+    assert made.pipeline_statuses[TOY].wire == (wire if written else None)
 
 
 @pytest.mark.parametrize(
