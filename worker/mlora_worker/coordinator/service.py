@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -35,13 +36,13 @@ from mlora_worker.storage.store import Store
 log = logging.getLogger(__name__)
 
 OpenStore = Callable[[StorageAccess], Store]
-_UPLOAD_PAUSES = (
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    16.0,
-)  # seconds between tries; keys are taken from the newest plan each time
+Result = TypeVar("Result")
+
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries
+# What may pass by itself: while fetching, a store that is away; while uploading, when a whole training would be lost,
+# also keys that are being exchanged.
+_UNREACHABLE = (FailureReason.STORAGE_UNREACHABLE,)
+_REFUSED = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED, FailureReason.UPLOAD_FAILED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Coordinator:
 
     def _prepare(self, task: TaskRun) -> None:
         try:
-            result = prepare_task(task.plan, self._with.base, self._with.open_store(task.plan.storage))
+            result = self._persist(task, "fetching", _UNREACHABLE, self._prepared)
         except Exception as error:
             self._fail(task, error)
             return
@@ -145,30 +146,47 @@ class Coordinator:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
             self._note_change()
 
+    def _prepared(self, task: TaskRun, store: Store) -> PreparedTask | AdapterInfo:
+        return prepare_task(task.plan, self._with.base, store)
+
     def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
-        assert isinstance(task.prepared, PreparedTask)
-        for pause in (*_UPLOAD_PAUSES, None):
-            try:
-                store = self._with.open_store(task.plan.storage)
-                adapter = publish_task(task.plan, task.prepared, task.last, parts, self._with.base, store)
-                break
-            except Exception as error:
-                transient = getattr(error, "reason", None) in _TRANSIENT
-                if not transient or pause is None or task.withdrawn:
-                    self._fail(task, error)
-                    return
-                log.warning(
-                    "upload of %s/%s failed, next try in %.0f s: %s",
-                    task.plan.namespace,
-                    task.plan.name,
-                    pause,
-                    error,
-                )
-                self._with.pause(pause)
+        prepared = task.prepared
+        assert prepared is not None
+        try:
+            adapter = self._persist(
+                task,
+                "uploading",
+                _REFUSED,
+                lambda task, store: publish_task(
+                    task.plan, prepared, task.last, parts, self._with.base, store
+                ),
+            )
+        except Exception as error:
+            self._fail(task, error)
+            return
         with self._changed:
             task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
             self._note_change()
         log.info("adapter of %s/%s is published at %s", task.plan.namespace, task.plan.name, adapter.uri)
+
+    def _persist(
+        self,
+        task: TaskRun,
+        what: str,
+        transient: tuple[FailureReason, ...],
+        work: Callable[[TaskRun, Store], Result],
+    ) -> Result:
+        """Try ``work`` again after a pause while it fails for a reason that may pass, with the newest plan's keys."""
+        for pause in _PAUSES:
+            try:
+                return work(task, self._with.open_store(task.plan.storage))
+            except Exception as error:
+                if getattr(error, "reason", None) not in transient or task.withdrawn:
+                    raise
+                name = f"{task.plan.namespace}/{task.plan.name}"
+                log.warning("%s of %s failed, next try in %.0f s: %s", what, name, pause, error)
+                self._with.pause(pause)
+        return work(task, self._with.open_store(task.plan.storage))
 
     def _fail(self, task: TaskRun, error: Exception) -> None:
         reason = getattr(error, "reason", None)
@@ -208,6 +226,3 @@ class Coordinator:
                 concurrent_tasks=self._dispatcher.concurrent_tasks,
             ),
         )
-
-
-_TRANSIENT = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED, FailureReason.UPLOAD_FAILED)

@@ -1,0 +1,113 @@
+"""The coordinator's plans and pools, with stores that fail: what is retried, what is final, what a plan changes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from mlora_worker.coordinator.prepare import BaseModel
+from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.protocol import (
+    Dataset,
+    FailureReason,
+    LoRAConfig,
+    Plan,
+    StageReport,
+    StorageAccess,
+    TaskPhase,
+    TaskPlan,
+    Training,
+)
+from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
+
+
+class Inline(Executor):
+    """Runs at once, in the caller's thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+@dataclass
+class Failing:
+    """Opens no store; counts how often it was asked, and with which keys."""
+
+    error: StorageError
+    asked: list[StorageAccess] = field(default_factory=list)
+
+    def __call__(self, access: StorageAccess) -> Any:
+        self.asked.append(access)
+        raise self.error
+
+
+def coordinator(open_store: Failing, pauses: list[float]) -> Coordinator:
+    stage = StageReport(
+        stage=0, first_layer=0, last_layer=1, device="cpu", resident_bytes=0, capacity_bytes=0
+    )
+    surroundings = Surroundings(
+        base=cast(BaseModel, SimpleNamespace(facts=None)),
+        stages=(stage,),
+        run_id="run",
+        microbatch_tokens=100,
+        open_store=open_store,
+        announce=lambda *_: None,
+        preparing=Inline(),
+        publishing=Inline(),
+        pause=pauses.append,
+    )
+    return Coordinator(surroundings, threading.Condition(threading.RLock()))
+
+
+def task(uid: str = "a") -> TaskPlan:
+    return TaskPlan(
+        uid=uid, namespace="n", name=uid, base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
+        training=Training(), output_uri="s3://b/p",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "tries", "reason"),
+    [
+        (StoreUnreachable("away"), 6, FailureReason.STORAGE_UNREACHABLE),
+        (AccessRefused("no"), 1, FailureReason.ACCESS_DENIED),
+        (StorageError(FailureReason.DATASET_NOT_FOUND, "none"), 1, FailureReason.DATASET_NOT_FOUND),
+    ],
+)
+def test_a_store_that_is_away_is_tried_again_but_a_wrong_address_is_final(
+    error: StorageError, tries: int, reason: FailureReason
+) -> None:
+    store, pauses = Failing(error), list[float]()
+    one = coordinator(store, pauses)
+    assert one.set_plan(Plan(generation=1, tasks=(task(),)))
+    [report] = one.wait_report(-1, 0).tasks
+    assert report.phase is TaskPhase.FAILED
+    assert report.failure is not None
+    assert (report.failure.reason, report.failure.message) == (reason, str(error))
+    assert len(store.asked) == tries
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0][: tries - 1]
+
+
+def test_plans_are_idempotent_older_ones_are_refused_and_what_is_not_listed_is_forgotten() -> None:
+    store = Failing(AccessRefused("no"))
+    one = coordinator(store, [])
+    assert one.set_plan(Plan(generation=2, tasks=(task("a"), task("b"))))
+    assert one.set_plan(Plan(generation=2, tasks=(task("a"), task("b"))))
+    assert len(store.asked) == 2, "a task that is known is not prepared again"
+    assert not one.set_plan(Plan(generation=1))
+    assert one.wait_report(-1, 0).plan_generation == 2
+    assert one.set_plan(Plan(generation=3, tasks=(task("b"),)))
+    assert [report.uid for report in one.wait_report(-1, 0).tasks] == ["b"]
+
+
+def test_a_report_waits_for_news() -> None:
+    one = coordinator(Failing(AccessRefused("no")), [])
+    before = one.wait_report(-1, 0).sequence
+    threading.Timer(0.05, lambda: one.set_plan(Plan(generation=1))).start()
+    assert one.wait_report(before, 5).sequence > before
