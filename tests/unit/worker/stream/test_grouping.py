@@ -17,10 +17,17 @@ from mlora_worker.stream.grouping import group_tasks, microbatches_wanted, split
         ("as many tasks as stages: each its own group", {"a": 5, "b": 9}, 2, (("b",), ("a",))),
         ("the third task joins the lighter group", {"a": 5, "b": 9, "c": 1}, 2, (("b",), ("a", "c"))),
         ("one stage fuses all tasks", {"a": 5, "b": 9, "c": 1}, 1, (("a", "b", "c"),)),
-        ("equal tasks are dealt in joining order", {"a": 4, "b": 4, "c": 4, "d": 4}, 2, (("a", "c"), ("b", "d"))),
+        (
+            "equal tasks are dealt in joining order",
+            {"a": 4, "b": 4, "c": 4, "d": 4},
+            2,
+            (("a", "c"), ("b", "d")),
+        ),
     ],
 )
-def test_tasks_are_dealt_by_falling_tokens(story: str, tokens: dict[str, int], stages: int, expected: object) -> None:
+def test_tasks_are_dealt_by_falling_tokens(
+    story: str, tokens: dict[str, int], stages: int, expected: object
+) -> None:
     assert group_tasks(tokens, stages) == expected, story
 
 

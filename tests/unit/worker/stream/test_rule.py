@@ -65,7 +65,13 @@ def test_a_task_in_flight_may_not_leave() -> None:
 @given(
     stages=st.integers(1, 4),
     budget=st.integers(1, 40),
-    lives=st.lists(st.tuples(st.integers(0, 20), st.integers(1, 5), st.lists(st.integers(1, 20), min_size=1, max_size=5)), min_size=1, max_size=6),
+    lives=st.lists(
+        st.tuples(
+            st.integers(0, 20), st.integers(1, 5), st.lists(st.integers(1, 20), min_size=1, max_size=5)
+        ),
+        min_size=1,
+        max_size=6,
+    ),
 )
 def test_every_task_does_all_its_steps_and_never_two_at_once(
     stages: int, budget: int, lives: list[tuple[int, int, list[int]]]
