@@ -11,7 +11,8 @@ from mlora_worker.protocol import FailureReason
 
 PAGE = (Path(__file__).parents[4] / "docs" / "users" / "conditions.md").read_text()
 WORDS = sorted(
-    {value for name, value in vars(conditions).items() if name.isupper()} | {one.value for one in FailureReason}
+    {value for name, value in vars(conditions).items() if name.isupper()}
+    | {one.value for one in FailureReason}
 )
 
 
