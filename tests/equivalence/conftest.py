@@ -238,8 +238,8 @@ def train_with_peft(base: Base, task: Task, start: Mapping[str, Tensor]) -> Trai
                 length = len(row.ids)
                 ids[i, :length], labels[i, :length] = torch.tensor(row.ids), torch.tensor(row.labels)
                 mask[i, :length] = 1
-            # torch's cross entropy on the CPU adds a large vocabulary's exponents one after the other: in
-            # float32 that alone moves gradients by 1e-4 (docs/contributing/numerics.md).
+            # In float64, as torch's own float32 cross entropy on the CPU is off by more than all the rest
+            # together when the vocabulary is large (docs/contributing/numerics.md).
             logits = model(input_ids=ids, attention_mask=mask).logits.double()
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
             loss = loss * task.weight(step)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +26,10 @@ try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
+# Early versions knew neither windows nor grouped heads; there, rows are computed one by one.
+HAS_VARLEN = varlen_attn is not None and {"window_size", "enable_gqa"} <= set(
+    signature(varlen_attn).parameters
+)
 
 PACKED_ATTENTION = "mlora_packed"
 
@@ -90,7 +95,7 @@ def packed_attention(
     refused = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
     if refused or dropout:
         raise ValueError(f"packed attention does not know {', '.join(refused) or 'dropout'}")
-    if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    if HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         return _varlen(query, key, value, packed, scaling, sliding_window), None
     return _row_by_row(query, key, value, packed, scaling, sliding_window), None
 
