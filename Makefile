@@ -58,7 +58,8 @@ lint: setup ## Style, types, and which way imports point
 
 .PHONY: unit
 unit: setup ## Tests of pure code
-	$(PYTEST) tests/unit
+	@# Tensors of tests are tiny: a second thread costs more than it gives.
+	OMP_NUM_THREADS=1 $(PYTEST) tests/unit
 
 .PHONY: integration
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks

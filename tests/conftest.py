@@ -3,5 +3,6 @@
 pytest_plugins = [
     "tests.fixtures.cluster",
     "tests.fixtures.models",
+    "tests.fixtures.small_models",
     "tests.fixtures.storage",
 ]
