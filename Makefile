@@ -63,11 +63,11 @@ unit: setup ## Tests of pure code
 
 .PHONY: integration
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
-	$(PYTEST) tests/integration $(wildcard tests/equivalence)
+	$(PYTEST) --durations=15 tests/integration tests/equivalence
 
 .PHONY: e2e
 e2e: $(cluster_for_tests) model ## Tests of the whole path
-	$(PYTEST) tests/e2e
+	$(PYTEST) --durations=15 tests/e2e
 
 .PHONY: test
 test: ## unit, integration, e2e
