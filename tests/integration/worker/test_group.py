@@ -127,36 +127,30 @@ def test_bad_input_fails_its_task_and_nobody_else(two_stages: Group, make_task: 
         assert not any(path.is_file() for path in output.rglob("*")), "nothing below the output prefix"
 
 
-def test_a_lost_rank_ends_the_group_which_starts_again_and_finishes(
-    start_group: StartGroup, make_task: MakeTask, tiny_model: Path
+def test_a_lost_rank_restarts_the_group_which_ends_what_was_open_and_never_repeats_what_was_finished(
+    two_stages: Group, make_task: MakeTask
 ) -> None:
-    group = start_group(tiny_model, stages=2)
-    task = make_task("a", training={"maxSteps": 200})
-    group.plan(task)
-    first = group.wait_for(lambda report: report.tasks[0].step >= 2)
+    group = two_stages
+    finished, open_task = make_task("finished"), make_task("open", training={"maxSteps": 100_000})
+    adapter = group.finish(finished)["finished"].adapter
+    assert adapter is not None
+    manifest = Path(finished.output_uri.removeprefix("file://"), "manifest.json")
+    written = manifest.stat().st_mtime_ns
+    group.plan(open_task)
+    first = group.wait_for(lambda report: any(task.step >= 2 for task in report.tasks))
+
     group.ranks[1].send_signal(signal.SIGKILL)
     assert group.ranks[0].wait(30) == 75, group.logs()
     group.start()
-    again = task.model_copy(update={"training": task.training.model_copy(update={"max_steps": 5})})
-    assert group.finish(again)["a"].phase is TaskPhase.SUCCEEDED
-    assert group.report().run_id != first.run_id
 
-
-def test_a_finished_task_is_never_trained_again(
-    start_group: StartGroup, make_task: MakeTask, tiny_model: Path
-) -> None:
-    task = make_task("a")
-    group = start_group(tiny_model, stages=1)
-    adapter = group.finish(task)["a"].adapter
-    assert adapter is not None
-    group.stop()
-    manifest = Path(task.output_uri.removeprefix("file://"), "manifest.json")
-    written = manifest.stat().st_mtime_ns
-    group = start_group(tiny_model, stages=1)
-    report = group.finish(task)["a"]
-    assert (report.phase, report.adapter) == (TaskPhase.SUCCEEDED, adapter)
+    fewer = open_task.training.model_copy(update={"max_steps": 5})
+    reports = group.finish(finished, open_task.model_copy(update={"training": fewer}))
+    assert (reports["finished"].phase, reports["finished"].adapter) == (TaskPhase.SUCCEEDED, adapter)
     assert manifest.stat().st_mtime_ns == written
-    assert group.report().wire.microbatches == 0
+    assert (reports["open"].phase, reports["open"].step) == (TaskPhase.SUCCEEDED, 5)
+    last = group.report()
+    assert last.run_id != first.run_id
+    assert last.wire.microbatches <= 2 * 5, "only the open task was trained"
 
 
 def test_the_coordinator_refuses_strangers_and_stale_or_broken_plans(two_stages: Group) -> None:
