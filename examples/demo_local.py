@@ -27,7 +27,7 @@ EXAMPLES = Path(__file__).parent
 MANIFEST = EXAMPLES / "quickstart.yaml"
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 STAGES = 2
-HELDOUT_ROWS = 8
+HELDOUT_ROWS = 6
 
 
 def main() -> int:
