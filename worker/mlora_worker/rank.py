@@ -21,7 +21,7 @@ from mlora_worker.coordinator.server import coordinator_app, health_app, serve_i
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.architecture import read_architecture
-from mlora_worker.model.facts import facts_of
+from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.engine import StageEngine
@@ -161,7 +161,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
     backend = choose_backend(config, device)
     _rendezvous_if_needed(config, rank, spoke.run_id, backend)
     files = open_model(config)
-    facts = facts_of(read_architecture(files.folder()), config.stages, getattr(torch, config.model.dtype))
+    facts = model_facts(files.folder(), config.stages, getattr(torch, config.model.dtype))
     stage = _load(config, rank, files, device)
     transport = _transport(config, rank, facts, device, backend, mailbox)
     spoke.start(heard, mailbox.fail)
@@ -171,7 +171,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         assert transport is not None
         spoke.send(
             {"kind": "adapter", "task": task, "payloadBytes": transport.payload_bytes},
-            save_safetensors(tensors) if tensors else save_safetensors({}),
+            save_safetensors(tensors),
         )
 
     StageLoop(
