@@ -69,8 +69,9 @@ class _FirstRank:
     def run(self) -> None:
         config, run_id = self._config, uuid.uuid4().hex
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
-        serve_in_thread(app, None if _has_own_network() else config.coordinator_host, config.http_port)
-        hub = Hub.gather(config.link_port, config.stages, self._token, run_id)
+        host = None if _has_own_network() else config.coordinator_host
+        serve_in_thread(app, host, config.http_port)
+        hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "")
         log.info("run %s: all %d ranks are here", run_id, config.stages)
         mailbox = Mailbox(
             self._changed, supply=lambda: self._coordinator.supply() if self._coordinator else None
