@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -41,13 +41,33 @@ def token_keys(seed: int, step: int, first_row: int, lengths: Sequence[int], dev
     return _mix(torch.repeat_interleave(row_keys, torch.tensor(lengths, device=device)) + positions * _GOLDEN)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DropoutMask:
-    """Which elements of one segment's input to one module are kept."""
+    """Which elements of one segment's input to one module are kept.
 
-    row_keys: Tensor  # [tokens] int32, odd
-    feature_keys: Tensor  # [features] int32, odd
+    Holds counters only; the keys made from them are computed when they are first asked for, so kernels that mix the
+    counters themselves cost nothing here.
+    """
+
+    token_keys: Tensor  # [tokens] int64, from ``token_keys``: the same for all modules
+    module_key: int  # int64
+    features: int
     probability: float  # of zeroing an element; exact to 2**-31
+
+    @cached_property
+    def row_keys(self) -> Tensor:
+        """[tokens] int32, odd."""
+        return _odd(_mix(self.token_keys ^ self.module_key))
+
+    @property
+    def feature_keys(self) -> Tensor:
+        """[features] int32, odd."""
+        return feature_keys(self.features, self.token_keys.device)
+
+    @property
+    def threshold(self) -> int:
+        """Of an element's 31 bits, signed: below it the element is kept. int32, as are sums and differences with it."""
+        return round((1.0 - self.probability) * 2**31) - 2**30
 
     @property
     def rescale(self) -> float:
@@ -55,8 +75,8 @@ class DropoutMask:
 
     def chunks(self) -> Iterator[slice]:
         """Rows to work on at a time."""
-        tokens, features = len(self.row_keys), len(self.feature_keys)
-        rows = max(16, _CHUNK.get(self.row_keys.device.type, _CHUNK_DEVICE) // features)
+        tokens, features = len(self.token_keys), self.features
+        rows = max(16, _CHUNK.get(self.token_keys.device.type, _CHUNK_DEVICE) // features)
         for start in range(0, tokens, rows):
             yield slice(start, min(start + rows, tokens))
 
@@ -67,7 +87,7 @@ class DropoutMask:
         bits *= _MULTIPLIER
         # Half the range, so that the difference to the threshold cannot overflow; its sign is the answer.
         bits >>= 1
-        bits -= round((1.0 - self.probability) * 2**31) - 2**30
+        bits -= self.threshold
         bits >>= 31
         return bits
 
@@ -80,9 +100,7 @@ def keep(x: Tensor, bits: Tensor) -> Tensor:
 
 def dropout_mask(keys: Tensor, module: str, features: int, probability: float) -> DropoutMask:
     """``keys`` [tokens] from ``token_keys``; ``module``: path of the module in the whole model."""
-    return DropoutMask(
-        _odd(_mix(keys ^ _module_key(module))), _feature_keys(features, keys.device), probability
-    )
+    return DropoutMask(keys, _module_key(module), features, probability)
 
 
 @cache
@@ -91,7 +109,8 @@ def _module_key(module: str) -> int:
 
 
 @lru_cache(maxsize=64)
-def _feature_keys(features: int, device: torch.device) -> Tensor:
+def feature_keys(features: int, device: torch.device) -> Tensor:
+    """[features] int32, odd; the same for all modules and tasks."""
     return _odd(_mix(torch.arange(1, features + 1, device=device) * _GOLDEN))
 
 

@@ -52,6 +52,13 @@ class GroupSegment:
 class Products(Protocol):
     """Adds all segments' products on one input group, in place. Launches do not grow with the number of segments."""
 
+    def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
+        """Once per microbatch, before its forward, all groups of all layers together: tables for a device travel in one
+        copy. The answer, in the same order, takes the groups' place in ``forward`` and ``backward``; where nothing is to
+        be prepared it is ``groups`` itself.
+        """
+        ...
+
     def forward(self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]) -> tuple[Tensor, ...]:
         """Add to ``outputs`` (per member of the group [tokens, out]); x [tokens, in].
 
