@@ -37,6 +37,9 @@ class Segment(Message):
         bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
     )
     update: Update | None = None  # of the former step, to be applied before this forward
+    discard: bool = (
+        False  # this step is issued again: zero the gradients of its first try before this forward
+    )
 
     @property
     def tokens(self) -> int:

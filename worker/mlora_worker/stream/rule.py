@@ -7,6 +7,7 @@ Rule:
    that it is done on every stage.
 3. Groups take turns; the microbatches of one step enter one after the other.
 4. A task that leaves does so when its step has come back; the pipeline is never flushed.
+5. A step that is repeated to find the cause of a fault travels alone: it enters when nothing else is in the pipeline.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class IssueRule:
         self._groups: deque[tuple[str, ...]] = deque()
         self._outstanding: dict[str, int] = {}  # microbatches of the task's step that are not back yet
         self._cut: deque[tuple[Part, ...]] = deque()  # of a step that has begun to enter
+        self._limits: dict[
+            str, int
+        ] = {}  # tokens of a microbatch that a task may share, where less than budget
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -51,7 +55,12 @@ class IssueRule:
         if task in self._outstanding:
             raise ValueError(f"task {task} has a step in flight")
         del self._tokens[task]
+        self._limits.pop(task, None)
         self._regroup()
+
+    def limit(self, task: str, tokens: int) -> None:
+        """Microbatches with rows of ``task`` have at most ``tokens`` from now on, until it leaves. Never raises a limit."""
+        self._limits[task] = max(1, min(tokens, self._budget_of([task])))
 
     def is_idle(self, task: str) -> bool:
         """No microbatch of the task is in the pipeline or about to enter."""
@@ -76,13 +85,16 @@ class IssueRule:
             if not members:
                 continue
             wanted = microbatches_wanted(len(self._groups), self._stages)
-            cut = split_step([(task, rows_of(task)) for task in members], wanted, self._budget)
-            for parts in cut:
-                for part in parts:
-                    self._outstanding[part.task] = self._outstanding.get(part.task, 0) + 1
-            self._cut.extend(cut[1:])
-            return cut[0]
+            return self._enter([(task, rows_of(task)) for task in members], wanted)
         return None
+
+    def next_alone(self, task: str, rows_of: Callable[[str], RowLengths]) -> tuple[Part, ...] | None:
+        """The next microbatch of a step of ``task`` that has the pipeline for itself; None while others are in it."""
+        if self._cut:
+            return self._cut.popleft()
+        if self._outstanding:
+            return None
+        return self._enter([(task, rows_of(task))], microbatches_wanted(1, self._stages))
 
     def returned(self, tasks: Sequence[str]) -> tuple[str, ...]:
         """A microbatch with parts of ``tasks`` is back; gives those whose whole step is back now."""
@@ -93,6 +105,17 @@ class IssueRule:
                 del self._outstanding[task]
                 done.append(task)
         return tuple(done)
+
+    def _enter(self, rows: Sequence[tuple[str, RowLengths]], wanted: int) -> tuple[Part, ...]:
+        cut = split_step(rows, wanted, self._budget_of([task for task, _ in rows]))
+        for parts in cut:
+            for part in parts:
+                self._outstanding[part.task] = self._outstanding.get(part.task, 0) + 1
+        self._cut.extend(cut[1:])
+        return cut[0]
+
+    def _budget_of(self, tasks: Sequence[str]) -> int:
+        return min(self._budget, *(self._limits.get(task, self._budget) for task in tasks))
 
     def _regroup(self) -> None:
         self._groups = deque(group_tasks(self._tokens, self._stages))
