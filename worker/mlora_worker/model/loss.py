@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mlora_worker.model.transfer import to_device
+
 IGNORED = -100
 _CHUNK_LOGITS = 16 * 2**20  # elements
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
@@ -25,29 +27,33 @@ def segment_losses(
 ) -> Tensor:
     """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``.
 
-    hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64: the target at each
-    position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in order.
-    head_weight [vocabulary, size]. A segment without supervised positions has loss 0 and gradient 0.
+    hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory: the
+    target at each position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in
+    order. head_weight [vocabulary, size]. A segment without supervised positions has loss 0 and gradient 0.
+
+    Which positions are supervised is found out on the host, where the labels are: shapes that depended on what
+    a GPU holds would stop the host until the GPU has come so far.
     """
     positions = (labels != IGNORED).nonzero().squeeze(1)
-    owners = torch.repeat_interleave(
-        torch.arange(len(segment_tokens), device=labels.device),
-        torch.tensor(segment_tokens, device=labels.device),
-    )
-    normed = norm(hidden.index_select(0, positions))
+    owners = torch.repeat_interleave(torch.arange(len(segment_tokens)), torch.tensor(segment_tokens))[
+        positions
+    ]
+    counts = torch.bincount(owners, minlength=len(segment_tokens)).tolist()
+    device = hidden.device
+    normed = norm(hidden.index_select(0, to_device(positions, device)))
     losses: Tensor = ChunkedCrossEntropy.apply(
         normed,
         head_weight,
-        labels[positions],
-        owners[positions],
-        len(segment_tokens),
+        to_device(labels[positions], device),
+        to_device(owners, device),
+        counts,
         max(_FEWEST_ROWS, _CHUNK_LOGITS // head_weight.shape[0]),
     )
     return losses
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """[positions, size] -> [segments]: sums of cross entropies per owner.
+    """[positions, size] -> [segments]: sums of cross entropies per owner; ``counts``: positions of each owner.
 
     Saves the gradient [positions, size] of each position's own loss; backward multiplies it by the owner's
     gradient.
@@ -60,7 +66,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         head_weight: Tensor,
         targets: Tensor,
         owners: Tensor,
-        segments: int,
+        counts: Sequence[int],
         chunk: int,
     ) -> Tensor:
         gradient = torch.empty_like(normed)
@@ -73,9 +79,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 normed[start:stop], head_weight, targets[start:stop]
             )
         ctx.save_for_backward(gradient, owners)
-        sums = torch.zeros(segments, dtype=torch.float64, device=normed.device)
+        sums = torch.zeros(len(counts), dtype=torch.float64, device=normed.device)
         # One sum per segment, over its own positions: the order of addition knows nothing of neighbours.
-        for index, own in enumerate(torch.split(losses, torch.bincount(owners, minlength=segments).tolist())):
+        for index, own in enumerate(torch.split(losses, list(counts))):
             sums[index] = own.sum(dtype=torch.float64)
         return sums
 

@@ -22,6 +22,7 @@ from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.model.stage import Stage
+from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
 from mlora_worker.stream.items import Load, Segment, Train, Update
 
@@ -113,6 +114,20 @@ class StageEngine:
             )
         own.optimizer.apply(update)
 
+    def discard(self, task: str) -> None:
+        """Forget what the open step of ``task`` has added so far: it is issued again."""
+        own = self._task(task)
+        if any(own is other for flight in self._flights.values() for other in flight.tasks):
+            raise OutOfOrder(f"a step of task {task} is discarded while a microbatch of it is in flight")
+        own.adapter.gradient.zero_()
+
+    def settle(self, segment: Segment) -> None:
+        """What a segment asks for before its forward: the former step's update, or the open step's discard."""
+        if segment.update is not None:
+            self.apply(segment.task, segment.update)
+        if segment.discard:
+            self.discard(segment.task)
+
     def export(self, task: str) -> dict[str, Tensor]:
         """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
         return self._task(task).adapter.export()
@@ -129,7 +144,7 @@ class StageEngine:
     def forward(
         self, item: Train, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
     ) -> Forwarded:
-        """Apply the segments' updates, then run one microbatch.
+        """Settle the segments, then run one microbatch.
 
         token_ids [tokens] int64 on stage 0, hidden [tokens, size] on the others; labels [tokens] int64 on the
         last: the target at each position, -100 where nothing is predicted.
@@ -137,14 +152,13 @@ class StageEngine:
         if item.number in self._flights:
             raise OutOfOrder(f"microbatch {item.number} is in flight already")
         for segment in item.segments:
-            if segment.update is not None:
-                self.apply(segment.task, segment.update)
+            self.settle(segment)
         tasks = tuple(self._task(segment.task) for segment in item.segments)
         stage = self.stage
         rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
         if stage.first:
             assert token_ids is not None
-            source = stage.embed(token_ids.to(stage.device))
+            source = stage.embed(to_device(token_ids, stage.device))
         else:
             assert hidden is not None
             source = hidden.detach().to(stage.device, stage.dtype).requires_grad_()
@@ -157,7 +171,7 @@ class StageEngine:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
         assert labels is not None
-        losses = stage.losses(output, labels.to(stage.device), tuple(s.tokens for s in item.segments))
+        losses = stage.losses(output, labels, tuple(s.tokens for s in item.segments))
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
         self._flights[item.number] = _Flight(source, losses.sum(), item.segments, tasks)
         return Forwarded(losses=losses.detach())
@@ -185,18 +199,24 @@ class StageEngine:
             if grad is not None:
                 grad = grad.to(flight.output)
             torch.autograd.backward(flight.output, grad)
+        nothing = torch.zeros((), dtype=torch.float64, device=self.stage.device)
         norms = [
-            task.adapter.squared_norm() if segment.closes_step else torch.zeros((), dtype=torch.float64)
+            task.adapter.squared_norm() if segment.closes_step else nothing
             for segment, task in zip(flight.segments, flight.tasks, strict=True)
         ]
         return Backwarded(
             gradient=None if self.stage.first else flight.input.grad,
-            squared_norms=torch.stack([norm.to(self.stage.device) for norm in norms]),
+            squared_norms=torch.stack(norms),
         )
 
     def abandon(self, number: int) -> None:
         """Forget a microbatch that will not come back."""
         self._flights.pop(number, None)
+
+    def blank(self, tokens: int) -> Tensor:
+        """[tokens, size] zeros: what travels in the place of hidden states or gradients that could not be computed."""
+        stage = self.stage
+        return torch.zeros(tokens, self._facts.hidden_size, dtype=stage.dtype, device=stage.device)
 
     def _task(self, task: str) -> _Task:
         try:
