@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 # Odd multipliers of splitmix64's finalizer and of Knuth's multiplicative hash, as signed integers.
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_MULTIPLIER = 0x9E3779B1 - 2**32
+MULTIPLIER = 0x9E3779B1 - 2**32
 _CHUNK = {"cpu": 2**17}  # elements: what stays in a core's cache
 _CHUNK_DEVICE = 2**24
 _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -84,7 +84,7 @@ class DropoutMask:
         """[rows, features] int32: all ones where an element is kept, zero elsewhere."""
         bits = self.row_keys[rows, None] * self.feature_keys
         bits ^= bits >> 15
-        bits *= _MULTIPLIER
+        bits *= MULTIPLIER
         # Half the range, so that the difference to the threshold cannot overflow; its sign is the answer.
         bits >>= 1
         bits -= self.threshold
@@ -116,8 +116,8 @@ def feature_keys(features: int, device: torch.device) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """splitmix64's finalizer, but with arithmetic shifts, on int64."""
-    x = (x ^ (x >> 30)) * _MIX_1
-    x = (x ^ (x >> 27)) * _MIX_2
+    x = (x ^ (x >> 30)) * MIX_1
+    x = (x ^ (x >> 27)) * MIX_2
     return x ^ (x >> 31)
 
 
