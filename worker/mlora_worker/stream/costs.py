@@ -1,0 +1,63 @@
+"""What a microbatch costs on each stage: the cost model that plans are made with. Pure.
+
+The unit is free: seconds where they were measured, else multiply-adds. Only ratios matter to a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlora_worker.protocol import ModelFacts
+
+# Part of a row's tokens that the head sees: it computes for supervised tokens alone, about half of a chat.
+SUPERVISED_SHARE = 0.5
+
+# What a microbatch costs on a stage beside its tokens (launches of the stage's layers, messages), in tokens. It grows with
+# what a device does in the time of one launch, so a GPU's is far larger.
+LAUNCH_TOKENS_CPU = 16
+LAUNCH_TOKENS_GPU = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """Of one stage, forward and backward together."""
+
+    per_token: float
+    per_microbatch: float = 0.0
+
+    def of(self, tokens: float) -> float:
+        return self.per_microbatch + tokens * self.per_token
+
+
+def even_costs(stages: int) -> tuple[StageCost, ...]:
+    """Nothing is known: every stage takes the same, and a microbatch costs what its tokens do."""
+    return (StageCost(1.0),) * stages
+
+
+def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[StageCost, ...]:
+    """Analytic: multiply-adds per token of each stage's linear modules, embedding and head with them.
+
+    The embedding is a look-up, which moves one hidden state; the head computes for supervised tokens only. Attention
+    scores, norms and the adapters themselves are left out: they are small beside the frozen products, and alike on all
+    stages.
+    """
+    per_token = [0.0] * stages
+    for module in facts.modules:
+        per_token[module.stage] += float(module.in_features) * module.out_features * module.count
+    per_token[0] += embed_cost(facts.hidden_size)
+    per_token[-1] += head_cost(facts.hidden_size, facts.vocab_size)
+    return tuple(StageCost(cost, launch_tokens * cost) for cost in per_token)
+
+
+def embed_cost(hidden_size: int) -> float:
+    return float(hidden_size)
+
+
+def head_cost(hidden_size: int, vocab_size: int) -> float:
+    return SUPERVISED_SHARE * hidden_size * vocab_size
+
+
+def one_device(costs: Sequence[StageCost]) -> StageCost:
+    """The same model on one device as fast as each of the stages' devices."""
+    return StageCost(sum(cost.per_token for cost in costs), sum(cost.per_microbatch for cost in costs))
