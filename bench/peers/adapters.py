@@ -1,0 +1,57 @@
+"""One PEFT model for each task on shared weights, and a task's optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.utils.save_and_load import set_peft_model_state_dict
+from torch import Tensor, nn
+
+from bench.base import sharing_copy
+from bench.sides import LEARNING_RATE, MAX_GRAD_NORM, Setting
+
+
+def lora_config(setting: Setting) -> LoraConfig:
+    alone = setting.targets == ("all-linear",)
+    return LoraConfig(
+        r=setting.rank,
+        lora_alpha=setting.alpha,
+        lora_dropout=setting.dropout,
+        target_modules="all-linear" if alone else list(setting.targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def peft_models(base: Any, setting: Setting, attention: str) -> list[Any]:
+    """One for each task. PEFT changes the modules that it is given, so each has its own; weights are shared."""
+    return [
+        get_peft_model(sharing_copy(base, attention), lora_config(setting)).train()
+        for _ in range(setting.tasks)
+    ]
+
+
+def set_adapter(model: Any, tensors: Mapping[str, Tensor]) -> None:
+    left = set_peft_model_state_dict(model, dict(tensors)).unexpected_keys
+    if left:
+        raise ValueError(f"the adapter has tensors that PEFT does not know: {left[:3]}")
+
+
+class TaskAdamW:
+    """Clipping to norm 1 and AdamW, as transformers' Trainer has them by default."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._adamw = torch.optim.AdamW(self.parameters, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+
+    def step(self, learning_rate: float) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRAD_NORM)
+        self.update(learning_rate)
+
+    def update(self, learning_rate: float) -> None:
+        """Without clipping."""
+        self._adamw.param_groups[0]["lr"] = learning_rate
+        self._adamw.step()
+        self._adamw.zero_grad()
