@@ -252,6 +252,7 @@ class FailureReason(StrEnum):
     NON_FINITE_LOSS = "NonFiniteLoss"
     INVALID_ADAPTER = "InvalidAdapter"
     UPLOAD_FAILED = "UploadFailed"
+    OUT_OF_MEMORY = "OutOfMemory"
     INTERNAL_ERROR = "InternalError"
 
 

@@ -25,7 +25,9 @@ from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header
+from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
@@ -108,6 +110,7 @@ class _FirstRank:
                 announce=announce,
                 preparing=ThreadPoolExecutor(2, "prepare"),
                 publishing=ThreadPoolExecutor(2, "publish"),
+                end=mailbox.fail,
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
             ),
             self._changed,
@@ -118,8 +121,9 @@ class _FirstRank:
             engine=StageEngine(stage),
             mailbox=mailbox,
             neighbours=transport,
-            on_returned=coordinator.returned,
+            on_returned=LateReader(device_of(self._device), coordinator.returned, mailbox.fail).read,
             on_exported=lambda task, tensors: coordinator.exported(0, task, tensors),
+            on_fault=coordinator.faulted,
         )
         self._coordinator = coordinator
         log.info("ready: %s on %d stages", config.model.name, config.stages)
@@ -139,6 +143,9 @@ class _FirstRank:
                 self._wire[rank] = int(header["payloadBytes"])
                 assert self._coordinator is not None
                 self._coordinator.exported(rank, header["task"], load_safetensors(payload))
+            case "fault":
+                assert self._coordinator is not None
+                self._coordinator.faulted(Fault.model_validate(header["fault"]))
 
 
 def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token: str) -> None:
@@ -183,6 +190,9 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         neighbours=transport,
         on_returned=_never,
         on_exported=exported,
+        on_fault=lambda fault: spoke.send(
+            {"kind": "fault", "fault": fault.model_dump(mode="json", by_alias=True)}
+        ),
     ).run()
 
 

@@ -5,13 +5,18 @@
 1. unload what is leaving and has nothing in flight,
 2. save what has done all its steps,
 3. load what is admitted and prepared,
-4. the next microbatch that the issue rule allows.
+4. the step of a task that is on trial, alone,
+5. the next microbatch that the issue rule allows.
 
 So a task joins, saves and leaves between microbatches of the others, which never wait for it.
+
+A step of which any microbatch came back with a fault is void: no update follows, and it is issued again with the word to
+discard what it left behind. ``trials.py`` finds out whose fault it was.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -19,15 +24,23 @@ import torch
 from torch import Tensor
 
 from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.coordinator.trials import Charge, Trials
+from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.pipeline.mailbox import Entry
-from mlora_worker.protocol import TaskPhase
+from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import Item, Load, Save, Segment, Train, Unload
 from mlora_worker.stream.rule import IssueRule
 
+log = logging.getLogger(__name__)
+
 Announce = Callable[
     [Item, bytes], None
 ]  # sends an item to all other ranks; the payload (labels) to the last one
+
+
+class PipelineFault(RuntimeError):
+    """Every task fails in the same way, even alone: it is not theirs."""
 
 
 class Dispatcher:
@@ -41,14 +54,21 @@ class Dispatcher:
         tasks: Mapping[str, TaskRun],
         announce: Announce,
         on_change: Callable[[], None],
+        on_pipeline_fault: Callable[[Exception], None],
         clock: Callable[[], float],
     ) -> None:
-        self._last_is_here = stages == 1
+        self._stages = stages
         self._tasks = tasks
         self._rule = IssueRule(stages, budget)
         self._announce, self._on_change, self._clock = announce, on_change, clock
+        self._on_pipeline_fault = on_pipeline_fault
         self._number = 0
         self._trains: dict[int, Train] = {}  # in flight
+        self._faults: dict[int, list[Fault]] = {}  # of those, as far as they have been told
+        self._unexplained: dict[
+            int, Tensor
+        ] = {}  # stats that are back before all their faults have been told
+        self._trials = Trials()
         self.tokens = 0
         self.microbatches = 0
         self.concurrent_tasks = 0
@@ -70,20 +90,97 @@ class Dispatcher:
                 and not task.withdrawn
             ):
                 return self._load(task)
-        parts = self._rule.next(self._row_lengths, lambda uid: self._tasks[uid].may_step)
+        if self._trials.next is not None:
+            parts = self._rule.next_alone(self._trials.next, self._row_lengths)
+        else:
+            parts = self._rule.next(self._row_lengths, lambda uid: self._tasks[uid].may_step)
         return self._train(parts) if parts is not None else None
 
     def returned(self, number: int, stats: Tensor) -> None:
-        """Microbatch ``number`` is back on rank 0 with stats [segments, 2] of (loss sum, squared gradient norm)."""
+        """Microbatch ``number`` is back on rank 0 with stats [segments, 3] of (loss sum, squared gradient norm, faults)."""
+        faults = self._faults.get(number, [])
+        if len(faults) < int(stats[0, 2]):
+            self._unexplained[number] = stats  # the links bring the rest
+            return
         train = self._trains.pop(number)
-        for segment, (loss_sum, squared_norm) in zip(train.segments, stats.tolist(), strict=True):
+        self._faults.pop(number, None)
+        for segment, (loss_sum, squared_norm, _) in zip(train.segments, stats.tolist(), strict=True):
             flight = self._tasks[segment.task].in_flight
             assert flight is not None
             flight.loss_sum += loss_sum
             flight.squared_norm += squared_norm
+            flight.void |= bool(faults)
+            for fault in faults:
+                if fault.task == segment.task:
+                    flight.own_fault = fault
+                elif fault.task is None:
+                    flight.accept(Charge(fault, train.tokens, sum(len(s.lengths) for s in train.segments)))
         for uid in self._rule.returned([segment.task for segment in train.segments]):
-            self._tasks[uid].finish_step(self._clock())
+            self._finish_step(self._tasks[uid])
+        self._judge()
         self._on_change()
+
+    def faulted(self, fault: Fault) -> None:
+        """A stage tells of a fault. That of a microbatch counts when the microbatch is back."""
+        if fault.number in self._trains:
+            self._faults.setdefault(fault.number, []).append(fault)
+            stats = self._unexplained.pop(fault.number, None)
+            if stats is not None:
+                self.returned(fault.number, stats)
+            return
+        task = self._tasks.get(fault.task) if fault.task is not None else None
+        if task is None or fault.number < task.load_number:  # gone, or back with a new adapter
+            return
+        if task.phase in (TaskPhase.TRAINING, TaskPhase.SAVING):
+            self._fail(task, fault)
+            self._on_change()
+
+    def _finish_step(self, task: TaskRun) -> None:
+        """All microbatches of its step are back."""
+        flight = task.in_flight
+        assert flight is not None
+        if not flight.void or task.phase is not TaskPhase.TRAINING:
+            self._trials.clear(task.uid)
+            task.finish_step(self._clock())
+        elif flight.own_fault is not None:
+            self._fail(task, flight.own_fault)
+            task.finish_step(self._clock())
+        else:
+            if flight.charge is not None:
+                log.warning(
+                    "step %d of %s repeats alone: %s of stage %d failed: %s",
+                    flight.step, task.name, flight.charge.fault.phase, flight.charge.fault.stage,
+                    flight.charge.fault.error,
+                )  # fmt: skip
+                tokens = self._trials.accuse(task.uid, flight.charge)
+                if tokens is not None:
+                    self._narrow(task, tokens)
+            task.repeat_step()
+
+    def _judge(self) -> None:
+        verdict = self._trials.verdict()
+        if verdict is None:
+            return
+        if verdict.pipeline is not None:
+            fault = verdict.pipeline
+            self._on_pipeline_fault(
+                PipelineFault(f"every task fails in {fault.phase} on stage {fault.stage}: {fault.error}")
+            )
+        for uid, fault in verdict.convicted.items():
+            self._fail(self._tasks[uid], fault)
+        for uid, tokens in verdict.narrowed.items():
+            self._narrow(self._tasks[uid], tokens)
+
+    def _narrow(self, task: TaskRun, tokens: int) -> None:
+        log.warning("microbatches of %s have at most %d tokens from now on", task.name, tokens)
+        self._rule.limit(task.uid, tokens)
+
+    def _fail(self, task: TaskRun, fault: Fault) -> None:
+        self._trials.drop(task.uid)
+        reason = FailureReason.OUT_OF_MEMORY if fault.out_of_memory else FailureReason.INTERNAL_ERROR
+        message = explain(fault, self._stages, task.in_flight.step if task.in_flight else task.steps_done)
+        log.warning("%s failed: %s", task.name, message)
+        task.fail(reason, message)
 
     def _next_number(self) -> int:
         self._number += 1
@@ -101,8 +198,9 @@ class Dispatcher:
         rows = task.prepared.steps.rows_of_step(1)
         self._rule.join(task.uid, sum(len(task.prepared.rows[row].ids) for row in rows))
         lora = task.plan.lora.model_copy(update={"target_modules": task.prepared.targets})
+        task.load_number = self._next_number()
         return self._issue(
-            Load(number=self._next_number(), task=task.uid, lora=lora, training=task.plan.training)
+            Load(number=task.load_number, task=task.uid, lora=lora, training=task.plan.training)
         )
 
     def _save(self, task: TaskRun) -> Entry:
@@ -112,6 +210,8 @@ class Dispatcher:
 
     def _unload(self, task: TaskRun) -> Entry:
         self._rule.leave(task.uid)
+        self._trials.drop(task.uid)
+        self._judge()
         task.in_stream = False
         if task.phase is TaskPhase.TRAINING:
             task.restart()
@@ -129,9 +229,10 @@ class Dispatcher:
             flight = task.in_flight
             assert flight is not None
             assert task.prepared is not None
-            update = None
+            update, discard = None, False
             if part.first_row == 0:
                 update, task.update = task.update, None
+                discard, task.discard = task.discard, False
             segments.append(
                 Segment(
                     task=task.uid,
@@ -141,6 +242,7 @@ class Dispatcher:
                     weight=flight.weight,
                     closes_step=part.closes_step,
                     update=update,
+                    discard=discard,
                 )
             )
             for index in flight.rows[part.first_row : part.first_row + len(part.lengths)]:
@@ -152,9 +254,29 @@ class Dispatcher:
         self.tokens += item.tokens
         self.concurrent_tasks = max(self.concurrent_tasks, self._rule.in_flight)
         targets = np.concatenate(labels).astype(np.int64)
-        self._announce(item, b"" if self._last_is_here else targets.tobytes())
+        self._announce(item, b"" if (self._stages == 1) else targets.tobytes())
         return Entry(
             item,
             token_ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
-            labels=torch.from_numpy(targets) if self._last_is_here else None,
+            labels=torch.from_numpy(targets) if (self._stages == 1) else None,
         )
+
+
+def explain(fault: Fault, stages: int, step: int) -> str:
+    """What a user reads of a fault that failed a task."""
+    where = f"stage {fault.stage + 1} of {stages}"
+    what = {
+        Phase.LOAD: "while its adapter was made",
+        Phase.UPDATE: f"in the optimizer step before step {step}",
+        Phase.FORWARD: f"in the forward of step {step}, with nothing else in the pipeline",
+        Phase.BACKWARD: f"in the backward of step {step}, with nothing else in the pipeline",
+        Phase.SAVE: "while its adapter was gathered",
+    }[fault.phase]
+    if not fault.out_of_memory:
+        return f"{where} failed {what}: {fault.error}"
+    advice = (
+        "a smaller maxSeqLength"
+        if fault.phase in (Phase.FORWARD, Phase.BACKWARD)
+        else "a smaller rank or fewer targetModules"
+    )
+    return f"{where} ran out of memory {what}: {fault.error}. What helps: {advice}, or a pipeline with more memory"

@@ -1,7 +1,7 @@
 """The coordinator: plans come in, reports go out, tasks move. Owns the lock, the pools and the dispatcher.
 
-Three kinds of threads meet here, all under the mailbox's condition: HTTP (``set_plan``, ``wait_report``), rank 0's loop
-(``supply``, ``returned``, ``exported``), and the pools that prepare and publish.
+Three kinds of threads meet here, all under the mailbox's condition: HTTP (``set_plan``, ``wait_report``), rank 0's loop and
+the links (``supply``, ``returned``, ``exported``, ``faulted``), and the pools that prepare and publish.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import publish_task
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import (
     AdapterInfo,
@@ -57,6 +58,7 @@ class Surroundings:
     announce: Announce
     preparing: Executor
     publishing: Executor
+    end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
@@ -77,6 +79,7 @@ class Coordinator:
             tasks=self._tasks,
             announce=surroundings.announce,
             on_change=self._note_change,
+            on_pipeline_fault=surroundings.end,
             clock=surroundings.clock,
         )
 
@@ -115,6 +118,10 @@ class Coordinator:
     def returned(self, number: int, stats: Tensor) -> None:
         with self._changed:
             self._dispatcher.returned(number, stats)
+
+    def faulted(self, fault: Fault) -> None:
+        with self._changed:
+            self._dispatcher.faulted(fault)
 
     def exported(self, stage: int, uid: str, tensors: dict[str, Tensor]) -> None:
         """A stage's part of an adapter; with the last part the adapter is published in the background."""

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from mlora_worker.coordinator.trials import Charge
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.schedule import learning_rate
+from mlora_worker.pipeline.faults import Fault
 from mlora_worker.protocol import (
     AdapterInfo,
     DataCounts,
@@ -52,6 +54,14 @@ class StepInFlight:
     tokens: int
     loss_sum: float = 0.0
     squared_norm: float = 0.0
+    void: bool = False  # a microbatch of it came back with a fault
+    own_fault: Fault | None = None  # of this very task: its adapter is broken on a stage
+    charge: Charge | None = None  # a fault of a whole microbatch
+
+    def accept(self, charge: Charge) -> None:
+        """A fault of one of its microbatches; that of the widest counts."""
+        if self.charge is None or charge.tokens > self.charge.tokens:
+            self.charge = charge
 
     @property
     def weight(self) -> float:
@@ -69,6 +79,8 @@ class TaskRun:
     steps_done: int = 0
     in_flight: StepInFlight | None = None
     update: Update | None = None  # closes the last returned step; rides with the next item
+    discard: bool = False  # its step is issued again; the word rides with the next segment
+    load_number: int = 0  # of the item that brought it into the stream
     last: StepRecord | None = None
     tokens_done: int = 0
     started: float | None = None  # monotonic seconds
@@ -80,6 +92,10 @@ class TaskRun:
     @property
     def uid(self) -> str:
         return self.plan.uid
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.namespace}/{self.plan.name}"
 
     @property
     def total_steps(self) -> int:
@@ -151,11 +167,19 @@ class TaskRun:
             tokens=flight.tokens,
         )
 
+    def repeat_step(self) -> None:
+        """The step came back void: the same rows again. The update before it was applied, so this alone is discarded."""
+        flight = self.in_flight
+        assert flight is not None
+        self.in_flight = StepInFlight(flight.step, flight.rows, flight.supervised, flight.tokens)
+        self.discard = True
+
     def restart(self) -> None:
         """Back to PREPARED: it left the stream before its end and will train from its start."""
         self.phase = TaskPhase.PREPARED
         self.steps_done = self.tokens_done = 0
         self.seconds = 0.0
+        self.discard = False
         self.in_flight = self.update = self.last = self.started = None
         self.parts = {}
 

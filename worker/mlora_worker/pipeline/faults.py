@@ -49,8 +49,8 @@ class Fault(Message):
 
     @property
     def kind(self) -> tuple[int, Phase, str]:
-        """Equal for two faults with the same cause: where, when and which error."""
-        return self.stage, self.phase, self.error
+        """Equal for faults that have the same cause, as far as can be told: where, when, and the exception's type."""
+        return self.stage, self.phase, self.error.partition(":")[0]
 
 
 OnFault = Callable[[Fault], None]

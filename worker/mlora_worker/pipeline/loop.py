@@ -2,20 +2,34 @@
 
 Every rank runs the same loop. What differs is told by ``Neighbours``: the first stage hands finished microbatches to the
 coordinator instead of a former stage, the last one turns round from forward to backward at once.
+
+A fault (``faults.py``) never changes what travels: a microbatch that could not be computed is handed on as zeros of the
+same shape, and its stats, on their way back, count its faults. So the stream stays in step, and rank 0, which decides what
+happens next, cannot miss one. A task that cannot be computed here at all is *broken* here until it is unloaded.
+
+The loop never waits for its device: stats stay on it, and whoever needs them on the host reads them later.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fatal, recover
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
-from mlora_worker.pipeline.transport import Returned
-from mlora_worker.stream.items import Load, Save, Stop, Train, Unload
+from mlora_worker.pipeline.transport import STATS, Returned
+from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class Neighbours(Protocol):
@@ -25,10 +39,17 @@ class Neighbours(Protocol):
     def send_backward(self, gradient: Tensor, stats: Tensor) -> None: ...
 
 
-OnReturned = Callable[
-    [int, Tensor], None
-]  # rank 0: number, stats [segments, 2] of (loss sum, squared gradient norm)
+# Rank 0: number, stats [segments, STATS] float64 on the device: loss sum, squared gradient norm, faults of the microbatch.
+OnReturned = Callable[[int, Tensor], None]
 OnExported = Callable[[str, dict[str, Tensor]], None]  # task, this stage's part of the adapter on the CPU
+
+
+@dataclass(slots=True)
+class _Passing:
+    """A microbatch between its forward and its backward on this rank."""
+
+    item: Train
+    faults: int  # of this rank
 
 
 class StageLoop:
@@ -42,10 +63,15 @@ class StageLoop:
         neighbours: Neighbours,
         on_returned: OnReturned,
         on_exported: OnExported,
+        on_fault: OnFault,
     ) -> None:
         self._first, self._last = first, last
         self._engine, self._mailbox, self._neighbours = engine, mailbox, neighbours
-        self._on_returned, self._on_exported = on_returned, on_exported
+        self._on_returned, self._on_exported, self._on_fault = on_returned, on_exported, on_fault
+        self._passing: dict[int, _Passing] = {}
+        self._broken: dict[
+            str, Fault
+        ] = {}  # tasks that cannot be computed here, by the fault that broke them
 
     def run(self) -> None:
         """Work until ``Stop``. Raises what ended the group otherwise."""
@@ -59,32 +85,107 @@ class StageLoop:
                 case Train():
                     self._forward(item, work)
                 case Load():
-                    self._engine.load(item)
+                    self._of_task(item.number, item.task, Phase.LOAD, partial(self._engine.load, item))
                 case Save():
-                    if item.update is not None:
-                        self._engine.apply(item.task, item.update)
-                    self._on_exported(item.task, self._engine.export(item.task))
+                    self._of_task(item.number, item.task, Phase.SAVE, partial(self._save, item))
                 case Unload():
+                    self._broken.pop(item.task, None)
                     self._engine.unload(item.task)
                 case Stop():
                     return
 
     def _forward(self, item: Train, entry: Entry) -> None:
-        out = self._engine.forward(item, token_ids=entry.token_ids, hidden=entry.hidden, labels=entry.labels)
+        passing = self._passing[item.number] = _Passing(item, faults=0)
+        for segment in item.segments:
+            settle = partial(self._engine.settle, segment)
+            passing.faults += not self._of_task(item.number, segment.task, Phase.UPDATE, settle)
+        out = None
+        if not passing.faults:
+            forward = partial(
+                self._engine.forward,
+                _settled(item),
+                token_ids=entry.token_ids,
+                hidden=entry.hidden,
+                labels=entry.labels,
+            )
+            out = self._attempt(item.number, Phase.FORWARD, forward)
+            passing.faults += out is None
         if not self._last:
-            assert out.hidden is not None
-            self._neighbours.send_forward(out.hidden)
+            hidden = out.hidden if out is not None else self._engine.blank(item.tokens)
+            assert hidden is not None
+            self._neighbours.send_forward(hidden)
             return
-        assert out.losses is not None
-        stats = torch.zeros(len(item.segments), 2, dtype=torch.float64)
-        stats[:, 0] = out.losses.to(stats)
+        stats = torch.zeros(len(item.segments), STATS, dtype=torch.float64, device=self._engine.stage.device)
+        if out is not None:
+            assert out.losses is not None
+            stats[:, 0] = out.losses
         self._backward(item.number, None, stats)
 
     def _backward(self, number: int, gradient: Tensor | None, stats: Tensor) -> None:
-        out = self._engine.backward(number, gradient)
-        stats[:, 1] += out.squared_norms.to(stats)
+        passing = self._passing.pop(number)
+        out = None
+        if not passing.faults:
+            out = self._attempt(number, Phase.BACKWARD, partial(self._engine.backward, number, gradient))
+            passing.faults += out is None
+        if out is not None:
+            stats[:, 1] += out.squared_norms
+        else:
+            self._engine.abandon(number)
+            stats[:, 2] += passing.faults
         if self._first:
             self._on_returned(number, stats)
-        else:
-            assert out.gradient is not None
-            self._neighbours.send_backward(out.gradient, stats)
+            return
+        below = out.gradient if out is not None else self._engine.blank(passing.item.tokens)
+        assert below is not None
+        self._neighbours.send_backward(below, stats)
+
+    def _save(self, save: Save) -> None:
+        if save.update is not None:
+            self._engine.apply(save.task, save.update)
+        self._on_exported(save.task, self._engine.export(save.task))
+
+    def _of_task(self, number: int, task: str, phase: Phase, work: Callable[[], None]) -> bool:
+        """Do what concerns one task alone; False when it failed, now or earlier: the task is broken here."""
+        known = self._broken.get(task)
+        if known is not None:
+            self._on_fault(known.model_copy(update={"number": number}))
+            return False
+        fault = self._try(number, phase, task, work)
+        if not isinstance(fault, Fault):
+            return True
+        self._broken[task] = fault
+        self._on_fault(fault)
+        return False
+
+    def _attempt(self, number: int, phase: Phase, work: Callable[[], Result]) -> Result | None:
+        """Compute a microbatch; None when it failed, for a reason that any of its tasks may have."""
+        result = self._try(number, phase, None, work)
+        if not isinstance(result, Fault):
+            return result
+        self._engine.abandon(number)
+        self._on_fault(result)
+        return None
+
+    def _try(self, number: int, phase: Phase, task: str | None, work: Callable[[], Result]) -> Result | Fault:
+        """What ``work`` gives, or its fault. Raises what this rank does not survive."""
+        try:
+            return work()
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            log.error("%s of item %d failed; the rank goes on", phase, number, exc_info=error)
+            fault = fault_of(error, stage=self._engine.stage.index, number=number, phase=phase, task=task)
+        # Only now has the exception gone, and with it its frames and the tensors that they held.
+        recover(self._engine.stage.device)
+        return fault
+
+
+def _settled(item: Train) -> Train:
+    """``item`` once its segments are settled."""
+    if not any(segment.update is not None or segment.discard for segment in item.segments):
+        return item
+    return item.model_copy(update={"segments": tuple(map(_without_wishes, item.segments))})
+
+
+def _without_wishes(segment: Segment) -> Segment:
+    return segment.model_copy(update={"update": None, "discard": False})

@@ -1,20 +1,20 @@
 """Hidden states and gradients between neighbouring stages, over torch.distributed.
 
 Forward, s -> s+1: the hidden states [tokens, hidden]. Backward, s+1 -> s: their gradient of the same shape, and a small
-float64 tensor [segments, 2] of (loss sum, squared gradient norm) that gathers on its way up. Each direction is a channel
-of its own: first in, first out, one thread that sends and one that receives, so that communication overlaps with
+float64 tensor [segments, 3] of (loss sum, squared gradient norm, faults) that gathers on its way up. Each direction is a
+channel of its own: first in, first out, one thread that sends and one that receives, so that communication overlaps with
 computing and a slow neighbour blocks nobody but itself. gloo carries CPU tensors (CUDA tensors are staged through the
-host), NCCL carries CUDA tensors, each thread on its own stream.
+host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from queue import SimpleQueue
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,14 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from mlora_worker.pipeline.frames import LinkClosed
+from mlora_worker.pipeline.lanes import Lane, Moment, device_of
 
 Backend = Literal["gloo", "nccl"]
 
 # A receive is posted as soon as the descriptor is here; the tensor follows when the neighbour has computed it.
 _PATIENCE = timedelta(hours=6)
+
+STATS = 3  # of a segment: loss sum, squared gradient norm, faults of the microbatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +42,7 @@ class Forwarded:
 class Returned:
     number: int
     gradient: Tensor  # [tokens, hidden]
-    stats: Tensor  # [segments, 2], float64, CPU
-
-
-@dataclass(slots=True)
-class _Channel:
-    """One direction to or from one neighbour: a process group, and a queue that a thread works off."""
-
-    group: dist.ProcessGroup
-    jobs: queue.SimpleQueue[Callable[[], None]]
+    stats: Tensor  # [segments, STATS] float64, on the device
 
 
 class Transport:
@@ -68,13 +63,13 @@ class Transport:
     ) -> None:
         self._rank, self._world = rank, world
         self._hidden, self._dtype, self._device = hidden_size, dtype, device
-        self._staged = backend == "gloo"
+        self._lanes, self._staged = device_of(device), backend == "gloo"
         self._deliver_forward, self._deliver_backward = deliver_forward, deliver_backward
         self._on_error = on_error
         self.payload_bytes = 0  # hidden states and their gradients, sent by this rank
         self.stats_bytes = 0
         # Every rank must create all groups in the same order, also those it does not belong to.
-        self._channels: dict[tuple[str, int], _Channel] = {}
+        self._channels: dict[tuple[str, int], SimpleQueue[_Job]] = {}
         for stage in range(world - 1):
             for direction in ("forward", "backward"):
                 group = dist.new_group([stage, stage + 1], timeout=_PATIENCE, backend=backend)
@@ -84,90 +79,90 @@ class Transport:
 
     def send_forward(self, hidden: Tensor) -> None:
         """Queue hidden states [tokens, hidden] for the next stage; returns at once."""
-        ready = self._record()
-        self._put(
-            "forward", self._rank, lambda: self._send(hidden, "forward", self._rank, self._rank + 1, ready)
-        )
+        ready, peer = self._lanes.mark(), self._rank + 1
+        self._put("forward", self._rank, lambda line: line.send(hidden, peer, ready))
         self.payload_bytes += hidden.numel() * hidden.element_size()
 
     def send_backward(self, gradient: Tensor, stats: Tensor) -> None:
         """Queue a gradient and its stats for the former stage; returns at once."""
-        ready = self._record()
-        stage = self._rank - 1
+        ready, peer = self._lanes.mark(), self._rank - 1
 
-        def job() -> None:
-            self._send(gradient, "backward", stage, stage, ready)
-            self._send(stats.to(torch.float64), "backward", stage, stage, None)
+        def job(line: _Line) -> None:
+            line.send(gradient, peer, ready)
+            line.send(stats, peer, ready)
 
-        self._put("backward", stage, job)
+        self._put("backward", peer, job)
         self.payload_bytes += gradient.numel() * gradient.element_size()
-        self.stats_bytes += stats.numel() * 8
+        self.stats_bytes += stats.numel() * stats.element_size()
 
     def expect_forward(self, number: int, tokens: int) -> None:
         """Post the receive of a microbatch's hidden states from the former stage."""
-        stage = self._rank - 1
-        self._put(
-            "forward",
-            stage,
-            lambda: self._deliver_forward(Forwarded(number, self._receive(tokens, "forward", stage, stage))),
-        )
+        peer, shape = self._rank - 1, (tokens, self._hidden)
+
+        def job(line: _Line) -> None:
+            self._deliver_forward(Forwarded(number, line.receive(shape, self._dtype, peer)))
+
+        self._put("forward", peer, job)
 
     def expect_backward(self, number: int, tokens: int, segments: int) -> None:
         """Post the receive of a microbatch's gradient from the next stage."""
-        stage = self._rank
+        peer, shape = self._rank + 1, (tokens, self._hidden)
 
-        def job() -> None:
-            gradient = self._receive(tokens, "backward", stage, stage + 1)
-            stats = torch.empty(
-                segments, 2, dtype=torch.float64, device="cpu" if self._staged else self._device
-            )
-            dist.recv(stats, src=stage + 1, group=self._channels["backward", stage].group)
-            self._deliver_backward(Returned(number, gradient, stats.cpu()))
+        def job(line: _Line) -> None:
+            gradient = line.receive(shape, self._dtype, peer)
+            stats = line.receive((segments, STATS), torch.float64, peer)
+            self._deliver_backward(Returned(number, gradient, stats))
 
-        self._put("backward", stage, job)
+        self._put("backward", self._rank, job)
 
-    def _open(self, group: dist.ProcessGroup, name: str) -> _Channel:
-        jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    def _open(self, group: dist.ProcessGroup, name: str) -> SimpleQueue[_Job]:
+        jobs: SimpleQueue[_Job] = SimpleQueue()
 
         def work() -> None:
-            stream: Any = None if self._staged else torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            line = _Line(group, self._lanes.lane(), self._device, staged=self._staged)
             while True:
                 job = jobs.get()
                 try:
-                    with torch.cuda.stream(stream):
-                        job()
-                        if stream is not None:
-                            stream.synchronize()  # this thread only; computing goes on in its own stream
+                    job(line)
                 except Exception as error:  # the neighbour is gone or the network failed: the group is over
                     self._on_error(LinkClosed(f"channel {name} to a neighbour broke: {error}"))
                     return
 
         threading.Thread(target=work, name=name, daemon=True).start()
-        return _Channel(group, jobs)
+        return jobs
 
-    def _put(self, direction: str, stage: int, job: Callable[[], None]) -> None:
-        self._channels[direction, stage].jobs.put(job)
+    def _put(self, direction: str, stage: int, job: _Job) -> None:
+        self._channels[direction, stage].put(job)
 
-    def _record(self) -> torch.cuda.Event | None:
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
-    def _send(
-        self, tensor: Tensor, direction: str, stage: int, peer: int, ready: torch.cuda.Event | None
-    ) -> None:
-        if ready is not None:
-            ready.synchronize() if self._staged else torch.cuda.current_stream().wait_event(ready)
-        tensor = tensor.contiguous().cpu() if self._staged else tensor.contiguous().to(self._device)
-        dist.send(tensor, dst=peer, group=self._channels[direction, stage].group)
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A channel as its thread sees it: both calls block this thread until the tensor is out, or is here whole."""
 
-    def _receive(self, tokens: int, direction: str, stage: int, peer: int) -> Tensor:
-        where = torch.device("cpu") if self._staged else self._device
-        buffer = torch.empty(tokens, self._hidden, dtype=self._dtype, device=where)
-        dist.recv(buffer, src=peer, group=self._channels[direction, stage].group)
-        return buffer.to(self._device)
+    group: dist.ProcessGroup
+    lane: Lane
+    device: torch.device
+    staged: bool  # through the host's memory
+
+    def send(self, tensor: Tensor, peer: int, ready: Moment) -> None:
+        if self.staged:
+            dist.send(self.lane.to_host(tensor, ready).contiguous(), dst=peer, group=self.group)
+            return
+        with self.lane.behind(ready):
+            dist.send(tensor.contiguous(), dst=peer, group=self.group)
+
+    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, peer: int) -> Tensor:
+        if self.staged:
+            buffer = torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+            dist.recv(buffer, src=peer, group=self.group)
+        else:
+            with self.lane.behind(None):
+                buffer = torch.empty(shape, dtype=dtype, device=self.device)
+                dist.recv(buffer, src=peer, group=self.group)
+        return self.lane.hand_over(buffer)
+
+
+_Job = Callable[[_Line], None]
 
 
 def rendezvous(host: str, port: int, rank: int, world: int, run_id: str, backend: Backend) -> None:

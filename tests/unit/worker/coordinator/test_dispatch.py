@@ -66,12 +66,14 @@ class Play:
         self.announced: list[Item] = []
         self.stats = [loss_sum, squared_norm]
         self.time = 0.0
+        self.ended: list[Exception] = []
         self.dispatcher = Dispatcher(
             stages=stages,
             budget=1000,
             tasks=self.tasks,
             announce=lambda item, _: self.announced.append(item),
             on_change=lambda: None,
+            on_pipeline_fault=self.ended.append,
             clock=lambda: self.time,
         )
 
@@ -85,7 +87,7 @@ class Play:
             if isinstance(entry.item, Train):
                 self.time += 1.0
                 stats = [
-                    [self.stats[0], self.stats[1] if s.closes_step else 0.0] for s in entry.item.segments
+                    [self.stats[0], self.stats[1] if s.closes_step else 0.0, 0.0] for s in entry.item.segments
                 ]
                 self.dispatcher.returned(entry.item.number, torch.tensor(stats, dtype=torch.float64))
         return self.announced[first:]
@@ -183,7 +185,7 @@ def test_a_withdrawn_task_leaves_once_its_step_is_back() -> None:
     assert isinstance(entry.item, Train)
     task.withdrawn = True
     assert play.dispatcher.supply() is None, "its step is in flight"
-    play.dispatcher.returned(entry.item.number, torch.zeros(1, 2, dtype=torch.float64))
+    play.dispatcher.returned(entry.item.number, torch.zeros(1, 3, dtype=torch.float64))
     left = play.dispatcher.supply()
     assert left is not None
     assert isinstance(left.item, Unload)

@@ -60,6 +60,7 @@ def coordinator(open_store: Failing, pauses: list[float]) -> Coordinator:
         announce=lambda *_: None,
         preparing=Inline(),
         publishing=Inline(),
+        end=pytest.fail,
         pause=pauses.append,
     )
     return Coordinator(surroundings, threading.Condition(threading.RLock()))
