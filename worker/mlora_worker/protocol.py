@@ -404,6 +404,66 @@ class WorkerConfig(Message):
     log_format: Literal["text", "json"] = "text"
 
 
+# --- what is asked before anything is trained: `mlora plan` asks ``mlora_worker.survey`` over its standard input -------
+
+
+class TaskQuestion(Message):
+    """A task whose fit to the model, and whose rows, shall be looked at."""
+
+    uid: str
+    lora: LoRAConfig
+    dataset: Dataset
+    training: Training
+    storage: StorageAccess | None = None  # None: its rows are not read
+
+
+class SurveyQuestion(Message):
+    """A base model as it would be cut, and tasks for it. Keys are in it: it travels through a pipe, never as arguments."""
+
+    model: ModelSource
+    stages: Count
+    storage: StorageAccess = StorageAccess()  # of the model; without keys, the identity that the SDK finds
+    cache_dir: str = "/tmp/mlora"
+    sample_rows: Amount = 0  # of each data set, at most; 0: none
+    tasks: tuple[TaskQuestion, ...] = ()
+
+
+class StageShape(Message):
+    """What one stage will hold."""
+
+    stage: Amount
+    first_layer: Amount
+    last_layer: Amount  # inclusive
+    parameters: Amount  # of the frozen weights, embedding and head with them
+    resident_bytes: Amount  # of the same, as ``StageReport`` measures them
+
+
+class RowSummary(Message):
+    """Lengths of a task's rows, as they would be trained on."""
+
+    counts: DataCounts
+    whole: bool  # every row was read
+    mean: Real  # tokens of a row
+    deviation: Real  # standard deviation
+    longest: Amount
+
+
+class TaskAnswer(Message):
+    uid: str
+    rows: RowSummary | None = None
+    failure: Failure | None = None  # the task would fail with this before its first step
+    unread: str | None = None  # why its rows could not be read here, which a cluster may well be able to
+
+
+class SurveyAnswer(Message):
+    """``failure`` set: the model cannot be served so, and nothing else is there."""
+
+    facts: ModelFacts | None = None
+    stages: tuple[StageShape, ...] = ()
+    tasks: tuple[TaskAnswer, ...] = ()
+    failure: Failure | None = None
+
+
 # --- the adapter's manifest, written last -------------------------------------------------------------------------
 
 MANIFEST_NAME = "manifest.json"

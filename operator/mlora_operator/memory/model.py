@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from mlora_operator.scheduling.admission import Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
+from mlora_worker.stream.fit import ALL_LINEAR
 
 BYTES_PER_ADAPTER_PARAMETER = 4 * 4  # float32: parameter, gradient, first and second moment
-ALL_LINEAR = "all-linear"
 LOSS_CHUNK_LOGITS = (
     16 * 2**20
 )  # so many logits exist at once (mlora_worker.model.loss), in float32 and once more

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from mlora_worker.data.errors import DataError
 from mlora_worker.data.formats import Chat, Drop, Dropped, read_rows
 from mlora_worker.data.template import ChatEncoder, Encoded
 from mlora_worker.protocol import DataCounts, Dataset, DatasetFormat, FailureReason, Overlong, Training
-from mlora_worker.storage.store import Store
+from mlora_worker.stream.fit import Misfit, check_length
 
 IGNORED = -100  # label of a position that is not supervised
 FIRST_LINES = 10  # of dropped rows that are named per rule
@@ -35,6 +35,12 @@ class TokenRow:
     labels: npt.NDArray[np.int32]  # [tokens]
 
 
+class LineSource(Protocol):
+    """A store, as far as it is needed here."""
+
+    def open_lines(self, uri: str) -> Iterator[bytes]: ...
+
+
 @dataclass(frozen=True)
 class Prepared:
     rows: list[TokenRow]
@@ -42,7 +48,7 @@ class Prepared:
 
 
 def prepare(
-    dataset: Dataset, training: Training, tokenizer: Any, store: Store, max_positions: int
+    dataset: Dataset, training: Training, tokenizer: Any, store: LineSource, max_positions: int
 ) -> Prepared:
     """All usable rows in the file's order. ``max_positions`` is the longest sequence that the base model
     takes.
@@ -52,12 +58,10 @@ def prepare(
     """
     source = dataset.uri or "dataset.inline"
     encoder = ChatEncoder(tokenizer)
-    if training.max_seq_length > max_positions:
-        raise DataError(
-            FailureReason.INVALID_SPEC,
-            f"training.maxSeqLength is {training.max_seq_length}, but the base model takes {max_positions} "
-            "tokens at most",
-        )
+    try:
+        check_length(max_positions, training)
+    except Misfit as error:
+        raise DataError(error.reason, str(error)) from None
     if dataset.format is DatasetFormat.MESSAGES and not encoder.has_template:
         raise DataError(
             FailureReason.INVALID_SPEC,

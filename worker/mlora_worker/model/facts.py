@@ -10,12 +10,18 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.model.architecture import Architecture, Linear, read_architecture
+from mlora_worker.model.architecture import (
+    Architecture,
+    Linear,
+    architecture_of,
+    meta_model,
+    read_architecture,
+    read_config,
+)
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.partition import split_layers
-from mlora_worker.protocol import LoRAConfig, ModelFacts, ModuleShape
-
-ALL_LINEAR = "all-linear"
+from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts, ModuleShape, StageShape
+from mlora_worker.stream.fit import Misfit, target_names
 
 
 def model_facts(folder: Path, stages: int, dtype: torch.dtype) -> ModelFacts:
@@ -53,35 +59,46 @@ def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> Mod
     )
 
 
+def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageShape, ...]:
+    """What each stage will hold, from the configuration alone. Raises UnsupportedModel, TooManyStages.
+
+    ``resident_bytes`` are those that ``Stage.resident_bytes`` measures: a tied head counts once where the embedding is on
+    the same stage, and again on the last stage otherwise, which has its own copy.
+    """
+    model = meta_model(read_config(folder), dtype)
+    decoder, head = model.base_model, model.get_output_embeddings()
+    architecture = architecture_of(model)
+    rotary_bytes = sum(buffer.nbytes for buffer in type(decoder.rotary_emb)(config=model.config).buffers())
+    shapes = []
+    for stage, layers in enumerate(stage_layers(architecture, stages)):
+        modules = [decoder.layers[layer] for layer in layers]
+        modules += [decoder.embed_tokens] if stage == 0 else []
+        modules += [decoder.norm] if stage == stages - 1 else []
+        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        if stage == stages - 1 and not (architecture.tied_head and stages == 1):
+            tensors.append(head.weight)
+        shapes.append(
+            StageShape(
+                stage=stage,
+                first_layer=layers.start,
+                last_layer=layers.stop - 1,
+                parameters=sum(tensor.numel() for tensor in tensors),
+                resident_bytes=sum(tensor.nbytes for tensor in tensors) + rotary_bytes,
+            )
+        )
+    return tuple(shapes)
+
+
 def resolve_targets(facts: ModelFacts, lora: LoRAConfig) -> tuple[str, ...]:
     """The module names that ``lora`` adapts, each once, in the order of the model's layers.
 
-    ``all-linear`` means every linear module of the decoder layers: never the head, never the embeddings.
-    Raises UnknownTargetModule (an entry matches nothing in the whole model; the message has the real names)
-    and InvalidTarget (``all-linear`` beside other names; a rank above the smaller side of a module, of which
-    the excess could never be learnt).
+    Raises UnknownTargetModule and InvalidTarget; see ``stream.fit.target_names``, which decides.
     """
-    known = tuple(dict.fromkeys(module.name for module in facts.modules))
-    if ALL_LINEAR in lora.target_modules and len(set(lora.target_modules)) > 1:
-        raise InvalidTarget(
-            f"targetModules: {ALL_LINEAR} stands alone; remove the other names or {ALL_LINEAR}"
-        )
-    asked = known if lora.target_modules[0] == ALL_LINEAR else lora.target_modules
-    unknown = [name for name in dict.fromkeys(asked) if name not in known]
-    if unknown:
-        raise UnknownTargetModule(
-            f"targetModules: {', '.join(unknown)} is no linear module of the model's decoder layers; "
-            f"there are {', '.join(known)} (or {ALL_LINEAR}); entries are names, not patterns"
-        )
-    targets = tuple(name for name in known if name in asked)
-    for module in facts.modules:
-        side = min(module.in_features, module.out_features)
-        if module.name in targets and lora.rank > side:
-            raise InvalidTarget(
-                f"rank {lora.rank} is larger than the smaller side of {module.name} "
-                f"({module.in_features} x {module.out_features}): use at most {side}"
-            )
-    return targets
+    try:
+        return target_names(facts, lora)
+    except Misfit as error:
+        unknown = error.reason is FailureReason.UNKNOWN_TARGET_MODULE
+        raise (UnknownTargetModule if unknown else InvalidTarget)(str(error)) from None
 
 
 def target_linears(architecture: Architecture, targets: Iterable[str]) -> tuple[Linear, ...]:

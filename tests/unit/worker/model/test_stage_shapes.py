@@ -1,0 +1,35 @@
+"""What a stage will hold is known before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mlora_worker.model.facts import stage_shapes
+from mlora_worker.model.load import load_stage
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_the_bytes_are_those_that_a_loaded_stage_measures(
+    small_model: Any, model_type: str, tied: bool
+) -> None:
+    saved = small_model(model_type, tie_word_embeddings=tied)
+    for stages in (1, 2, 3):
+        shapes = stage_shapes(saved.folder, stages, torch.bfloat16)
+        assert [shape.stage for shape in shapes] == list(range(stages))
+        for shape in shapes:
+            loaded = load_stage(saved.folder, saved, shape.stage, stages, torch.bfloat16, torch.device("cpu"))
+            assert shape.resident_bytes == loaded.resident_bytes
+            assert range(shape.first_layer, shape.last_layer + 1) == loaded.layer_range
+
+
+def test_a_tied_head_counts_once_on_one_stage_and_twice_on_two(small_model: Any) -> None:
+    """The last stage has no embedding to share: it reads the weight again, and its memory must be planned for."""
+    saved = small_model("llama", tie_word_embeddings=True)
+    once = sum(shape.parameters for shape in stage_shapes(saved.folder, 1, torch.float32))
+    twice = sum(shape.parameters for shape in stage_shapes(saved.folder, 2, torch.float32))
+    assert once == sum(parameter.numel() for parameter in saved.model.parameters())
+    assert twice - once == saved.model.config.vocab_size * saved.model.config.hidden_size

@@ -1,0 +1,130 @@
+"""``python -m mlora_worker.survey``: what `mlora plan` must know of a base model and of tasks, without training.
+
+Reads a ``SurveyQuestion`` as JSON from standard input and writes a ``SurveyAnswer`` to standard output. Only the model's
+configuration and tokenizer are read, never its weights; and of each data set no more rows than asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import ValidationError
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.prepare import LineSource, prepare
+from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.model.errors import ModelError
+from mlora_worker.model.facts import model_facts, stage_shapes
+from mlora_worker.protocol import (
+    Failure,
+    FailureReason,
+    ModelFacts,
+    RowSummary,
+    StorageAccess,
+    SurveyAnswer,
+    SurveyQuestion,
+    TaskAnswer,
+    TaskQuestion,
+)
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.s3 import Patience
+from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.stream.fit import misfit
+
+# Somebody waits for the answer, which does not need the rows.
+_PATIENCE = Patience(connect_seconds=2.0, read_seconds=10.0, attempts=1)
+# Of a store that a cluster may reach where this machine does not, or with other keys.
+_UNREAD = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED)
+_EXIT_USAGE = 2
+
+
+def main() -> None:
+    try:
+        question = SurveyQuestion.model_validate_json(sys.stdin.read())
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+        print(f"mlora_worker.survey: the question is not valid: {fields}", file=sys.stderr)
+        raise SystemExit(_EXIT_USAGE) from None
+    print(survey(question).to_json())
+
+
+def survey(question: SurveyQuestion) -> SurveyAnswer:
+    """Never raises for what is wrong with the model or a task: that is the answer."""
+    dtype: torch.dtype = getattr(torch, question.model.dtype)
+    try:
+        folder = _folder(question)
+        facts = model_facts(folder, question.stages, dtype)
+        shapes = stage_shapes(folder, question.stages, dtype)
+        tokenizer = load_tokenizer(folder)
+    except (ModelError, StorageError, DataError) as error:
+        return SurveyAnswer(failure=_failure(error))
+    tasks = tuple(_task(task, facts, tokenizer, question.sample_rows) for task in question.tasks)
+    return SurveyAnswer(facts=facts, stages=shapes, tasks=tasks)
+
+
+def _folder(question: SurveyQuestion) -> Path:
+    access = question.storage
+    if access.access_key is None:
+        store = open_store_from_files(
+            access.endpoint, access.region, None, allow_files=True, patience=_PATIENCE
+        )
+    else:
+        store = _store(access)
+    return ModelFiles(store, question.model, Path(question.cache_dir)).folder()
+
+
+def _store(access: StorageAccess) -> Store:
+    return open_store(access, allow_files=True, patience=_PATIENCE)
+
+
+def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) -> TaskAnswer:
+    failure = misfit(facts, task.lora, task.training)
+    if failure is not None or not sample:
+        return TaskAnswer(uid=task.uid, failure=failure)
+    if task.storage is None and task.dataset.inline is None:
+        return TaskAnswer(uid=task.uid)
+    try:
+        lines = _FirstLines(_store(task.storage or StorageAccess()), sample)
+        prepared = prepare(task.dataset, task.training, tokenizer, lines, facts.max_positions)
+    except (DataError, StorageError) as error:
+        if error.reason in _UNREAD:
+            return TaskAnswer(uid=task.uid, unread=str(error))
+        return TaskAnswer(uid=task.uid, failure=_failure(error))
+    lengths = np.array([len(row.ids) for row in prepared.rows])
+    summary = RowSummary(
+        counts=prepared.counts,
+        whole=not lines.more,
+        mean=float(lengths.mean()),
+        deviation=float(lengths.std()),
+        longest=int(lengths.max()),
+    )
+    return TaskAnswer(uid=task.uid, rows=summary)
+
+
+class _FirstLines:
+    """The first lines of a file. ``more`` tells afterwards whether there were others."""
+
+    def __init__(self, source: LineSource, most: int) -> None:
+        self._source = source
+        self._most = most
+        self.more = False
+
+    def open_lines(self, uri: str) -> Iterator[bytes]:
+        lines = self._source.open_lines(uri)
+        yield from islice(lines, self._most)
+        self.more = next(lines, None) is not None
+
+
+def _failure(error: ModelError | StorageError | DataError) -> Failure:
+    return Failure(reason=error.reason, message=str(error)[:2048])
+
+
+if __name__ == "__main__":
+    main()
