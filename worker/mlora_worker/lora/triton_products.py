@@ -1,0 +1,197 @@
+"""``Products`` on a GPU: two launches a group in forward and four in backward, however many segments there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from mlora_worker.lora import triton_kernels as kernels
+from mlora_worker.lora.dropout import feature_keys
+from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.triton_tables import MEMBERS, RANK_TILE, TableGroup, build_tables
+
+Launch = Callable[..., None]  # kernel, grid, arguments, options
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Sizes of blocks. Fixed, not tuned while running: another size may round otherwise, and a task's result may not
+    depend on what was tuned beside whom. ``python -m bench gpu --tiles`` compares some.
+    """
+
+    tokens: int = 64
+    columns: int = 64  # of the low-rank activations
+    reduced: int = 64  # of the input or output in a sum over it
+    wide: int = 128  # of the input or output where it is written
+    chunk: int = 1024  # tokens that one program sums over
+    warps: int = 4
+    stages: int = 3
+
+
+HALF = Tiles()
+# Without tensor cores a block of products needs more registers.
+SINGLE = Tiles(tokens=32, columns=32, reduced=32, wide=64)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    kernel[grid](*arguments, **options)
+
+
+class TritonProducts:
+    """``tiles``: sizes other than the type's own. ``launch``: what starts kernels, for those who count."""
+
+    rows_per_block: int | None = None  # launches would cost more than a cache gives
+
+    def __init__(self, tiles: Tiles | None = None, launch: Launch = launch) -> None:
+        self._tiles, self._launch = tiles, launch
+        self._widen = isinstance(kernels.low_kernel, InterpretedFunction)
+
+    def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
+        """Masks' token keys are best made on the CPU: they travel with the tables.
+
+        Raises ValueError for a group of more modules than the kernels know.
+        """
+        some = next((segment for segments in groups for segment in segments), None)
+        if some is None:
+            return groups
+        tiles = self._tiles_for(some.a)
+        return build_tables(groups, tile=tiles.tokens, chunk=tiles.chunk, device=some.a.device)
+
+    def forward(
+        self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]
+    ) -> tuple[Tensor, ...]:
+        """``outputs`` must be contiguous. Saves the low-rank activations, padded to the tile, in x's type."""
+        if not segments:
+            return ()
+        group = self._prepared(segments)
+        _check(x, group, outputs)
+        tiles, x = self._tiles_for(x), x.contiguous()
+        low = x.new_empty(group.low_elements)
+        masked = group.token_keys is not None
+        keys, features = _keys(x, group)
+        options = self._options(tiles, group)
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            self._launch(
+                kernels.low_kernel,
+                (_ceil(group.widest, tiles.columns), len(group.tiles)),
+                x, low, group.table, group.tiles, keys, features, x.shape[1],
+                T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked, **options,
+            )  # fmt: skip
+            self._launch(
+                kernels.output_kernel,
+                (len(group.tiles), _blocks(outputs, tiles.wide)),
+                low, *_one_per_member(outputs), *_widths(outputs), group.table, group.tiles,
+                T=tiles.tokens, W=tiles.wide, **options,
+            )  # fmt: skip
+        return (low,)
+
+    def backward(
+        self,
+        x: Tensor,
+        grad_outputs: Sequence[Tensor],
+        grad_x: Tensor | None,
+        segments: Sequence[GroupSegment],
+        saved: tuple[Tensor, ...],
+    ) -> None:
+        """``grad_x`` must be contiguous."""
+        if not segments:
+            return
+        group = self._prepared(segments)
+        grads = [grad.contiguous() for grad in grad_outputs]
+        _check(x, group, [*grads, *([] if grad_x is None else [grad_x])])
+        tiles, x = self._tiles_for(x), x.contiguous()
+        (low,) = saved
+        grad_low = torch.empty_like(low)
+        partial = low.new_empty(group.partial_elements, dtype=torch.float32)
+        masked = group.token_keys is not None
+        keys, features = _keys(x, group)
+        inputs, widths = x.shape[1], _widths(grads)
+        options = self._options(tiles, group)
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            self._launch(
+                kernels.grad_low_kernel,
+                (_ceil(group.widest_slab, tiles.columns), len(grads), len(group.tiles)),
+                *_one_per_member(grads), *widths, grad_low, group.table, group.tiles,
+                T=tiles.tokens, C=tiles.columns, W=tiles.reduced, **options,
+            )  # fmt: skip
+            if grad_x is not None:
+                self._launch(
+                    kernels.grad_input_kernel,
+                    (len(group.tiles), _ceil(inputs, tiles.wide)),
+                    grad_low, grad_x, group.table, group.tiles, keys, features, inputs,
+                    T=tiles.tokens, W=tiles.wide, MASKED=masked, **options,
+                )  # fmt: skip
+            self._launch(
+                kernels.partial_gradients_kernel,
+                (
+                    _ceil(group.widest, tiles.columns),
+                    len(group.chunks),
+                    _blocks([*grads, x], tiles.reduced),
+                ),
+                x, *_one_per_member(grads), *widths, inputs, low, grad_low, partial, group.table, group.chunks,
+                keys, features,
+                CHUNK=tiles.chunk, T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked,
+                WIDEN=self._widen, num_warps=tiles.warps, num_stages=tiles.stages,
+            )  # fmt: skip
+            self._launch(
+                kernels.gradients_kernel,
+                (group.widest // RANK_TILE, len(group), _blocks([*grads, x], tiles.wide)),
+                partial, *widths, inputs, group.table,
+                W=tiles.wide, ALIGNED=group.aligned, num_warps=tiles.warps,
+            )  # fmt: skip
+
+    def _prepared(self, segments: Sequence[GroupSegment]) -> TableGroup:
+        prepared = segments if isinstance(segments, TableGroup) else self.prepare([segments])[0]
+        assert isinstance(prepared, TableGroup)
+        return prepared
+
+    def _tiles_for(self, x: Tensor) -> Tiles:
+        return self._tiles or (SINGLE if x.dtype == torch.float32 else HALF)
+
+    def _options(self, tiles: Tiles, group: TableGroup) -> dict[str, Any]:
+        return {
+            "ALIGNED": group.aligned, "WIDEN": self._widen, "num_warps": tiles.warps, "num_stages": tiles.stages,
+        }  # fmt: skip
+
+
+def _check(x: Tensor, group: TableGroup, tensors: Sequence[Tensor]) -> None:
+    """Kernels read raw addresses: a wrong type or device would give nonsense, not an error."""
+    first = group.segments[0]
+    wanted = (x.dtype, x.device)
+    for tensor in (first.a, *first.b, *tensors):
+        if (tensor.dtype, tensor.device) != wanted:
+            raise TypeError(f"{tensor.dtype} on {tensor.device} beside an input of {x.dtype} on {x.device}")
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError("outputs and the input's gradient must be contiguous")
+    if group.table.device != x.device:
+        raise TypeError(f"tables on {group.table.device}, input on {x.device}")
+
+
+def _keys(x: Tensor, group: TableGroup) -> tuple[Tensor, Tensor]:
+    """Token keys and feature keys; where nobody drops out, tensors that no kernel reads."""
+    if group.token_keys is None:
+        return group.table, group.table
+    return group.token_keys, feature_keys(x.shape[1], x.device)
+
+
+def _one_per_member(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """One per member that the kernels know; those beyond the group's have no columns and are never touched."""
+    return [*tensors, *[tensors[0]] * (MEMBERS - len(tensors))]
+
+
+def _widths(tensors: Sequence[Tensor]) -> list[int]:
+    return [*(tensor.shape[1] for tensor in tensors), *[0] * (MEMBERS - len(tensors))]
+
+
+def _ceil(size: int, block: int) -> int:
+    return -(-size // block)
+
+
+def _blocks(tensors: Sequence[Tensor], size: int) -> int:
+    return sum(_ceil(tensor.shape[1], size) for tensor in tensors)
