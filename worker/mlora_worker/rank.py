@@ -35,7 +35,9 @@ from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import ModelFacts, StageReport, WorkerConfig
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.store import open_store, open_store_from_files
+from mlora_worker.stream.costs import launch_tokens, stage_costs
 from mlora_worker.stream.items import ITEM, Item, Train
+from mlora_worker.stream.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +78,9 @@ class _FirstRank:
         hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "")
         log.info("run %s: all %d ranks are here", run_id, config.stages)
         mailbox = Mailbox(
-            self._changed, supply=lambda: self._coordinator.supply() if self._coordinator else None
+            self._changed,
+            supply=lambda: self._coordinator.supply() if self._coordinator else None,
+            turns=_turns(config, 0),
         )
         hub.start(self._heard, mailbox.fail)
 
@@ -111,6 +115,7 @@ class _FirstRank:
                 preparing=ThreadPoolExecutor(2, "prepare"),
                 publishing=ThreadPoolExecutor(2, "publish"),
                 end=mailbox.fail,
+                costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
             ),
             self._changed,
@@ -154,7 +159,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         serve_in_thread(health_app(), None, config.http_port)
     spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
     last = rank == config.stages - 1
-    mailbox = Mailbox(threading.Condition())
+    mailbox = Mailbox(threading.Condition(), turns=_turns(config, rank))
     transport: Transport | None = None
 
     def heard(_: int, header: Header, payload: bytes) -> None:
@@ -262,6 +267,11 @@ def _transport(
         deliver_backward=mailbox.put_backward,
         on_error=mailbox.fail,
     )
+
+
+def _turns(config: WorkerConfig, rank: int) -> Turns | None:
+    """None on the last stage, which turns round at once."""
+    return Turns(config.stages - rank) if rank < config.stages - 1 else None
 
 
 def _rendezvous_if_needed(config: WorkerConfig, rank: int, run_id: str, backend: Backend) -> None:

@@ -1,11 +1,13 @@
 """What a rank does next: the backward whose gradient has arrived, else the next item in order, else it sleeps.
 
-The one place where the threads of a rank meet. Nothing polls: whoever brings something wakes the loop.
+``stream/turns.py`` makes it wait a moment for a gradient before another forward, where that pays. The one place where the
+threads of a rank meet. Nothing polls: whoever brings something wakes the loop.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from mlora_worker.pipeline.transport import Forwarded, Returned
 from mlora_worker.stream.items import Item, Train
+from mlora_worker.stream.turns import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,23 @@ Supply = Callable[[], Entry | None]
 
 
 class Mailbox:
-    """Thread-safe. ``supply``, on rank 0, makes the next entry on demand; it is called with ``changed`` held."""
+    """Thread-safe. ``supply``, on rank 0, makes the next entry on demand; it is called with ``changed`` held.
 
-    def __init__(self, changed: threading.Condition, supply: Supply | None = None) -> None:
+    ``turns`` is None on the last stage, which turns round at once and has nothing to wait for.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        supply: Supply | None = None,
+        turns: Turns | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.changed = changed
         self._supply = supply
+        self._turns = turns
+        self._clock = clock
+        self._handed_out: float | None = None  # when the forward or backward that the loop does now began
         self._items: deque[tuple[Item, Tensor | None]] = deque()
         self._forwarded: deque[Forwarded] = deque()
         self._returned: deque[Returned] = deque()
@@ -70,15 +85,41 @@ class Mailbox:
     def take(self) -> Returned | Entry:
         """Block until there is work. Raises what ``fail`` was told."""
         with self.changed:
+            until = self._no_forward_before()
             while True:
                 if self._error is not None:
                     raise self._error
                 if self._returned:
+                    self._begin(forward=False)
                     return self._returned.popleft()
+                left = until - self._clock() if until is not None else 0.0
+                if left > 0:
+                    self.changed.wait(left)
+                    continue
                 entry = self._supply() if self._supply else self._next_in_order()
                 if entry is not None:
+                    if isinstance(entry.item, Train):
+                        self._begin(forward=True)
                     return entry
                 self.changed.wait()
+
+    def _no_forward_before(self) -> float | None:
+        if self._turns is None:
+            return None
+        now = self._clock()
+        if self._handed_out is not None:
+            self._turns.took(now - self._handed_out)
+            self._handed_out = None
+        return now + self._turns.wait if self._turns.wait else None
+
+    def _begin(self, *, forward: bool) -> None:
+        if self._turns is None:
+            return
+        self._handed_out = self._clock()
+        if forward:
+            self._turns.forward()
+        else:
+            self._turns.backward()
 
     def _next_in_order(self) -> Entry | None:
         if not self._items:

@@ -11,6 +11,7 @@ from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.transport import Forwarded, Returned
 from mlora_worker.stream.items import Segment, Train, Unload
+from mlora_worker.stream.turns import Turns
 
 
 def train(number: int) -> Train:
@@ -83,3 +84,37 @@ def test_a_lost_peer_ends_the_wait_and_the_first_error_counts() -> None:
     mailbox.fail(LinkClosed("second"))
     with pytest.raises(LinkClosed, match="first"):
         mailbox.take()
+
+
+class PatientMailbox(Mailbox):
+    """Of the first of three stages, on a clock that the test moves; it has taken three microbatches and waits 50 ms."""
+
+    def __init__(self, supplied: list[Train]) -> None:
+        self.now = 0.0
+        super().__init__(
+            threading.Condition(),
+            supply=lambda: Entry(supplied.pop(0)) if supplied else None,
+            turns=Turns(3, patience=0.05),
+            clock=lambda: self.now,
+        )
+        for _ in range(3):
+            self.take()
+            self.now += 1.0
+
+
+def test_a_full_stage_waits_a_moment_for_a_gradient_before_another_forward() -> None:
+    mailbox = PatientMailbox([train(n) for n in (1, 2, 3, 4)])
+    threading.Timer(0.02, lambda: mailbox.put_backward(gradient(1))).start()
+    assert numbers(mailbox, 2) == [("back", 1), ("train", 4)]
+
+
+def test_a_full_stage_goes_on_with_a_forward_when_the_moment_is_over() -> None:
+    mailbox = PatientMailbox([train(n) for n in (1, 2, 3, 4)])
+
+    def later() -> None:
+        with mailbox.changed:
+            mailbox.now += 0.06
+            mailbox.changed.notify_all()
+
+    threading.Timer(0.02, later).start()
+    assert numbers(mailbox, 1) == [("train", 4)]
