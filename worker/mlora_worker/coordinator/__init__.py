@@ -2,6 +2,8 @@
 
 ``tasks``      what is known of one task; its way from plan to adapter
 ``dispatch``   turns tasks into items of the stream and results of the stream into progress
+``trials``     who is to blame for a fault that came out of computing several tasks together
+``explain``    what a user reads of it
 ``prepare``    rows and targets of a task, before it is admitted, off the critical path
 ``publish``    a finished adapter: joined, checked, uploaded
 ``service``    the plan comes in, the report goes out; owns the threads

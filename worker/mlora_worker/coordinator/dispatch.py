@@ -17,17 +17,19 @@ discard what it left behind. ``trials.py`` finds out whose fault it was.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mlora_worker.coordinator.explain import explain
 from mlora_worker.coordinator.tasks import TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
-from mlora_worker.pipeline.faults import Fault, Phase
+from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, TaskPhase
+from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import Item, Load, Save, Segment, Train, Unload
 from mlora_worker.stream.rule import IssueRule
@@ -56,10 +58,12 @@ class Dispatcher:
         on_change: Callable[[], None],
         on_pipeline_fault: Callable[[Exception], None],
         clock: Callable[[], float],
+        costs: Sequence[StageCost] | None = None,
     ) -> None:
+        """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them."""
         self._stages = stages
         self._tasks = tasks
-        self._rule = IssueRule(stages, budget)
+        self._rule = IssueRule(stages, budget, costs)
         self._announce, self._on_change, self._clock = announce, on_change, clock
         self._on_pipeline_fault = on_pipeline_fault
         self._number = 0
@@ -195,8 +199,8 @@ class Dispatcher:
         assert task.prepared is not None
         task.in_stream, task.phase = True, TaskPhase.TRAINING
         task.started = self._clock()
-        rows = task.prepared.steps.rows_of_step(1)
-        self._rule.join(task.uid, sum(len(task.prepared.rows[row].ids) for row in rows))
+        load = task.prepared.load
+        self._rule.join(task.uid, load.tokens, load.rows, load.spread)
         lora = task.plan.lora.model_copy(update={"target_modules": task.prepared.targets})
         task.load_number = self._next_number()
         return self._issue(
@@ -260,23 +264,3 @@ class Dispatcher:
             token_ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
             labels=torch.from_numpy(targets) if (self._stages == 1) else None,
         )
-
-
-def explain(fault: Fault, stages: int, step: int) -> str:
-    """What a user reads of a fault that failed a task."""
-    where = f"stage {fault.stage + 1} of {stages}"
-    what = {
-        Phase.LOAD: "while its adapter was made",
-        Phase.UPDATE: f"in the optimizer step before step {step}",
-        Phase.FORWARD: f"in the forward of step {step}, with nothing else in the pipeline",
-        Phase.BACKWARD: f"in the backward of step {step}, with nothing else in the pipeline",
-        Phase.SAVE: "while its adapter was gathered",
-    }[fault.phase]
-    if not fault.out_of_memory:
-        return f"{where} failed {what}: {fault.error}"
-    advice = (
-        "a smaller maxSeqLength"
-        if fault.phase in (Phase.FORWARD, Phase.BACKWARD)
-        else "a smaller rank or fewer targetModules"
-    )
-    return f"{where} ran out of memory {what}: {fault.error}. What helps: {advice}, or a pipeline with more memory"

@@ -17,6 +17,7 @@ from mlora_worker.protocol import AdapterInfo, ModelFacts, ModelSource, TaskPlan
 from mlora_worker.storage.adapter import find_published, fingerprint, published_info
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
+from mlora_worker.stream.planner import load_of, rows_per_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +46,5 @@ def prepare_task(task: TaskPlan, base: BaseModel, store: Store) -> PreparedTask 
         counts=prepared.counts,
         steps=StepPlan(len(prepared.rows), task.training),
         targets=targets,
+        load=load_of([len(row.ids) for row in prepared.rows], rows_per_step(task.training)),
     )

@@ -12,6 +12,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.pipeline.collect import Unanswered
 from mlora_worker.protocol import Plan
 
 _LONGEST_WAIT = 60.0  # seconds a report may be held back
@@ -61,9 +62,21 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             report = await asyncio.to_thread(coordinator().wait_report, -1, 0.0)
         return web.Response(text=report.to_json(), content_type="application/json")
 
+    async def get_timeline(_: web.Request) -> web.Response:
+        try:
+            timeline = await asyncio.to_thread(coordinator().timeline)
+        except Unanswered as error:
+            raise web.HTTPGatewayTimeout(text=str(error)) from None
+        return web.Response(text=timeline.to_json(), content_type="application/json")
+
     app = web.Application(middlewares=[authorize], client_max_size=_LARGEST_PLAN)
     app.add_routes(
-        [web.put("/v1/plan", put_plan), web.get("/v1/report", get_report), web.get("/healthz", _alive)]
+        [
+            web.put("/v1/plan", put_plan),
+            web.get("/v1/report", get_report),
+            web.get("/v1/timeline", get_timeline),
+            web.get("/healthz", _alive),
+        ]
     )
     return app
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -33,9 +33,12 @@ from mlora_worker.protocol import (
     WireReport,
 )
 from mlora_worker.storage.store import Store
+from mlora_worker.stream.costs import StageCost
+from mlora_worker.stream.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
+CollectTimeline = Callable[[Mapping[str, str]], Timeline]  # names of tasks by uid
 OpenStore = Callable[[StorageAccess], Store]
 Result = TypeVar("Result")
 
@@ -59,6 +62,8 @@ class Surroundings:
     preparing: Executor
     publishing: Executor
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
+    costs: Sequence[StageCost] | None = None  # of each stage, to plan with
+    timeline: CollectTimeline = lambda names: Timeline(stages=0, spans=())
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
@@ -71,6 +76,7 @@ class Coordinator:
         self._with = surroundings
         self._changed = changed
         self._tasks: dict[str, TaskRun] = {}
+        self._names: dict[str, str] = {}  # of all tasks that were ever planned, by uid
         self._generation = 0
         self._sequence = 0
         self._dispatcher = Dispatcher(
@@ -81,6 +87,7 @@ class Coordinator:
             on_change=self._note_change,
             on_pipeline_fault=surroundings.end,
             clock=surroundings.clock,
+            costs=surroundings.costs,
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
@@ -99,6 +106,7 @@ class Coordinator:
                     self._tasks[uid].plan = task_plan
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
+                    self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"
                     self._with.preparing.submit(self._prepare, task)
             self._note_change()
             return True
@@ -108,6 +116,12 @@ class Coordinator:
         with self._changed:
             self._changed.wait_for(lambda: self._sequence > after, timeout=seconds)
             return self._report()
+
+    def timeline(self) -> Timeline:
+        """What all stages did lately. Asks them and waits, so it is called without the lock. Raises ``Unanswered``."""
+        with self._changed:
+            names = dict(self._names)
+        return self._with.timeline(names)
 
     # --- rank 0's loop ------------------------------------------------------------------------------------------
 

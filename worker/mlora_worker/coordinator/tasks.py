@@ -32,6 +32,7 @@ from mlora_worker.protocol import (
     TaskReport,
 )
 from mlora_worker.stream.items import Update
+from mlora_worker.stream.planner import TaskLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class PreparedTask:
     counts: DataCounts
     steps: StepPlan
     targets: tuple[str, ...]  # resolved names of linear modules
+    load: TaskLoad  # what a usual step holds
 
 
 @dataclass(slots=True)
