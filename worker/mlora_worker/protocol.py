@@ -2,9 +2,10 @@
 
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
+``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py).
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
-Both bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+All bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
 The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
 are not numbers.

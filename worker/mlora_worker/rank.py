@@ -24,6 +24,7 @@ from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
+from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header
@@ -31,6 +32,7 @@ from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
+from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import ModelFacts, StageReport, WorkerConfig
 from mlora_worker.storage.model_source import ModelFiles
@@ -66,6 +68,7 @@ class _FirstRank:
     def __init__(self, config: WorkerConfig, device: torch.device, token: str) -> None:
         self._config, self._device, self._token = config, device, token
         self._coordinator: Coordinator | None = None
+        self._spans: collect.SpanCollector | None = None
         self._ready: dict[int, StageReport] = {}
         self._wire: dict[int, int] = {}  # payload bytes that each rank has sent, as last heard
         self._changed = threading.Condition()
@@ -104,6 +107,12 @@ class _FirstRank:
                 if isinstance(item, Train):
                     transport.expect_backward(item.number, item.tokens, len(item.segments))
 
+        def ask(question: Header) -> None:
+            with self._changed:  # descriptors are sent with it held, and messages may not mix
+                hub.broadcast(question, {})
+
+        recorder = SpanRecorder(0, marks_of(self._device))
+        self._spans = collect.SpanCollector(recorder, config.stages, ask)
         coordinator = Coordinator(
             Surroundings(
                 base=BaseModel(config.model, architecture, facts, tokenizer),
@@ -116,6 +125,7 @@ class _FirstRank:
                 publishing=ThreadPoolExecutor(2, "publish"),
                 end=mailbox.fail,
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
+                timeline=self._spans.collect,
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
             ),
             self._changed,
@@ -129,6 +139,7 @@ class _FirstRank:
             on_returned=LateReader(device_of(self._device), coordinator.returned, mailbox.fail).read,
             on_exported=lambda task, tensors: coordinator.exported(0, task, tensors),
             on_fault=coordinator.faulted,
+            record=recorder.span,
         )
         self._coordinator = coordinator
         log.info("ready: %s on %d stages", config.model.name, config.stages)
@@ -148,6 +159,9 @@ class _FirstRank:
                 self._wire[rank] = int(header["payloadBytes"])
                 assert self._coordinator is not None
                 self._coordinator.exported(rank, header["task"], load_safetensors(payload))
+            case collect.ANSWER:
+                assert self._spans is not None
+                self._spans.heard(rank, header, payload)
             case "fault":
                 assert self._coordinator is not None
                 self._coordinator.faulted(Fault.model_validate(header["fault"]))
@@ -162,7 +176,12 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
     mailbox = Mailbox(threading.Condition(), turns=_turns(config, rank))
     transport: Transport | None = None
 
+    recorder = SpanRecorder(rank, marks_of(device))
+
     def heard(_: int, header: Header, payload: bytes) -> None:
+        if header["kind"] == collect.QUESTION:
+            spoke.send(*collect.answer(recorder, header))
+            return
         item = ITEM.validate_python(header)
         if isinstance(item, Train):
             assert transport is not None
@@ -198,6 +217,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         on_fault=lambda fault: spoke.send(
             {"kind": "fault", "fault": fault.model_dump(mode="json", by_alias=True)}
         ),
+        record=recorder.span,
     ).run()
 
 

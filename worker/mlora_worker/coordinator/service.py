@@ -63,7 +63,7 @@ class Surroundings:
     publishing: Executor
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
-    timeline: CollectTimeline = lambda names: Timeline(stages=0, spans=())
+    timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep

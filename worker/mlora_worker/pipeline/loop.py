@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
@@ -24,6 +25,7 @@ from torch import Tensor
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fatal, recover
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
+from mlora_worker.pipeline.trace import Record, unrecorded
 from mlora_worker.pipeline.transport import STATS, Returned
 from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload
 
@@ -64,10 +66,12 @@ class StageLoop:
         on_returned: OnReturned,
         on_exported: OnExported,
         on_fault: OnFault,
+        record: Record = unrecorded,
     ) -> None:
         self._first, self._last = first, last
         self._engine, self._mailbox, self._neighbours = engine, mailbox, neighbours
         self._on_returned, self._on_exported, self._on_fault = on_returned, on_exported, on_fault
+        self._record = record
         self._passing: dict[int, _Passing] = {}
         self._broken: dict[
             str, Fault
@@ -98,7 +102,11 @@ class StageLoop:
         passing = self._passing[item.number] = _Passing(item, faults=0)
         for segment in item.segments:
             settle = partial(self._engine.settle, segment)
-            passing.faults += not self._of_task(item.number, segment.task, Phase.UPDATE, settle)
+            update = (
+                self._record("update", item.number, (segment.task,), 0) if segment.update else nullcontext()
+            )
+            with update:
+                passing.faults += not self._of_task(item.number, segment.task, Phase.UPDATE, settle)
         out = None
         if not passing.faults:
             forward = partial(
@@ -108,7 +116,8 @@ class StageLoop:
                 hidden=entry.hidden,
                 labels=entry.labels,
             )
-            out = self._attempt(item.number, Phase.FORWARD, forward)
+            with self._record("forward", item.number, _tasks(item), item.tokens):
+                out = self._attempt(item.number, Phase.FORWARD, forward)
             passing.faults += out is None
         if not self._last:
             hidden = out.hidden if out is not None else self._engine.blank(item.tokens)
@@ -125,7 +134,9 @@ class StageLoop:
         passing = self._passing.pop(number)
         out = None
         if not passing.faults:
-            out = self._attempt(number, Phase.BACKWARD, partial(self._engine.backward, number, gradient))
+            backward = partial(self._engine.backward, number, gradient)
+            with self._record("backward", number, _tasks(passing.item), passing.item.tokens):
+                out = self._attempt(number, Phase.BACKWARD, backward)
             passing.faults += out is None
         if out is not None:
             stats[:, 1] += out.squared_norms
@@ -178,6 +189,10 @@ class StageLoop:
         # Only now has the exception gone, and with it its frames and the tensors that they held.
         recover(self._engine.stage.device)
         return fault
+
+
+def _tasks(item: Train) -> tuple[str, ...]:
+    return tuple(segment.task for segment in item.segments)
 
 
 def _settled(item: Train) -> Train:
