@@ -199,6 +199,13 @@ class SameMask(torch.nn.Module):
         return x * torch.nn.utils.rnn.pad_sequence(kept.split(self.lengths), batch_first=True)
 
 
+def _first_of_group(path: str) -> str:
+    """Modules that share their input share its mask, which bears the name of the first (Llama's names)."""
+    parent, _, name = path.rpartition(".")
+    first = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}
+    return f"{parent}.{first.get(name, name)}"
+
+
 def train_with_peft(base: Base, task: Task, start: Mapping[str, Tensor]) -> Trained:
     """Hugging Face PEFT, one task, padded mini-batches, torch's own clipping and AdamW; dropout by
     ``SameMask``.
@@ -217,7 +224,7 @@ def train_with_peft(base: Base, task: Task, start: Mapping[str, Tensor]) -> Trai
     if task.lora.dropout:
         for name, module in model.named_modules():
             if isinstance(module, LoraLayer):
-                masks.append(SameMask(task, name.removeprefix("base_model.model.")))
+                masks.append(SameMask(task, _first_of_group(name.removeprefix("base_model.model."))))
                 module.lora_dropout["default"] = masks[-1]
     parameters = [p for p in model.parameters() if p.requires_grad]
     training = task.training

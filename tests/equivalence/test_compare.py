@@ -29,7 +29,7 @@ def write_adapter(folder: Path, model: Path, alpha: float) -> Path:
     folder.mkdir()
     lora = LoRAConfig(rank=4, alpha=alpha, target_modules=("q_proj", "v_proj"))
     linears = target_linears(read_architecture(model), lora.target_modules)
-    shapes = {linear.path: (linear.in_features, linear.out_features) for linear in linears}
+    shapes = [{linear.path: (linear.in_features, linear.out_features)} for linear in linears]
     adapter = Adapter(shapes, rank=4, seed=1, dtype=torch.float32, device=CPU)
     torch.manual_seed(0)
     tensors = {name: torch.randn_like(tensor) for name, tensor in adapter.export().items()}

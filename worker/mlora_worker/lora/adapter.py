@@ -1,14 +1,15 @@
 """One task's adapter on one stage: parameters, gradient buffers, names and start.
 
 All of a task's A and B lie in one flat float32 tensor, their gradients in another: clipping, zeroing, the
-norm and the optimizer are each one operation, however many modules there are.
+norm and the optimizer are each one operation, however many modules there are. The A matrices of modules that share
+their input lie one below the other, so that one product serves them all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,34 +26,46 @@ class Pair:
     b: Tensor  # [out, rank]
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What belongs to one input group; views."""
+
+    a: Tensor  # [modules * rank, in]
+    b: tuple[Tensor, ...]  # per module [out, rank]
+
+
 class Adapter:
-    """``shapes``: (in, out) of each adapted module of this stage, by its path in the whole model.
+    """``groups``: per input group the (in, out) of each adapted module of this stage, by its path in the whole
+    model.
 
     ``parameters``: [elements] float32, the masters. ``gradient``: the same for gradients, added to by
-    backward. ``compute``: A and B of each module in the base's type, as products use them.
+    backward. ``compute``: A and B of each group in the base's type, as products use them.
     """
 
     def __init__(
         self,
-        shapes: Mapping[str, tuple[int, int]],
+        groups: Sequence[Mapping[str, tuple[int, int]]],
         *,
         rank: int,
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._shapes, self._rank = dict(shapes), rank
+        self._groups, self._rank = [dict(group) for group in groups], rank
         elements = sum(
-            _padded(rank * inputs) + _padded(outputs * rank) for inputs, outputs in shapes.values()
+            _padded(rank * inputs * len(group))
+            + sum(_padded(outputs * rank) for _, outputs in group.values())
+            for group in self._groups
+            for inputs in {inputs for inputs, _ in group.values()}
         )
         self.parameters = nn.Parameter(torch.zeros(elements, device=device))
         self.gradient = torch.zeros_like(self.parameters, requires_grad=False)
-        self._masters = self._views(self.parameters.detach())
-        self.gradients = self._views(self.gradient)
-        for path, pair in self._masters.items():
+        self._stacks = self._stacked(self.parameters.detach())
+        self.gradients = self._stacked(self.gradient)
+        for path, pair in self._by_path(self._stacks).items():
             pair.a.copy_(initial_a(path, seed, *pair.a.shape))
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
-        self.compute = self._masters if self._copy is None else self._views(self._copy)
+        self.compute = self._stacks if self._copy is None else self._stacked(self._copy)
 
     def refresh(self) -> None:
         """The masters have changed: bring the copies in the base's type up to date."""
@@ -67,7 +80,7 @@ class Adapter:
     def export(self) -> dict[str, Tensor]:
         """float32 copies on the CPU, by PEFT's names with global layer indices."""
         named = {}
-        for path, pair in self._masters.items():
+        for path, pair in self._by_path(self._stacks).items():
             name_a, name_b = peft_keys(path)
             named[name_a] = pair.a.to("cpu", copy=True)
             named[name_b] = pair.b.to("cpu", copy=True)
@@ -75,7 +88,7 @@ class Adapter:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the masters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
-        for path, pair in self._masters.items():
+        for path, pair in self._by_path(self._stacks).items():
             name_a, name_b = peft_keys(path)
             pair.a.copy_(tensors[name_a])
             pair.b.copy_(tensors[name_b])
@@ -88,15 +101,25 @@ class Adapter:
             self.parameters.nbytes + self.gradient.nbytes + (0 if self._copy is None else self._copy.nbytes)
         )
 
-    def _views(self, flat: Tensor) -> dict[str, Pair]:
-        views, start = {}, 0
-        for path, (inputs, outputs) in self._shapes.items():
-            a = flat[start : start + self._rank * inputs].view(self._rank, inputs)
+    def _stacked(self, flat: Tensor) -> list[Stack]:
+        stacks, start = [], 0
+        for group in self._groups:
+            inputs = next(iter(group.values()))[0]
+            a = flat[start : start + len(group) * self._rank * inputs].view(-1, inputs)
             start += _padded(a.numel())
-            b = flat[start : start + outputs * self._rank].view(outputs, self._rank)
-            start += _padded(b.numel())
-            views[path] = Pair(a, b)
-        return views
+            bs = []
+            for _, outputs in group.values():
+                bs.append(flat[start : start + outputs * self._rank].view(outputs, self._rank))
+                start += _padded(bs[-1].numel())
+            stacks.append(Stack(a, tuple(bs)))
+        return stacks
+
+    def _by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
+        return {
+            path: Pair(stack.a[j * self._rank : (j + 1) * self._rank], b)
+            for group, stack in zip(self._groups, stacks, strict=True)
+            for j, (path, b) in enumerate(zip(group, stack.b, strict=True))
+        }
 
 
 def initial_a(path: str, seed: int, rank: int, inputs: int) -> Tensor:

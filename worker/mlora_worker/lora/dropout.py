@@ -29,8 +29,10 @@ _CHUNK_DEVICE = 2**24
 _AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def token_keys(seed: int, step: int, first_row: int, lengths: Sequence[int], device: torch.device) -> Tensor:
-    """[tokens] int64: a key per token of a segment whose rows have ``lengths``.
+def token_keys(
+    seed: int, step: int, first_row: int, lengths: Sequence[int], device: torch.device | None = None
+) -> Tensor:
+    """[tokens] int64: a key per token of a segment whose rows have ``lengths``; on the host unless told otherwise.
 
     ``first_row``: ordinal of its first row within the whole optimizer step.
     """
@@ -72,6 +74,18 @@ class DropoutMask:
     @property
     def rescale(self) -> float:
         return 1.0 / (1.0 - self.probability)
+
+    def of_rows(self, rows: slice) -> DropoutMask:
+        """The mask of some of the segment's tokens."""
+        return DropoutMask(self.token_keys[rows], self.module_key, self.features, self.probability)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``x`` [tokens, features] where kept, 0 elsewhere; a chunk at a time."""
+        mask = DropoutMask(self.token_keys.to(x.device), self.module_key, self.features, self.probability)
+        out = torch.empty_like(x)
+        for rows in mask.chunks():
+            out[rows] = keep(x[rows], mask.bits(rows))
+        return out
 
     def chunks(self) -> Iterator[slice]:
         """Rows to work on at a time."""

@@ -1,49 +1,32 @@
-"""The low-rank products of many tasks on one frozen linear module, as one autograd node.
+"""The low-rank products of many tasks on the frozen linear modules of an input group, as one autograd node.
 
-A *product* is one segment's part: on its rows of the packed input, ``y += alpha / r * (dropout(x) A^T) B^T``.
-Products are added in place on the rows of the base's output, and their input gradients on the rows of the
-base's input gradient, so no split or concatenate node exists and ``x`` is saved once. Gradients of A and B go
-straight into the adapter's float32 buffers, multiplied by the segment's weight (1 / supervised tokens of its
-step): the gradients that travel between layers and stages are those of plain sums, which stay in the range of
-half precision.
+Modules that read the same ``x`` (q, k and v; gate and up) are one node: ``x`` is saved once, and their input gradients
+are added up in place by the matrix library. Products are added in place on the rows of the base's outputs, and their
+input gradients on the rows of the base's, so no split or concatenate node exists. Gradients of A and B go straight into
+the adapters' float32 buffers, multiplied by the segment's weight (1 / supervised tokens of its step): the gradients that
+travel between layers and stages are those of plain sums, which stay in the range of half precision.
 
 ``reference`` computes the same in plain autograd.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mlora_worker.lora.dropout import DropoutMask, keep
+from mlora_worker.lora.groups import GroupSegment, Products
+
+Block = tuple[slice, Sequence[GroupSegment]]
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
-    """One segment's low-rank product on one module."""
-
-    rows: slice  # of the packed tokens
-    a: Tensor  # [rank, in], in the base's type
-    b: Tensor  # [out, rank], in the base's type
-    grad_a: Tensor  # [rank, in] float32, added to
-    grad_b: Tensor  # [out, rank] float32, added to
-    scale: float  # alpha / rank
-    weight: float  # of this segment's loss
-    mask: DropoutMask | None  # None: no dropout
-
-    @property
-    def factor(self) -> float:
-        """What the product is multiplied by, dropout's rescaling included."""
-        return self.scale if self.mask is None else self.scale * self.mask.rescale
-
-
-class LinearWithProducts(torch.autograd.Function):
-    """x [..., in] -> [..., out]; ``anchor`` requires a gradient, so that the node exists when ``x`` needs
-    none.
+class GroupedLinears(torch.autograd.Function):
+    """x [..., in] -> per module [..., out]; ``anchor`` requires a gradient, so that the node exists when ``x``
+    needs none.
     """
 
     @staticmethod
@@ -51,69 +34,88 @@ class LinearWithProducts(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         anchor: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        products: tuple[Product, ...],
-    ) -> Tensor:
+        products: Products,
+        segments: Sequence[GroupSegment],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+    ) -> tuple[Tensor, ...]:
         del anchor
         flat = x.reshape(-1, x.shape[-1])
-        y = linear(flat, weight, bias)
-        lows = []
-        for product in products:
-            low = _down(flat[product.rows], product)
-            y[product.rows].addmm_(low, product.b.T, alpha=product.factor)
-            lows.append(low)
-        ctx.save_for_backward(x, weight, *lows)
-        ctx.products = products
-        return y.view(*x.shape[:-1], y.shape[-1])
+        blocks = tuple(row_blocks(len(flat), segments, products.rows_per_block))
+        if len(blocks) == 1:
+            outputs = [linear(flat, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        else:
+            outputs = [flat.new_empty(len(flat), len(weight)) for weight in weights]
+        saved = []
+        for rows, own in blocks:
+            some, parts = flat[rows], [output[rows] for output in outputs]
+            if len(blocks) > 1:
+                for part, weight, bias in zip(parts, weights, biases, strict=True):
+                    if bias is None:
+                        torch.mm(some, weight.T, out=part)
+                    else:
+                        torch.addmm(bias, some, weight.T, out=part)
+            saved.append(products.forward(some, parts, own) if own else ())
+        ctx.save_for_backward(x if segments else None, *weights, *(low for lows in saved for low in lows))
+        ctx.products, ctx.blocks, ctx.counts = products, blocks, [len(lows) for lows in saved]
+        ctx.inputs = x.shape
+        return tuple(output.view(*x.shape[:-1], output.shape[-1]) for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *lows = ctx.saved_tensors
-        flat = x.reshape(-1, x.shape[-1])
-        grad_y = grad_outputs[0].reshape(-1, weight.shape[0])
-        grad_x = grad_y @ weight if ctx.needs_input_grad[0] else None
-        for product, low in zip(ctx.products, lows, strict=True):
-            own = grad_y[product.rows]
-            strength = product.factor * product.weight
-            _accumulate(product.grad_b, own.T, low, strength)
-            grad_low = own @ product.b
-            own_grad_x = None if grad_x is None else grad_x[product.rows]
-            _up(flat[product.rows], grad_low, product, strength, own_grad_x)
-        return None if grad_x is None else grad_x.view(x.shape), None, None, None, None
+        x, *rest = ctx.saved_tensors
+        weights, lows = rest[: len(grad_outputs)], rest[len(grad_outputs) :]
+        flat = None if x is None else x.reshape(-1, x.shape[-1])
+        grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
+        grad_x = grads[0].new_empty(len(grads[0]), ctx.inputs[-1]) if ctx.needs_input_grad[0] else None
+        for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=True):
+            saved, lows = tuple(lows[:count]), lows[count:]
+            parts = [grad[rows] for grad in grads]
+            part_x = None if grad_x is None else grad_x[rows]
+            if part_x is not None:
+                torch.mm(parts[0], weights[0], out=part_x)
+                for part, weight in zip(parts[1:], weights[1:], strict=True):
+                    part_x.addmm_(part, weight)
+            if own:
+                assert flat is not None
+                ctx.products.backward(flat[rows], parts, part_x, own, saved)
+        return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None
 
 
-def _down(x: Tensor, product: Product) -> Tensor:
-    """[rows, rank]: dropout(x) A^T without dropout's rescaling."""
-    if product.mask is None:
-        return x @ product.a.T
-    low = x.new_empty(x.shape[0], product.a.shape[0])
-    for rows in product.mask.chunks():
-        torch.mm(keep(x[rows], product.mask.bits(rows)), product.a.T, out=low[rows])
-    return low
+def row_blocks(tokens: int, segments: Sequence[GroupSegment], rows_per_block: int | None) -> Iterator[Block]:
+    """Rows to work on at a time, with the segments that lie there; their ``rows`` then count from the block's start.
 
-
-def _up(x: Tensor, grad_low: Tensor, product: Product, strength: float, grad_x: Tensor | None) -> None:
-    """Adds A's gradient to its buffer, and the input's to ``grad_x`` in place."""
-    if product.mask is None:
-        _accumulate(product.grad_a, grad_low.T, x, strength)
-        if grad_x is not None:
-            grad_x.addmm_(grad_low, product.a, alpha=product.factor)
-        return
-    for rows in product.mask.chunks():
-        bits = product.mask.bits(rows)
-        _accumulate(product.grad_a, grad_low[rows].T, keep(x[rows], bits), strength)
-        if grad_x is not None:
-            grad_x[rows].add_(keep(grad_low[rows] @ product.a, bits), alpha=product.factor)
-
-
-def _accumulate(buffer: Tensor, left: Tensor, right: Tensor, strength: float) -> None:
-    """``buffer += strength * left @ right``; sums of half-precision products are kept in float32 where they
-    can be.
+    None: everything at once, for a device whose launches cost more than its memory. Else blocks of about that many rows,
+    each of one segment: what the base's product has just written is still in the cache when the segment's are added. A
+    segment is cut by its own length alone, so that it is computed in the same way beside any neighbours.
     """
-    if buffer.dtype == left.dtype:
-        buffer.addmm_(left, right, alpha=strength)
-    elif left.is_cuda:
-        buffer.add_(torch.mm(left, right, out_dtype=buffer.dtype), alpha=strength)
-    else:
-        buffer.add_(torch.mm(left, right), alpha=strength)
+    if rows_per_block is None:
+        yield slice(0, tokens), segments
+        return
+    position = 0
+    for segment in segments:
+        for rows in _pieces(position, segment.rows.start, rows_per_block):
+            yield rows, ()
+        for rows in _pieces(segment.rows.start, segment.rows.stop, rows_per_block):
+            yield rows, (_restricted(segment, rows),)
+        position = segment.rows.stop
+    for rows in _pieces(position, tokens, rows_per_block):
+        yield rows, ()
+
+
+def _pieces(start: int, stop: int, wanted: int) -> Iterator[slice]:
+    rows = stop - start
+    if rows <= 0:
+        return
+    count = max(1, round(rows / wanted))
+    for piece in range(count):
+        yield slice(start + rows * piece // count, start + rows * (piece + 1) // count)
+
+
+def _restricted(segment: GroupSegment, rows: slice) -> GroupSegment:
+    """The part of ``segment`` on ``rows`` of the packed tokens."""
+    mask = segment.mask
+    if mask is not None:
+        first = segment.rows.start
+        mask = mask.of_rows(slice(rows.start - first, rows.stop - first))
+    return replace(segment, rows=slice(0, rows.stop - rows.start), mask=mask)

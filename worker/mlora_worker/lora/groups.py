@@ -32,7 +32,9 @@ class GroupSegment:
     input's gradient. ``mask`` keeps or zeroes elements; its rescaling is part of ``factor``.
     """
 
-    rows: slice  # of the packed tokens; segments lie one after the other and cover all rows that have a product
+    rows: (
+        slice  # of the packed tokens; segments lie one after the other and cover all rows that have a product
+    )
     rank: int
     members: tuple[int, ...]  # positions within the group of the modules that the task targets, ascending
     a: Tensor  # [members * rank, in], contiguous, in the base's type
@@ -52,6 +54,11 @@ class GroupSegment:
 class Products(Protocol):
     """Adds all segments' products on one input group, in place. Launches do not grow with the number of segments."""
 
+    @property
+    def rows_per_block(self) -> int | None:
+        """The function calls ``forward`` and ``backward`` for about so many rows at a time; None: for all at once."""
+        ...
+
     def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
         """Once per microbatch, before its forward, all groups of all layers together: tables for a device travel in one
         copy. The answer, in the same order, takes the groups' place in ``forward`` and ``backward``; where nothing is to
@@ -59,7 +66,9 @@ class Products(Protocol):
         """
         ...
 
-    def forward(self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]) -> tuple[Tensor, ...]:
+    def forward(
+        self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]
+    ) -> tuple[Tensor, ...]:
         """Add to ``outputs`` (per member of the group [tokens, out]); x [tokens, in].
 
         Returns what backward needs beside ``x`` (the low-rank activations), never anything of ``x``'s size.

@@ -8,28 +8,26 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
-from mlora_worker.lora.function import Product
+from mlora_worker.lora.groups import GroupSegment
 
 
-def linear_with_products(
+def linears_with_products(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    products: Sequence[Product],
-    ab: Sequence[tuple[Tensor, Tensor]],
-) -> Tensor:
-    """[tokens, in] -> [tokens, out]. ``ab``: A and B of each product, as leaves that require gradients."""
-    parts = []
-    position = 0
-    for product, (a, b) in zip(products, ab, strict=True):
-        own = x[product.rows]
-        dropped = own
-        if product.mask is not None:
-            dropped = torch.where(product.mask.bits(slice(None)) != 0, own, 0.0) * product.mask.rescale
-        parts.append(linear(x[position : product.rows.start], weight, bias))
-        parts.append(linear(own, weight, bias) + product.scale * linear(linear(dropped, a), b))
-        position = product.rows.stop
-    parts.append(linear(x[position:], weight, bias))
-    return torch.cat(parts)
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    segments: Sequence[GroupSegment],
+    leaves: Sequence[tuple[Tensor, Sequence[Tensor]]],
+) -> list[Tensor]:
+    """[tokens, in] -> per module [tokens, out]. ``leaves``: ``a`` and ``b`` of each segment, requiring gradients."""
+    outputs = [linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+    for segment, (a, bs) in zip(segments, leaves, strict=True):
+        own = x[segment.rows]
+        if segment.mask is not None:
+            own = torch.where(segment.mask.bits(slice(None)) != 0, own, 0.0) * segment.mask.rescale
+        around = (segment.rows.start, len(x) - segment.rows.stop)
+        for j, (position, b) in enumerate(zip(segment.members, bs, strict=True)):
+            low = linear(own, a[j * segment.rank : (j + 1) * segment.rank])
+            outputs[position] = outputs[position] + pad(segment.scale * linear(low, b), (0, 0, *around))
+    return outputs

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.loss import segment_losses
+
+_PROBED_TOKENS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,19 +62,62 @@ class Stage:
         hidden: Tensor = self.embedding(token_ids)
         return hidden
 
-    def run_layers(self, hidden: Tensor, rows: PackedRows) -> Tensor:
-        """[tokens, size] -> [tokens, size] through this stage's decoder layers."""
+    def run_layers(
+        self, hidden: Tensor, rows: PackedRows, recompute: Callable[[], None] | None = None
+    ) -> Tensor:
+        """[tokens, size] -> [tokens, size] through this stage's decoder layers.
+
+        ``recompute``: keep only each layer's input for the backward, which runs the layer once more; it is called before
+        every layer, also then, so that the layer sees the same adapters.
+        """
         hidden = hidden[None]
         embeddings = self.rotary(hidden, position_ids=rows.position_ids)
-        for layer in self.layers:
-            hidden = layer(
+
+        def run(layer: nn.Module, hidden: Tensor) -> Tensor:
+            if recompute is not None:
+                recompute()
+            output: Tensor = layer(
                 hidden,
                 attention_mask=None,
                 position_ids=rows.position_ids,
                 position_embeddings=embeddings,
                 packed=rows,
             )
+            return output
+
+        for layer in self.layers:
+            if recompute is None:
+                hidden = run(layer, hidden)
+            else:
+                hidden = checkpoint(run, layer, hidden, use_reentrant=False, preserve_rng_state=False)
         return hidden[0]
+
+    @torch.no_grad()
+    def input_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Paths of the linears of this stage, those together that read the same tensor; in the order of their calls.
+
+        Found by watching a few tokens go through: what a layer does with its modules is written in its code alone. The
+        grouping of a layer is its own, so it is the same on any number of stages.
+        """
+        paths = {id(module): path for path, module in self.linears.items()}
+        calls: list[tuple[str, Tensor]] = []
+
+        def watch(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            calls.append((paths[id(module)], arguments[0]))
+
+        hooks = [module.register_forward_pre_hook(watch) for module in self.linears.values()]
+        try:
+            size = self.architecture.hidden_size
+            hidden = torch.ones(_PROBED_TOKENS, size, dtype=self.dtype, device=self.device)
+            self.run_layers(hidden, PackedRows((_PROBED_TOKENS,), self.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        groups: dict[int, list[str]] = {}  # the inputs are held by ``calls``, so their ids stay theirs
+        for path, x in calls:
+            if path not in groups.setdefault(id(x), []):
+                groups[id(x)].append(path)
+        return tuple(map(tuple, groups.values()))
 
     def losses(self, hidden: Tensor, labels: Tensor, segment_tokens: tuple[int, ...]) -> Tensor:
         """[segments] float64: sums of cross entropies over each segment's supervised positions."""

@@ -7,7 +7,7 @@ its backward; the engine refuses anything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,10 @@ from torch.nn.functional import linear
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.dropout import dropout_mask, token_keys
-from mlora_worker.lora.function import Product
-from mlora_worker.lora.linear import adapt_linears
+from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.linear import Bound, adapt_linears
 from mlora_worker.lora.optimizer import TaskOptimizer
+from mlora_worker.lora.select import products_for
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.model.stage import Stage
@@ -59,6 +60,7 @@ class _Task:
     seed: int
     adapter: Adapter
     optimizer: TaskOptimizer
+    targets: tuple[tuple[int, tuple[int, ...]], ...]  # input group, positions of its adapted modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,18 @@ class _Flight:
 
 
 class StageEngine:
-    """Not thread-safe: one thread calls it."""
+    """Not thread-safe: one thread calls it. ``recompute``: keep less for the backward, which then computes each
+    layer's forward again.
+    """
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, *, recompute: bool = False) -> None:
         self.stage = stage
-        self._linears = adapt_linears(stage.layers, stage.linears)
+        self._recompute = recompute
+        self._products = products_for(stage.device)
+        self._bound = Bound()
+        self._groups = adapt_linears(
+            stage.layers, stage.linears, stage.input_groups(), self._products, self._bound
+        )
         self._facts = facts_of(stage.architecture, stage.stages, stage.dtype)
         self._tasks: dict[str, _Task] = {}
         self._flights: dict[int, _Flight] = {}
@@ -86,20 +95,23 @@ class StageEngine:
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is loaded already")
         targets = frozenset(resolve_targets(self._facts, load.lora))
-        shapes = {
-            path: (module.in_features, module.out_features)
-            for path, module in self._linears.items()
-            if path.rpartition(".")[2] in targets
-        }
+        adapted = tuple(
+            (index, positions)
+            for index, group in enumerate(self._groups)
+            if (positions := tuple(j for j, path in enumerate(group.paths) if _name(path) in targets))
+        )
         adapter = Adapter(
-            shapes,
+            [
+                {self._groups[index].paths[j]: self._groups[index].shapes[j] for j in positions}
+                for index, positions in adapted
+            ],
             rank=load.lora.rank,
             seed=load.training.seed,
             dtype=self.stage.dtype,
             device=self.stage.device,
         )
         optimizer = TaskOptimizer(adapter, load.training)
-        self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer)
+        self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer, adapted)
 
     def unload(self, task: str) -> None:
         """A task leaves; its microbatches in flight may still come back."""
@@ -165,8 +177,9 @@ class StageEngine:
         if len(source) != rows.tokens:
             raise OutOfOrder(f"microbatch {item.number} has {len(source)} tokens, its segments {rows.tokens}")
 
-        self._bind(item.segments, tasks)
-        output = stage.run_layers(source, rows)
+        bind = self._binder(item.segments, tasks)
+        bind()
+        output = stage.run_layers(source, rows, bind if self._recompute else None)
         if not stage.last:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
@@ -186,7 +199,7 @@ class StageEngine:
         assert stage.norm is not None
         assert stage.head_weight is not None
         rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
-        self._bind(item.segments, tuple(self._task(segment.task) for segment in item.segments))
+        self._binder(item.segments, tuple(self._task(segment.task) for segment in item.segments))()
         hidden = stage.run_layers(stage.embed(token_ids.to(stage.device)), rows)
         return linear(stage.norm(hidden), stage.head_weight)
 
@@ -224,34 +237,45 @@ class StageEngine:
         except KeyError:
             raise OutOfOrder(f"task {task} is not loaded") from None
 
-    def _bind(self, segments: Iterable[Segment], tasks: Iterable[_Task]) -> None:
-        """Give each linear module the products of this microbatch."""
-        products: dict[str, list[Product]] = {path: [] for path in self._linears}
+    def _binder(self, segments: Iterable[Segment], tasks: Iterable[_Task]) -> Callable[[], None]:
+        """What gives the linear modules the products of this microbatch."""
+        groups: list[list[GroupSegment]] = [[] for _ in self._groups]
         start = 0
         for segment, task in zip(segments, tasks, strict=True):
-            stop = start + segment.tokens
+            rows = slice(start, start := start + segment.tokens)
             keys = None
             if task.lora.dropout > 0:
-                keys = token_keys(
-                    task.seed, segment.step, segment.first_row, segment.lengths, self.stage.device
-                )
-            for path, pair in task.adapter.compute.items():
-                gradients = task.adapter.gradients[path]
+                # On the host: kernels take them from there with their own tables.
+                keys = token_keys(task.seed, segment.step, segment.first_row, segment.lengths)
+            adapter = task.adapter
+            for (index, positions), stack, gradient in zip(
+                task.targets, adapter.compute, adapter.gradients, strict=True
+            ):
                 mask = None
                 if keys is not None:
-                    mask = dropout_mask(keys, path, pair.a.shape[1], task.lora.dropout)
-                products[path].append(
-                    Product(
-                        rows=slice(start, stop),
-                        a=pair.a,
-                        b=pair.b,
-                        grad_a=gradients.a,
-                        grad_b=gradients.b,
+                    # One mask for modules that share their input, under the name of the first of them.
+                    mask = dropout_mask(keys, self._groups[index].name, stack.a.shape[1], task.lora.dropout)
+                groups[index].append(
+                    GroupSegment(
+                        rows=rows,
+                        rank=task.lora.rank,
+                        members=positions,
+                        a=stack.a,
+                        b=stack.b,
+                        grad_a=gradient.a,
+                        grad_b=gradient.b,
                         scale=task.lora.alpha / task.lora.rank,
                         weight=segment.weight,
                         mask=mask,
                     )
                 )
-            start = stop
-        for path, module in self._linears.items():
-            module.products = tuple(products[path])
+        prepared = self._products.prepare(groups)
+
+        def bind() -> None:
+            self._bound.groups = prepared
+
+        return bind
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]

@@ -15,7 +15,7 @@ Q0, V1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
 
 def adapter(*paths: str, dtype: torch.dtype = torch.float32, seed: int = 1) -> Adapter:
     sizes = {Q0: (5, 7), V1: (5, 3)}
-    return Adapter({path: sizes[path] for path in paths}, rank=2, seed=seed, dtype=dtype, device=CPU)
+    return Adapter([{path: sizes[path]} for path in paths], rank=2, seed=seed, dtype=dtype, device=CPU)
 
 
 def test_names_are_those_of_peft_with_global_layer_indices() -> None:
@@ -63,14 +63,31 @@ def test_products_see_the_masters_in_the_type_of_the_base() -> None:
     with torch.no_grad():
         own.parameters.add_(1.0)
     own.refresh()
-    assert own.compute[Q0].b.dtype == torch.bfloat16
-    assert torch.equal(own.compute[Q0].b.float(), torch.ones(7, 2))
+    assert own.compute[0].b[0].dtype == torch.bfloat16
+    assert torch.equal(own.compute[0].b[0].float(), torch.ones(7, 2))
     assert own.bytes == own.parameters.numel() * (4 + 4 + 2)
 
 
 def test_the_squared_norm_counts_every_gradient_once() -> None:
     own = adapter(Q0, V1)
-    for pair in own.gradients.values():
-        pair.a.fill_(2.0)
-        pair.b.fill_(1.0)
+    for stack in own.gradients:
+        stack.a.fill_(2.0)
+        for b in stack.b:
+            b.fill_(1.0)
     assert own.squared_norm().item() == 4 * (10 + 10) + 14 + 6
+
+
+def test_modules_that_share_their_input_lie_one_below_the_other() -> None:
+    k, v = Q0.replace("q_proj", "k_proj"), Q0.replace("q_proj", "v_proj")
+    own = Adapter(
+        [{Q0: (5, 7), k: (5, 3), v: (5, 3)}, {V1: (5, 3)}], rank=2, seed=1, dtype=torch.float32, device=CPU
+    )
+    stack = own.compute[0]
+    assert stack.a.shape == (6, 5)
+    assert stack.a.is_contiguous()
+    exported = own.export()
+    for j, path in enumerate((Q0, k, v)):
+        name_a, name_b = expected_keys([path])
+        assert torch.equal(exported[name_a], stack.a[2 * j : 2 * j + 2])
+        assert torch.equal(exported[name_a], initial_a(path, 1, 2, 5))
+        assert exported[name_b].shape == stack.b[j].shape

@@ -26,7 +26,7 @@ def mask(
     module: str = "model.layers.0.self_attn.q_proj",
     features: int = 96,
 ) -> DropoutMask:
-    return dropout_mask(token_keys(seed, step, first_row, lengths, CPU), module, features, probability)
+    return dropout_mask(token_keys(seed, step, first_row, lengths), module, features, probability)
 
 
 @pytest.mark.parametrize("probability", [0.01, 0.05, 0.5, 0.9])

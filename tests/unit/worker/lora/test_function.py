@@ -4,37 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mlora_worker.lora.cpu import CpuProducts
 from mlora_worker.lora.dropout import dropout_mask, token_keys
-from mlora_worker.lora.function import LinearWithProducts, Product
-from mlora_worker.lora.reference import linear_with_products
-
-CPU = torch.device("cpu")
+from mlora_worker.lora.function import GroupedLinears, row_blocks
+from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.reference import linears_with_products
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment: its tokens, and its adapter on this module (rank 0: it has none)."""
+    """A segment: its tokens, and its adapter on this group (rank 0: it has none)."""
 
     tokens: int
     rank: int
     scale: float
     weight: float
     dropout: float
+    members: tuple[int, ...] = (0,)
 
 
 parts = st.lists(
     st.builds(
         Part,
-        tokens=st.integers(1, 7),
+        tokens=st.integers(1, 9),
         rank=st.integers(0, 5),
         scale=st.sampled_from([0.25, 1.0, 3.0]),
         weight=st.sampled_from([0.0, 0.1, 1.0]),
         dropout=st.sampled_from([0.0, 0.3, 0.9]),
+        members=st.sampled_from([(0,), (1,), (0, 1), (0, 2), (0, 1, 2)]),
     ),
     min_size=1,
     max_size=5,
@@ -44,32 +47,36 @@ parts = st.lists(
 @dataclass
 class Case:
     x: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    products: tuple[Product, ...]
-    upstream: Tensor
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    segments: tuple[GroupSegment, ...]
+    upstream: tuple[Tensor, ...]
 
 
-def build(layout: list[Part], inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> Case:
+def build(layout: list[Part], inputs: int, outputs: tuple[int, ...], bias: bool, dtype: torch.dtype) -> Case:
     generator = torch.Generator().manual_seed(sum(part.tokens for part in layout) * 100 + inputs)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
-    products, start = [], 0
+    segments, start = [], 0
     for number, part in enumerate(layout):
         stop = start + part.tokens
-        keys = token_keys(number, 1, 0, (part.tokens,), CPU)
-        if part.rank:
-            a, b = draw(part.rank, inputs), draw(outputs, part.rank)
+        keys = token_keys(number, 1, 0, (part.tokens,))
+        members = tuple(member for member in part.members if member < len(outputs))
+        if part.rank and members:
+            a = draw(part.rank * len(members), inputs)
+            b = tuple(draw(outputs[member], part.rank) for member in members)
             buffer = dtype if dtype == torch.float64 else torch.float32
-            products.append(
-                Product(
+            segments.append(
+                GroupSegment(
                     rows=slice(start, stop),
+                    rank=part.rank,
+                    members=members,
                     a=a,
                     b=b,
                     grad_a=torch.zeros_like(a, dtype=buffer),
-                    grad_b=torch.zeros_like(b, dtype=buffer),
+                    grad_b=tuple(torch.zeros_like(one, dtype=buffer) for one in b),
                     scale=part.scale,
                     weight=part.weight,
                     mask=dropout_mask(keys, "m", inputs, part.dropout) if part.dropout else None,
@@ -78,93 +85,179 @@ def build(layout: list[Part], inputs: int, outputs: int, bias: bool, dtype: torc
         start = stop
     return Case(
         draw(start, inputs),
-        draw(outputs, inputs),
-        draw(outputs) if bias else None,
-        tuple(products),
-        draw(start, outputs),
+        tuple(draw(out, inputs) for out in outputs),
+        tuple(draw(out) if bias else None for out in outputs),
+        tuple(segments),
+        tuple(draw(start, out) for out in outputs),
     )
 
 
-def fused(case: Case, x: Tensor) -> Tensor:
+class Blocks(CpuProducts):
+    def __init__(self, rows: int | None) -> None:
+        self.rows_per_block = rows
+
+
+def fused(case: Case, x: Tensor, rows_per_block: int | None = 4) -> tuple[Tensor, ...]:
     anchor = torch.zeros((), requires_grad=True)
-    out: Tensor = LinearWithProducts.apply(x, anchor, case.weight, case.bias, case.products)
+    out: tuple[Tensor, ...] = GroupedLinears.apply(
+        x, anchor, Blocks(rows_per_block), case.segments, case.weights, case.biases
+    )
     return out
 
 
 @settings(max_examples=60, deadline=None)
-@given(layout=parts, inputs=st.integers(1, 9), outputs=st.integers(1, 9), bias=st.booleans())
+@given(
+    layout=parts,
+    inputs=st.integers(1, 9),
+    outputs=st.lists(st.integers(1, 9), min_size=1, max_size=3),
+    bias=st.booleans(),
+    block=st.sampled_from([None, 1, 3, 448]),
+)
 def test_it_equals_the_reference_on_odd_shapes(
-    layout: list[Part], inputs: int, outputs: int, bias: bool
+    layout: list[Part], inputs: int, outputs: list[int], bias: bool, block: int | None
 ) -> None:
-    case = build(layout, inputs, outputs, bias, torch.float64)
+    case = build(layout, inputs, tuple(outputs), bias, torch.float64)
     x = case.x.clone().requires_grad_()
-    y = fused(case, x[None])[0]
-    y.backward(case.upstream)
+    ys = [y[0] for y in fused(case, x[None], block)]
+    torch.autograd.backward(ys, case.upstream)
 
-    leaves = [(p.a.clone().requires_grad_(), p.b.clone().requires_grad_()) for p in case.products]
+    leaves = [
+        (s.a.clone().requires_grad_(), tuple(b.clone().requires_grad_() for b in s.b)) for s in case.segments
+    ]
     plain_x = case.x.clone().requires_grad_()
-    plain_y = linear_with_products(plain_x, case.weight, case.bias, case.products, leaves)
-    plain_y.backward(case.upstream)
+    plain = linears_with_products(plain_x, case.weights, case.biases, case.segments, leaves)
+    torch.autograd.backward(plain, case.upstream)
 
-    torch.testing.assert_close(y, plain_y)
+    for y, wanted in zip(ys, plain, strict=True):
+        torch.testing.assert_close(y, wanted)
     torch.testing.assert_close(x.grad, plain_x.grad)
-    for product, (a, b) in zip(case.products, leaves, strict=True):
-        torch.testing.assert_close(product.grad_a, a.grad * product.weight)
-        torch.testing.assert_close(product.grad_b, b.grad * product.weight)
+    for segment, (a, bs) in zip(case.segments, leaves, strict=True):
+        assert a.grad is not None
+        torch.testing.assert_close(segment.grad_a, a.grad * segment.weight)
+        for grad_b, b in zip(segment.grad_b, bs, strict=True):
+            torch.testing.assert_close(grad_b, b.grad * segment.weight)
 
 
 def test_the_input_gradient_passes_gradcheck() -> None:
-    layout = [Part(3, 2, 0.5, 1.0, 0.0), Part(2, 0, 1.0, 1.0, 0.0), Part(4, 3, 2.0, 1.0, 0.4)]
-    case = build(layout, 5, 4, True, torch.float64)
+    layout = [
+        Part(3, 2, 0.5, 1.0, 0.0, (0, 1)),
+        Part(2, 0, 1.0, 1.0, 0.0),
+        Part(4, 3, 2.0, 1.0, 0.4, (1,)),
+    ]
+    case = build(layout, 5, (4, 3), True, torch.float64)
     assert torch.autograd.gradcheck(lambda x: fused(case, x), case.x.requires_grad_())
 
 
 def test_gradients_add_up_over_microbatches() -> None:
-    case = build([Part(6, 3, 1.0, 0.5, 0.0)], 4, 5, False, torch.float32)
+    case = build([Part(6, 3, 1.0, 0.5, 0.0)], 4, (5,), False, torch.float32)
+    grad_b = case.segments[0].grad_b[0]
     for _ in range(3):
-        fused(case, case.x).backward(case.upstream)
-    thrice = case.products[0].grad_b.clone()
-    case.products[0].grad_b.zero_()
-    fused(case, case.x).backward(case.upstream)
-    torch.testing.assert_close(thrice, 3 * case.products[0].grad_b)
+        fused(case, case.x)[0].backward(case.upstream[0])
+    thrice = grad_b.clone()
+    grad_b.zero_()
+    fused(case, case.x)[0].backward(case.upstream[0])
+    torch.testing.assert_close(thrice, 3 * grad_b)
 
 
 def test_adapters_learn_when_the_input_needs_no_gradient() -> None:
-    case = build([Part(6, 3, 1.0, 1.0, 0.0)], 4, 5, False, torch.float32)
+    case = build([Part(6, 3, 1.0, 1.0, 0.0)], 4, (5,), False, torch.float32)
     assert not case.x.requires_grad
-    fused(case, case.x).backward(case.upstream)
-    assert case.products[0].grad_a.any()
+    fused(case, case.x)[0].backward(case.upstream[0])
+    assert case.segments[0].grad_a.any()
 
 
 def test_a_segment_that_is_not_finite_leaves_the_others_alone() -> None:
-    case = build([Part(4, 2, 1.0, 1.0, 0.0), Part(5, 3, 1.0, 1.0, 0.2)], 4, 5, False, torch.float32)
-    case.products[0].b.fill_(torch.nan)
+    case = build([Part(4, 2, 1.0, 1.0, 0.0), Part(5, 3, 1.0, 1.0, 0.2)], 4, (5,), False, torch.float32)
+    case.segments[0].b[0].fill_(torch.nan)
     x = case.x.clone().requires_grad_()
-    y = fused(case, x)
-    y.backward(case.upstream)
+    (y,) = fused(case, x)
+    y.backward(case.upstream[0])
     assert y[:4].isnan().all()
-    for tensor in (y[4:], x.grad[4:], case.products[1].grad_a, case.products[1].grad_b):
+    assert x.grad is not None
+    for tensor in (y[4:], x.grad[4:], case.segments[1].grad_a, *case.segments[1].grad_b):
         assert tensor.isfinite().all()
 
 
+@pytest.mark.parametrize("block", [None, 16])
+def test_a_segment_is_computed_in_the_same_way_beside_any_neighbours(block: int | None) -> None:
+    """On blocks of a CPU, bit for bit; a device that takes all at once promises that in its kernels."""
+    own = Part(70, 4, 1.0, 0.5, 0.1)
+    alone = build([own], 24, (16, 8), False, torch.float32)
+    beside = build(
+        [Part(37, 3, 2.0, 1.0, 0.0), own, Part(9, 2, 1.0, 1.0, 0.3)], 24, (16, 8), False, torch.float32
+    )
+    mine = beside.segments[1]
+    mine.a.copy_(alone.segments[0].a)
+    mine.b[0].copy_(alone.segments[0].b[0])
+    mine = replace(mine, mask=alone.segments[0].mask)
+    x = beside.x.clone()
+    x[37:107] = alone.x
+    upstream = [up.clone() for up in beside.upstream]
+    for up, one in zip(upstream, alone.upstream, strict=True):
+        up[37:107] = one
+    beside = replace(
+        beside, x=x, weights=alone.weights, segments=(beside.segments[0], mine, beside.segments[2])
+    )
+    results = []
+    for case, ups, rows in ((alone, alone.upstream, slice(0, 70)), (beside, upstream, slice(37, 107))):
+        leaf = case.x.clone().requires_grad_()
+        ys = fused(case, leaf, block)
+        torch.autograd.backward(ys, ups)
+        segment = case.segments[0 if case is alone else 1]
+        results.append([*(y[rows] for y in ys), leaf.grad[rows], segment.grad_a, *segment.grad_b])
+    for found, wanted in zip(results[1], results[0], strict=True):
+        if block is None:
+            torch.testing.assert_close(found, wanted)
+        else:
+            assert torch.equal(found, wanted)
+
+
+def test_blocks_hold_each_row_once_and_one_segment_at_most() -> None:
+    case = build(
+        [Part(100, 0, 1, 1, 0), Part(50, 2, 1, 1, 0.1), Part(7, 2, 1, 1, 0), Part(33, 0, 1, 1, 0)],
+        4,
+        (4,),
+        False,
+        torch.float32,
+    )
+    blocks = list(row_blocks(190, case.segments, 20))
+    rows = [row for block, _ in blocks for row in range(block.start, block.stop)]
+    assert rows == list(range(190))
+    assert all(len(own) <= 1 for _, own in blocks)
+    assert all(block.stop - block.start <= 30 for block, _ in blocks)
+    assert sum(len(own) for _, own in blocks) == 3  # 50 rows in 2 blocks, 7 in one
+    for block, own in blocks:
+        for segment in own:
+            assert segment.rows == slice(0, block.stop - block.start)
+            if segment.mask is not None:
+                assert len(segment.mask.token_keys) == block.stop - block.start
+
+
 def test_half_precision_sums_gradients_in_float32() -> None:
-    case = build([Part(7, 4, 1.0, 1.0, 0.3)], 16, 16, False, torch.bfloat16)
+    layout = [Part(7, 4, 1.0, 1.0, 0.3, (0, 1))]
+    case = build(layout, 16, (16, 8), False, torch.bfloat16)
     x = case.x.clone().requires_grad_()
-    y = fused(case, x)
-    y.backward(case.upstream)
-    exact = build([Part(7, 4, 1.0, 1.0, 0.3)], 16, 16, False, torch.float64)
-    exact_x = case.x.double().requires_grad_()
-    exact = replace(exact, x=exact_x, weight=case.weight.double(), upstream=case.upstream.double())
-    product = exact.products[0]
-    product.a.copy_(case.products[0].a)
-    product.b.copy_(case.products[0].b)
-    exact_y = fused(exact, exact_x)
-    exact_y.backward(exact.upstream)
-    for found, wanted in (
-        (y, exact_y),
-        (x.grad, exact_x.grad),
-        (case.products[0].grad_a, product.grad_a),
-        (case.products[0].grad_b, product.grad_b),
+    ys = fused(case, x)
+    torch.autograd.backward(ys, case.upstream)
+    exact = build(layout, 16, (16, 8), False, torch.float64)
+    segment, own = exact.segments[0], case.segments[0]
+    segment.a.copy_(own.a)
+    for b, copied in zip(segment.b, own.b, strict=True):
+        b.copy_(copied)
+    exact = replace(
+        exact,
+        x=case.x.double().requires_grad_(),
+        weights=tuple(weight.double() for weight in case.weights),
+        upstream=tuple(up.double() for up in case.upstream),
+    )
+    exact_ys = fused(exact, exact.x)
+    torch.autograd.backward(exact_ys, exact.upstream)
+    for found, wanted in zip(
+        (*ys, x.grad, own.grad_a, *own.grad_b),
+        (*exact_ys, exact.x.grad, segment.grad_a, *segment.grad_b),
+        strict=True,
     ):
+        assert found is not None
+        assert wanted is not None
         assert (found - wanted).norm() < 0.02 * wanted.norm()
-    assert case.products[0].grad_a.dtype == torch.float32
+    assert own.grad_a.dtype == torch.float32

@@ -13,7 +13,7 @@ from mlora_worker.stream.items import Update
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_steps_equal_adamw_with_clipped_gradients_and_a_moving_rate(dtype: torch.dtype) -> None:
-    shapes = {"m": (5, 7), "n": (4, 3)}
+    shapes = [{"m": (5, 7)}, {"n": (4, 3)}]
     adapter = Adapter(shapes, rank=2, seed=1, dtype=dtype, device=torch.device("cpu"))
     start = adapter.export()
     optimizer = TaskOptimizer(adapter, Training(learning_rate=0.5, weight_decay=0.1))
@@ -21,7 +21,7 @@ def test_steps_equal_adamw_with_clipped_gradients_and_a_moving_rate(dtype: torch
     adamw = torch.optim.AdamW(plain, lr=0.5, weight_decay=0.1)
     generator = torch.Generator().manual_seed(0)
     for step, (rate, clip) in enumerate([(0.0, 1.0), (0.02, 0.3), (0.01, 1.0)], start=1):
-        views = [view for pair in adapter.gradients.values() for view in (pair.a, pair.b)]
+        views = [view for stack in adapter.gradients for view in (stack.a, *stack.b)]
         for view, parameter in zip(views, plain, strict=True):
             view.copy_(torch.randn(view.shape, generator=generator))
             parameter.grad = view * clip
@@ -31,14 +31,14 @@ def test_steps_equal_adamw_with_clipped_gradients_and_a_moving_rate(dtype: torch
         assert not adapter.gradient.any()
     for found, wanted in zip(adapter.export().values(), plain, strict=True):
         torch.testing.assert_close(found, wanted.detach(), rtol=1e-6, atol=1e-7)
-    assert torch.equal(adapter.compute["m"].a, adapter.export()[next(iter(start))].to(dtype))
+    assert torch.equal(adapter.compute[0].a, adapter.export()[next(iter(start))].to(dtype))
 
 
 def test_padding_between_tensors_stays_zero() -> None:
-    adapter = Adapter({"m": (5, 7)}, rank=2, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    adapter = Adapter([{"m": (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=torch.device("cpu"))
     optimizer = TaskOptimizer(adapter, Training(weight_decay=0.5))
-    for pair in adapter.gradients.values():
-        pair.a.fill_(1.0)
-        pair.b.fill_(1.0)
+    for stack in adapter.gradients:
+        for view in (stack.a, *stack.b):
+            view.fill_(1.0)
     optimizer.apply(Update(step=1, learning_rate=0.1, clip=1.0))
     assert int((adapter.parameters != 0).sum()) == 2 * 5 + 7 * 2
