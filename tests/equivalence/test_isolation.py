@@ -30,6 +30,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.stream.items import Load, Segment, Train
+from mlora_worker.stream.planner import load_of, rows_per_step
 from tests.fixtures.threaded import ThreadedPipeline
 
 STEPS = 6
@@ -161,7 +162,8 @@ class Lab:
         )  # fmt: skip
         counts = DataCounts(rows=len(rows), used=len(rows))
         task = TaskRun(plan, phase=TaskPhase.PREPARED)
-        task.prepared = PreparedTask(rows, counts, StepPlan(len(rows), training), lora.target_modules)
+        load = load_of([len(row.ids) for row in rows], rows_per_step(training))
+        task.prepared = PreparedTask(rows, counts, StepPlan(len(rows), training), lora.target_modules, load)
         return task
 
 

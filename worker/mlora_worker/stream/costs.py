@@ -15,8 +15,13 @@ SUPERVISED_SHARE = 0.5
 
 # What a microbatch costs on a stage beside its tokens (launches of the stage's layers, messages), in tokens. It grows with
 # what a device does in the time of one launch, so a GPU's is far larger.
-LAUNCH_TOKENS_CPU = 16
-LAUNCH_TOKENS_GPU = 256
+_LAUNCH_TOKENS_CPU = 16
+_LAUNCH_TOKENS_GPU = 256
+
+
+def launch_tokens(device: str) -> int:
+    """What a launch costs on ``device`` (cpu, cuda, cuda:0, ...), in tokens: an assumption, not a measurement."""
+    return _LAUNCH_TOKENS_CPU if device == "cpu" else _LAUNCH_TOKENS_GPU
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from mlora_worker.protocol import Training
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import group_tasks, microbatches_wanted
 
@@ -45,6 +46,10 @@ class TaskLoad:
     limit: int | None = (
         None  # most tokens of a microbatch with rows of it, where that is less than the budget
     )
+
+
+def rows_per_step(training: Training) -> int:
+    return training.batch_size * training.gradient_accumulation_steps
 
 
 def load_of(rows: Sequence[int], rows_per_step: int) -> TaskLoad:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mlora_worker.stream.grouping import Part
+from mlora_worker.stream.planner import load_of
 from mlora_worker.stream.rule import IssueRule
 from mlora_worker.stream.timeline import Kind, Span, Timeline
 from mlora_worker.stream.turns import PATIENCE, Turns
@@ -132,7 +133,8 @@ class _Supply:
         while self._waiting and nanoseconds(self._waiting[0].joins) <= now:
             workload = self._waiting.popleft()
             if workload.steps:
-                self._rule.join(workload.task, sum(workload.steps[0]))
+                load = load_of([row for step in workload.steps for row in step], len(workload.steps[0]))
+                self._rule.join(workload.task, load.tokens, load.rows, load.spread)
         parts = self._rule.next(lambda task: self._steps[task][0], lambda task: bool(self._steps[task]))
         if parts is None:
             return None

@@ -23,6 +23,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.stream.items import Item, Load, Save, Train, Unload, Update
+from mlora_worker.stream.planner import load_of, rows_per_step
 
 
 def row(tokens: int, supervised: int) -> TokenRow:
@@ -51,7 +52,11 @@ def prepared_task(
     )
     task = TaskRun(plan, phase=TaskPhase.PREPARED)
     task.prepared = PreparedTask(
-        rows, DataCounts(rows=len(rows), used=len(rows)), StepPlan(len(rows), settings), ("q_proj",)
+        rows,
+        DataCounts(rows=len(rows), used=len(rows)),
+        StepPlan(len(rows), settings),
+        ("q_proj",),
+        load_of([len(row.ids) for row in rows], rows_per_step(settings)),
     )
     return task
 
