@@ -124,3 +124,25 @@ def window_of_microbatches(timeline: Timeline, first: int, count: int) -> tuple[
     if first + count >= len(moments):
         raise ValueError(f"{len(moments)} microbatches came back, {first + count + 1} are needed")
     return moments[first], moments[first + count]
+
+
+def excerpt(timeline: Timeline, start: int, end: int) -> Timeline:
+    """The spans that touch the time between ``start`` and ``end``, cut to it."""
+    spans = tuple(
+        span.model_copy(update={"start": max(span.start, start), "end": min(span.end, end)})
+        for span in timeline.spans
+        if span.end > start and span.start < end
+    )
+    return timeline.model_copy(update={"spans": spans})
+
+
+def typical(timeline: Timeline, microbatches: int) -> Timeline:
+    """A piece that a picture can show: so many microbatches, until three quarters of the recorded ones were back.
+
+    The whole of it where there are not more.
+    """
+    moments = returns(timeline)
+    if len(moments) <= microbatches:
+        return timeline
+    last = max(microbatches, len(moments) * 3 // 4)
+    return excerpt(timeline, moments[last - microbatches], moments[last])
