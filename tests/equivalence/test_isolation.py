@@ -220,7 +220,7 @@ def test_a_task_that_fails_on_any_stage_leaves_its_neighbours_as_they_were(
     assert (bad.phase, bad.steps_done) == (TaskPhase.FAILED, step - 1)
     assert bad.failure is not None
     assert bad.failure.reason is reason
-    assert f"stage {stage + 1} of 3" in bad.failure.message
+    assert f"stage {stage} " in bad.failure.message
     assert f"step {step}" in bad.failure.message
     assert "bad" not in found.adapters
     assert_neighbours_are_as_without(found, wanted)

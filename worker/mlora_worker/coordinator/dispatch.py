@@ -182,7 +182,7 @@ class Dispatcher:
     def _fail(self, task: TaskRun, fault: Fault) -> None:
         self._trials.drop(task.uid)
         reason = FailureReason.OUT_OF_MEMORY if fault.out_of_memory else FailureReason.INTERNAL_ERROR
-        message = explain(fault, self._stages, task.in_flight.step if task.in_flight else task.steps_done)
+        message = explain(fault, task.in_flight.step if task.in_flight else task.steps_done)
         log.warning("%s failed: %s", task.name, message)
         task.fail(reason, message)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from mlora_worker.pipeline.faults import Fault, Phase
 
 
-def explain(fault: Fault, stages: int, step: int) -> str:
+def explain(fault: Fault, step: int) -> str:
     """``step``: the one that the task was in."""
-    where = f"stage {fault.stage + 1} of {stages}"
+    where = f"stage {fault.stage}"
     what = {
         Phase.LOAD: "while its adapter was made",
         Phase.UPDATE: f"in the optimizer step before step {step}",
