@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlora_operator.scheduling.admission import Verdict
+from mlora_operator.scheduling.admission import Need, Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 from mlora_worker.stream.fit import ALL_LINEAR
 
@@ -100,19 +100,19 @@ def tokens_held(
     return tokens, microbatch * longest
 
 
-def stage_bytes(
+def stage_need(
     demands: Sequence[Demand],
     facts: ModelFacts,
     stage: StageReport,
     stages: int,
     microbatch_tokens: int,
     coefficients: Coefficients,
-) -> int:
+) -> Need:
     """Predicted peak of one stage with these tasks in training."""
     tokens, squared = tokens_held(demands, stage.stage, stages, microbatch_tokens)
     adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
     activations = coefficients.b0 + coefficients.b1 * tokens + coefficients.b2 * squared
-    return stage.resident_bytes + adapters + int(activations)
+    return Need(stage.resident_bytes, adapters, int(activations), tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +128,17 @@ class MemoryModel:
 
     def verdict(self, uids: Iterable[str]) -> Verdict:
         """Whether these tasks fit together. Raises KeyError for a uid without a demand."""
+        return min(self.by_stage(uids), key=lambda verdict: verdict.budget - verdict.needed)
+
+    def by_stage(self, uids: Iterable[str]) -> tuple[Verdict, ...]:
+        """The same for each stage by itself."""
         demands = [self.demands[uid] for uid in uids]
-        verdicts = [self._of_stage(stage, demands) for stage in self.stages]
-        return min(verdicts, key=lambda verdict: verdict.budget - verdict.needed)
+        return tuple(self._of_stage(stage, demands) for stage in self.stages)
 
     def _of_stage(self, stage: StageReport, demands: Sequence[Demand]) -> Verdict:
         count = len(self.stages)
-        needed = stage_bytes(
+        need = stage_need(
             demands, self.facts, stage, count, self.microbatch_tokens, prior(self.facts, stage, count)
         )
         budget = int((self.budget if self.budget is not None else stage.capacity_bytes) * (1 - self.margin))
-        return Verdict(needed <= budget, stage.stage, needed, budget)
+        return Verdict(need.total <= budget, stage.stage, need.total, budget, need)

@@ -18,6 +18,8 @@ from mlora_operator.reconcile.transitions import Truth, Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 
+_HOPELESS = (Outcome.NEVER_FITS, Outcome.REFUSED)
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -26,13 +28,13 @@ class Size:
 
 
 def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
-    """The tasks for which the workers run: not the suspended, nor those that can never fit."""
+    """The tasks for which the workers run: not the suspended, nor those that can never fit memory or model."""
     return tuple(
         task
         for task in view.tasks
         if task.spec is not None
         and not task.spec.suspend
-        and (task.uid not in places or places[task.uid].outcome is not Outcome.NEVER_FITS)
+        and (task.uid not in places or places[task.uid].outcome not in _HOPELESS)
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlora_operator.api import conditions
 from mlora_operator.api.units import parse_bytes
@@ -12,17 +12,20 @@ from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place, admit
 from mlora_operator.scheduling.order import Candidate, in_order
 from mlora_worker.protocol import TaskPhase
+from mlora_worker.stream.fit import misfit
 
 
 def places(view: View) -> Mapping[str, Place]:
     """The place of each task that the scheduler can speak of, by uid.
 
     Nobody new is let in before the workers have told the model's shape. A task is let in once its rows are
-    prepared, so that a slow or broken dataset holds no memory; one that can never fit is told so before that.
+    prepared, so that a slow or broken dataset holds no memory; one that can never fit the memory or the model is told
+    so before that, and no worker is started for it where the shape is still known from a former run.
     """
     wanting = [task for task in view.tasks if task.spec is not None and not task.spec.suspend]
     running = [task for task in wanting if holds_place(view, task)]
-    waiting = [task for task in wanting if not holds_place(view, task)]
+    refused = _refused(view, [task for task in wanting if not holds_place(view, task)])
+    waiting = [task for task in wanting if not holds_place(view, task) and task.uid not in refused]
     memory = memory_model(view)
     if memory is None:
         return {task.uid: Place(Outcome.ADMITTED) for task in running}
@@ -33,7 +36,22 @@ def places(view: View) -> Mapping[str, Place]:
     )
     alone = {task.uid: memory.verdict([task.uid]) for task in waiting if task.uid not in outcome}
     never = {uid: Place(Outcome.NEVER_FITS, verdict) for uid, verdict in alone.items() if not verdict.fits}
-    return {**outcome, **never}
+    return {**outcome, **never, **refused}
+
+
+def _refused(view: View, tasks: Sequence[Task]) -> Mapping[str, Place]:
+    """Of ``tasks``, those that the base model's shape forbids."""
+    if view.shape is None:
+        return {}
+    facts, _ = view.shape
+    failures = {
+        task.uid: misfit(facts, task.spec.lora, task.spec.training) for task in tasks if task.spec is not None
+    }
+    return {
+        uid: Place(Outcome.REFUSED, failure=failure)
+        for uid, failure in failures.items()
+        if failure is not None
+    }
 
 
 def holds_place(view: View, task: Task) -> bool:

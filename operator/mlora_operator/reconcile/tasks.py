@@ -9,13 +9,13 @@ from typing import Any
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.api.units import show_bytes
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.snapshot import Task, condition
 from mlora_operator.reconcile.transitions import Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_worker.protocol import TaskPhase, TaskReport
+from mlora_operator.scheduling.words import not_yet, too_large
+from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 # A coordinator that does not answer for less than this is not worth a word.
 GRACE = timedelta(seconds=15)
@@ -64,7 +64,9 @@ def _course(
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
         return _succeeded(reported)
     if reported is not None and reported.phase is TaskPhase.FAILED:
-        return _failed(reported)
+        return _failed(reported.failure, "the task has failed")
+    if place is not None and place.outcome is Outcome.REFUSED:
+        return _failed(place.failure, "the task does not fit the base model")
     if task.spec.suspend:
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
     if view.contact.starting and _is_running(task):
@@ -76,7 +78,7 @@ def _course(
     if reported is not None and reported.phase is TaskPhase.SAVING:
         return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
     if place is not None and place.outcome is Outcome.NEVER_FITS:
-        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, _too_large(place), again)
+        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, too_large(place), again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
         return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
     if reported is not None and place is not None and place.outcome is Outcome.ADMITTED:
@@ -85,7 +87,7 @@ def _course(
         message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
     if reported is not None and place is not None:
-        return _waits(task, "Queued", c.REASON_WAITING_FOR_MEMORY, _not_yet(place), again)
+        return _waits(task, "Queued", c.REASON_WAITING_FOR_MEMORY, not_yet(place), again)
     return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again)
 
 
@@ -178,15 +180,15 @@ def _succeeded(reported: TaskReport) -> Course:
     )
 
 
-def _failed(reported: TaskReport) -> Course:
-    reason = reported.failure.reason.value if reported.failure is not None else "InternalError"
-    message = reported.failure.message if reported.failure is not None else "the worker gave no reason"
+def _failed(failure: Failure | None, told: str) -> Course:
+    reason = failure.reason.value if failure is not None else "InternalError"
+    message = failure.message if failure is not None else "the worker gave no reason"
     return Course(
         "Failed",
         reason,
         (
             Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
-            Wish(c.RUNNING, "False", c.REASON_FINISHED, "the task has failed"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, told),
             Wish(c.SUCCEEDED, "False", reason, message),
             Wish(c.FAILED, "True", reason, message),
         ),
@@ -238,22 +240,3 @@ def _was_restarted(task: Task, view: View, reported: TaskReport | None) -> bool:
     if view.report is None or task.status.run is None or task.status.run == view.report.run_id:
         return False
     return reported is None or reported.phase is not TaskPhase.SUCCEEDED
-
-
-def _too_large(place: Place) -> str:
-    assert place.verdict is not None
-    return (
-        f"needs {show_bytes(place.verdict.needed)} on stage {place.verdict.stage} even alone, of "
-        f"{show_bytes(place.verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
-        f"training.maxSeqLength, or use a pipeline with more memory or more stages"
-    )
-
-
-def _not_yet(place: Place) -> str:
-    if place.behind is not None:
-        return f"waits behind {place.behind}, which goes first"
-    assert place.verdict is not None
-    return (
-        f"with the tasks that train now it would take {show_bytes(place.verdict.needed)} on stage "
-        f"{place.verdict.stage}, of {show_bytes(place.verdict.budget)} that may be used"
-    )

@@ -7,6 +7,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mlora_operator.scheduling.order import Candidate, in_order
+from mlora_worker.protocol import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of one stage's memory, by what they are for."""
+
+    weights: int  # frozen
+    adapters: int  # with gradients and optimizer
+    activations: int
+    tokens: int  # whose activations are held at once
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.adapters + self.activations
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +32,7 @@ class Verdict:
     stage: int
     needed: int
     budget: int
+    need: Need | None = None  # what ``needed`` is made of
 
 
 Fits = Callable[[Sequence[str]], Verdict]  # uids of tasks that shall train together -> verdict
@@ -26,15 +42,19 @@ class Outcome(StrEnum):
     ADMITTED = "Admitted"
     WAITING = "Waiting"  # others have the memory; the place comes by itself
     NEVER_FITS = "NeverFits"  # not even alone
+    REFUSED = "Refused"  # it does not fit the base model, whatever the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` another one."""
+    """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` another one; a refused one
+    has a ``failure``.
+    """
 
     outcome: Outcome
     verdict: Verdict | None = None
     behind: Candidate | None = None
+    failure: Failure | None = None
 
 
 def admit(waiting: Iterable[Candidate], running: Iterable[Candidate], fits: Fits) -> Mapping[str, Place]:

@@ -12,7 +12,7 @@ from mlora_operator.memory.model import (
     adapter_bytes,
     demand_of,
     prior,
-    stage_bytes,
+    stage_need,
     tokens_held,
 )
 from mlora_worker.protocol import LoRAConfig, ModelFacts, ModuleShape, StageReport, Training
@@ -130,7 +130,7 @@ def test_a_task_less_never_needs_more(many: list[Demand], budget: int, stage: in
     coefficients = prior(FACTS, STAGES[stage], 2)
 
     def needed(some: list[Demand]) -> int:
-        return stage_bytes(some, FACTS, STAGES[stage], 2, budget, coefficients)
+        return stage_need(some, FACTS, STAGES[stage], 2, budget, coefficients).total
 
     assert needed(many[1:]) <= needed(many)
     assert needed([]) == STAGES[stage].resident_bytes + int(coefficients.b0)

@@ -1,0 +1,37 @@
+"""What people read of a place that a task did not get. Pure."""
+
+from __future__ import annotations
+
+from mlora_operator.api.units import show_bytes
+from mlora_operator.scheduling.admission import Place, Verdict
+
+
+def too_large(place: Place) -> str:
+    """Of a task that never fits."""
+    assert place.verdict is not None
+    return (
+        f"needs {show_bytes(place.verdict.needed)} on stage {place.verdict.stage} even alone{_made_of(place.verdict)}, of "
+        f"{show_bytes(place.verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
+        f"training.maxSeqLength, or use a pipeline with more memory, more stages or a smaller microbatchTokens"
+    )
+
+
+def not_yet(place: Place) -> str:
+    """Of a task that waits."""
+    if place.behind is not None:
+        return f"waits behind {place.behind}, which goes first"
+    assert place.verdict is not None
+    return (
+        f"with the tasks that train now it would take {show_bytes(place.verdict.needed)} on stage "
+        f"{place.verdict.stage}{_made_of(place.verdict)}, of {show_bytes(place.verdict.budget)} that may be used"
+    )
+
+
+def _made_of(verdict: Verdict) -> str:
+    need = verdict.need
+    if need is None:
+        return ""
+    return (
+        f" (frozen weights {show_bytes(need.weights)}, adapters {show_bytes(need.adapters)}, "
+        f"{need.tokens} tokens under way {show_bytes(need.activations)})"
+    )
