@@ -22,11 +22,13 @@ from pydantic import ValidationError
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.snapshot import Contact, Key
 from mlora_worker.protocol import Plan, Report
+from mlora_worker.stream.timeline import Timeline
 
 logger = logging.getLogger(__name__)
 
 POLL_WAIT = 10.0  # seconds that the coordinator may hold a poll; a dead peer is noticed a little later
 ANSWER_WITHIN = 5.0  # seconds for everything else
+TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
 ANSWER_SHOWN = 500  # characters of an error's body
 
@@ -74,6 +76,14 @@ class CoordinatorClient:
             raise Invalid(
                 f"report not understood: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
             ) from error
+
+    async def get_timeline(self) -> Timeline:
+        """What the stages did lately. Raises CoordinatorError."""
+        text = await self._call("GET", "/v1/timeline", {}, None, TIMELINE_WITHIN)
+        try:
+            return Timeline.model_validate_json(text)
+        except ValidationError as error:
+            raise Invalid(f"timeline not understood: {error.errors()[0]['msg']}") from error
 
     async def _call(
         self, method: str, path: str, query: Mapping[str, str], body: str | None, within: float

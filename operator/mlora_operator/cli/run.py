@@ -16,7 +16,7 @@ import typer
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument, OutputOption, TimeoutOption
-from mlora_operator.cli.output import CommandError, Output
+from mlora_operator.cli.output import CommandError, Output, stderr
 from mlora_operator.cli.progress import Bars, Lines, View
 from mlora_operator.cli.validate import read_texts
 from mlora_operator.local.adapt import Device, Dtype, InvalidRun, Wishes, World, adapt, model_uri
@@ -54,6 +54,13 @@ def run(
             help="Keep statuses and logs here; tasks that succeeded here before are not trained again.",
         ),
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write what each stage did when: a Chrome trace, and a picture beside it (FILE.svg).",
+        ),
+    ] = None,
     restarts: Annotated[
         int, typer.Option(min=0, help="How often a pipeline that died is started again.")
     ] = 3,
@@ -72,6 +79,10 @@ def run(
         raise CommandError(
             "training needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
         )
+    if timeline is not None and not timeline.parent.is_dir():
+        raise CommandError(f"--timeline {timeline}: there is no such folder", exit_codes.INVALID)
+    if timeline is not None:
+        timeline.unlink(missing_ok=True)  # so that what lies there afterwards is of this run
     folder = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-run-"))
     folder.mkdir(parents=True, exist_ok=True)
     _log_to(folder / "operator.log")
@@ -81,6 +92,7 @@ def run(
         machine=machine,
         environment=dict(os.environ),
         restarts=restarts,
+        timeline=timeline,
     )
     view: View = Lines() if output is Output.JSON else Bars()
     ends: list[End] = []
@@ -95,6 +107,9 @@ def run(
         if good and state is None:
             shutil.rmtree(folder, ignore_errors=True)
     view.ended(ends, folder)
+    if timeline is not None:
+        wrote = f"timeline: {timeline} and {timeline.with_suffix('.svg').name} beside it"
+        stderr().print(wrote if timeline.exists() else "no timeline: no pipeline's coordinator gave one")
     raise typer.Exit(exit_codes.OK if good else exit_codes.FAILED)
 
 

@@ -64,6 +64,14 @@ class LocalCluster:
         """Pipelines whose ranks are not started any more, with the reason."""
         return {key: one.given_up for key, one in self._groups.items() if one.given_up is not None}
 
+    def endpoints(self) -> Mapping[Key, ports.Endpoint]:
+        """Of the coordinators of all pipelines whose ranks run, by the pipeline's key."""
+        return {
+            key: ports.Endpoint(f"http://{HOST}:{one.ports.http}", self._tokens[key])
+            for key, one in self._groups.items()
+            if one.group.pods
+        }
+
     async def stop(self) -> None:
         """End all ranks."""
         for group in self._groups.values():

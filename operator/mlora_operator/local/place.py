@@ -18,3 +18,4 @@ class Place:
     environment: Mapping[str, str]  # of the ranks
     restarts: int = 3  # of a pipeline's ranks
     command: Sequence[str] = WORKER
+    timeline: Path | None = None  # where to write what the stages did

@@ -16,6 +16,7 @@ from mlora_operator.local.cluster import LocalCluster, Surroundings
 from mlora_operator.local.ending import End, endings
 from mlora_operator.local.objects import Objects
 from mlora_operator.local.place import Place
+from mlora_operator.local.timelines import save_timelines
 from mlora_operator.reconcile.loop import Loop, utc_now
 
 
@@ -53,7 +54,10 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
     try:
         for task in objects.of_kind(loratask.KIND):
             audience.task_changed(task)
-        return await _reconcile(cluster, objects, world, changed)
+        ends = await _reconcile(cluster, objects, world, changed)
+        if place.timeline is not None:
+            await save_timelines(place.timeline, cluster.endpoints())
+        return ends
     finally:
         try:
             await asyncio.shield(cluster.stop())

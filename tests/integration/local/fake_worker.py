@@ -32,6 +32,7 @@ from mlora_worker.protocol import (
     TaskReport,
     WorkerConfig,
 )
+from mlora_worker.stream.timeline import Span, Timeline
 
 CONFIG = WorkerConfig.model_validate_json(os.environ["MLORA_WORKER_CONFIG"])
 RANK = int(os.environ["MLORA_RANK"])
@@ -140,6 +141,11 @@ class Coordinator:
                     await asyncio.wait_for(self.changed.wait_for(lambda: self.sequence > after), wait)
         return web.Response(text=self.report().to_json(), content_type="application/json")
 
+    async def get_timeline(self, _: web.Request) -> web.Response:
+        span = Span(stage=0, kind="forward", number=1, tasks=("u",), tokens=3, start=10, end=20)
+        timeline = Timeline(stages=CONFIG.stages, spans=(span,), names={"u": "default/a"}, clock="host")
+        return web.Response(text=timeline.to_json(), content_type="application/json")
+
     def report(self) -> Report:
         module = ModuleShape(stage=0, name="q_proj", in_features=64, out_features=64, count=2)
         facts = ModelFacts(
@@ -186,6 +192,7 @@ async def first_rank() -> None:
     app = web.Application(middlewares=[check_token])
     app.router.add_put("/v1/plan", coordinator.put_plan)
     app.router.add_get("/v1/report", coordinator.get_report)
+    app.router.add_get("/v1/timeline", coordinator.get_timeline)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, CONFIG.coordinator_host, CONFIG.http_port).start()

@@ -77,7 +77,7 @@ class Bench:
     def script(self, **content: Any) -> None:
         (self.home / "script.json").write_text(json.dumps(content))
 
-    def place(self, restarts: int = 3, gpus: tuple[str, ...] = ()) -> Place:
+    def place(self, restarts: int = 3, gpus: tuple[str, ...] = (), timeline: Path | None = None) -> Place:
         return Place(
             state=self.home / "state",
             cache=self.home / "cache",
@@ -85,6 +85,7 @@ class Bench:
             environment={**os.environ, "FAKE_HOME": str(self.home)},
             restarts=restarts,
             command=(sys.executable, str(WORKER)),
+            timeline=timeline,
         )
 
     async def run(self, world: World, **place: Any) -> dict[str, End]:
@@ -141,6 +142,14 @@ async def test_all_tasks_train_and_all_processes_end(bench: Bench) -> None:
     assert set(bench.noted("endpoints")) == {"http://127.0.0.1:1"}
     assert bench.heard.states("a")[-1] == "Succeeded"
     assert "Training" in bench.heard.states("a")
+
+
+async def test_a_timeline_is_written_at_the_end(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    await bench.run(world("a"), timeline=file)
+    events = json.loads(file.read_text())["traceEvents"]
+    assert [event["args"]["tasks"] for event in events if event["ph"] == "X"] == [["default/a"]]
+    assert "default/a" in file.with_suffix(".svg").read_text()
 
 
 async def test_statuses_are_files_without_keys_and_logs_lie_beside_them(bench: Bench) -> None:

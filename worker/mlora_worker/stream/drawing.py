@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from mlora_worker.stream.timeline import Span, Timeline, ended, started
+from mlora_worker.stream.timeline import Span, Timeline, makespan, started
 
 _LEFT, _RIGHT, _LANE, _GAP = 64, 16, 26, 4  # pixels: margins, a lane's height, between lanes
 _TITLE, _AXIS, _LEGEND = 30, 30, 22
@@ -43,9 +43,7 @@ class Panel:
 
 def draw(panels: Sequence[Panel], width: int = 1080) -> str:
     """SVG of ``panels``, one below the other on one scale, each from its own first span. ``width`` in pixels."""
-    longest = max(
-        (ended(panel.timeline.spans) - started(panel.timeline.spans) for panel in panels), default=0
-    )
+    longest = max((makespan(panel.timeline) for panel in panels), default=0)
     scale = (width - _LEFT - _RIGHT) / max(1, longest)  # pixels a nanosecond
     body: list[str] = []
     top = 8
@@ -62,7 +60,7 @@ def draw(panels: Sequence[Panel], width: int = 1080) -> str:
 def _panel(panel: Panel, scale: float, longest: int, top: int) -> tuple[list[str], int]:
     """Its elements, and where the next one begins."""
     timeline = panel.timeline
-    zero = started(timeline.spans)
+    zero, own = started(timeline.spans), makespan(timeline)
     colours = {task: index for index, group in enumerate(_groups(timeline.spans)) for task in group}
     lines = [f'<text class="title" x="{_LEFT}" y="{top + 16}">{escape(panel.title)}</text>']
     top += _TITLE
@@ -70,12 +68,12 @@ def _panel(panel: Panel, scale: float, longest: int, top: int) -> tuple[list[str
     for stage in range(timeline.stages):
         y = top + stage * step
         lines.append(f'<text x="8" y="{y + 17}">stage {stage}</text>')
-        lines.append(_rectangle("lane", _LEFT, y, longest * scale))
+        lines.append(_rectangle("lane", _LEFT, y, own * scale))
     for span in timeline.spans:
         x, y = _LEFT + (span.start - zero) * scale, top + span.stage * step
         lines += _span(span, timeline, colours, x, y, span.duration * scale)
     top += timeline.stages * step
-    lines += _axis(longest, scale, top)
+    lines += _axis(own, scale, top, _round_step(longest))
     top += _AXIS
     legend, rows = _legend(timeline, colours, top)
     return lines + legend, top + rows * _LEGEND + 12
@@ -108,12 +106,11 @@ def _rectangle(
     return f"{shape}>{inner}</rect>" if inner else f"{shape}/>"
 
 
-def _axis(longest: int, scale: float, top: int) -> list[str]:
-    """Ticks at round times."""
-    tick = _round_step(longest)
+def _axis(end: int, scale: float, top: int, tick: int) -> list[str]:
+    """Every ``tick`` from 0 to ``end``."""
     unit, size = ("s", 10**9) if tick >= 10**9 else ("ms", 10**6) if tick >= 10**5 else ("µs", 10**3)
     lines = []
-    for moment in range(0, longest + 1, tick):
+    for moment in range(0, end + 1, tick):
         x = _LEFT + moment * scale
         lines.append(f'<line class="tick" x1="{x:.2f}" y1="{top}" x2="{x:.2f}" y2="{top + 5}"/>')
         lines.append(f'<text class="number" x="{x:.2f}" y="{top + 17}">{moment / size:g}</text>')

@@ -1,0 +1,50 @@
+"""What the stages of a local run did when: read from the coordinators at its end, written as a trace and as a picture."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import aiohttp
+
+from mlora_operator.coordinator import CoordinatorClient, CoordinatorError
+from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.snapshot import Key
+from mlora_worker.stream.chrome_trace import chrome_trace
+from mlora_worker.stream.drawing import Panel, draw
+from mlora_worker.stream.timeline import Timeline, typical
+
+logger = logging.getLogger(__name__)
+
+_DRAWN = 32  # microbatches of each pipeline that the picture shows; the trace has all
+_RENDERER = "resvg_py"  # makes a PNG of an SVG; optional
+
+
+async def save_timelines(file: Path, endpoints: Mapping[Key, Endpoint]) -> None:
+    """Write ``file`` (Chrome trace) and beside it an SVG, and a PNG where the renderer is installed.
+
+    A coordinator that does not answer is left out, with a warning; without any, nothing is written.
+    """
+    timelines: dict[str, Timeline] = {}
+    async with aiohttp.ClientSession() as session:
+        for key, endpoint in endpoints.items():
+            try:
+                timelines[str(key)] = await CoordinatorClient(session, endpoint).get_timeline()
+            except CoordinatorError as error:
+                logger.warning("no timeline of %s: %s", key, error)
+    if timelines:
+        write_timelines(file, timelines)
+
+
+def write_timelines(file: Path, timelines: Mapping[str, Timeline]) -> None:
+    """As ``save_timelines``, of timelines by the name of their pipeline."""
+    file.write_text(chrome_trace(timelines), encoding="utf-8")
+    picture = draw([Panel(name, typical(timeline, _DRAWN)) for name, timeline in timelines.items()])
+    file.with_suffix(".svg").write_text(picture, encoding="utf-8")
+    if importlib.util.find_spec(_RENDERER) is not None:
+        renderer = importlib.import_module(_RENDERER)
+        image = renderer.svg_to_bytes(svg_string=picture, background="white", sans_serif_family="DejaVu Sans")
+        file.with_suffix(".png").write_bytes(bytes(image))
