@@ -59,6 +59,10 @@ class InputGroup:
         self._input = x if self._ready else None
         return y
 
+    def forget(self) -> None:
+        """Drop outputs that nobody came for, since the forward failed: a whole graph hangs on them."""
+        self._input, self._ready = None, {}
+
 
 class AdaptedLinear(nn.Module):
     """A frozen linear plus the low-rank products of the microbatch that runs now."""

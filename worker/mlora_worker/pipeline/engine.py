@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.dropout import dropout_mask, token_keys
-from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.groups import GroupSegment, Products
 from mlora_worker.lora.linear import Bound, adapt_linears
 from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.lora.select import products_for
@@ -75,13 +75,13 @@ class _Flight:
 
 class StageEngine:
     """Not thread-safe: one thread calls it. ``recompute``: keep less for the backward, which then computes each
-    layer's forward again.
+    layer's forward again. ``products``: others than those of the stage's device.
     """
 
-    def __init__(self, stage: Stage, *, recompute: bool = False) -> None:
+    def __init__(self, stage: Stage, *, recompute: bool = False, products: Products | None = None) -> None:
         self.stage = stage
         self._recompute = recompute
-        self._products = products_for(stage.device)
+        self._products = products if products is not None else products_for(stage.device)
         self._bound = Bound()
         self._groups = adapt_linears(
             stage.layers, stage.linears, stage.input_groups(), self._products, self._bound
@@ -223,8 +223,11 @@ class StageEngine:
         )
 
     def abandon(self, number: int) -> None:
-        """Forget a microbatch that will not come back."""
+        """Forget a microbatch that will not come back, and what a forward or backward that failed has left."""
         self._flights.pop(number, None)
+        self._bound.groups = ()
+        for group in self._groups:
+            group.forget()
 
     def blank(self, tokens: int) -> Tensor:
         """[tokens, size] zeros: what travels in the place of hidden states or gradients that could not be computed."""

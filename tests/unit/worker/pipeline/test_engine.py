@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,44 @@ def test_an_abandoned_microbatch_holds_nothing_back(engines: Any) -> None:
     there(engine, train(1, "a"))
     engine.abandon(1)
     engine.apply("a", UPDATE)
+
+
+def test_a_forward_that_failed_holds_no_memory_once_it_is_abandoned(engines: Any) -> None:
+    (engine,) = engines()
+    engine.load(load("a", "all-linear"))
+    held: list[weakref.ref[Tensor]] = []
+    below, broken = engine.stage.layers[0], engine.stage.layers[2].mlp.act_fn
+    below.register_forward_hook(lambda *call: held.append(weakref.ref(call[2])))
+    # Between two modules that share their input, whose outputs are computed together.
+    hook = broken.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        there(engine, train(1, "a"))
+    engine.abandon(1)
+    gc.collect()
+    assert [one() for one in held] == [None]
+    hook.remove()
+    assert there(engine, train(2, "a")).isfinite().all()
+
+
+def test_a_discarded_step_is_as_if_it_had_not_been(engines: Any) -> None:
+    norms = []
+    for tries in (1, 2):
+        (engine,) = engines()
+        engine.load(load("a", dropout=0.2))
+        for number in range(tries):
+            item = train(number, "a")
+            segments = (item.segments[0].model_copy(update={"discard": number > 0}),)
+            there(engine, item.model_copy(update={"segments": segments}))
+            norms.append(engine.backward(number, None).squared_norms.item())
+    assert norms[0] == norms[1] == norms[2] > 0
+
+
+def test_a_step_is_not_discarded_while_a_microbatch_of_it_is_in_flight(engines: Any) -> None:
+    (engine,) = engines()
+    engine.load(load("a"))
+    there(engine, train(1, "a"))
+    with pytest.raises(OutOfOrder, match="discarded while a microbatch"):
+        engine.discard("a")
 
 
 def test_a_task_may_leave_while_a_microbatch_of_it_is_in_flight(engines: Any) -> None:
