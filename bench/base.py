@@ -17,6 +17,7 @@ from mlora_worker.protocol import ModelSource, StorageAccess
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.store import open_store
 
+CPU = torch.device("cpu")
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "chat_template*", "vocab*", "merges*")
 
 
@@ -44,11 +45,11 @@ def cut_folder(whole: Path, layers: int, target: Path) -> Path:
     return target
 
 
-def whole_stage(folder: Path, dtype: torch.dtype) -> Stage:
-    """The model as one stage of this project, on the CPU."""
+def whole_stage(folder: Path, dtype: torch.dtype, device: torch.device = CPU) -> Stage:
+    """The model as one stage of this project."""
     store = open_store(StorageAccess(), allow_files=True)
     source = ModelSource(name="base", uri=f"file://{folder}", dtype=str(dtype).removeprefix("torch."))
-    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, dtype, torch.device("cpu"))
+    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, dtype, device)
 
 
 def transformers_model(folder: Path, dtype: torch.dtype) -> Any:

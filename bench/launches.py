@@ -1,17 +1,26 @@
-"""``python -m bench launches``: does a step with eight tasks dispatch more operators than one with a single task?
+"""``python -m bench launches``: does a step with eight tasks launch more than one with a single task?
 
-The same rows: once one for each of eight tasks, once all of one task; forward, backward, clipping and AdamW. Two counts:
-ATen operators that reach a kernel (by a dispatch mode below autograd, views included), and the events that torch's
-profiler sees at its top level. On a GPU the kernels that it launches are counted, too.
+The same rows: once one for each of eight tasks, once all of one task; forward, backward, clipping and AdamW. Counted are
+ATen operators that reach a kernel (by a dispatch mode below autograd, views included) together with this project's own
+compiled kernels, which torch does not see; and, as a second witness, what torch's profiler has at its top level. With a GPU
+also all kernels that it was given.
+
+Two paths: that of this machine's device, and the one that GPUs take. Where there is no GPU, the latter's own kernels are
+counted but not run: everything around them runs on the CPU, so only counts have a meaning there.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -23,12 +32,37 @@ from bench.base import cut_folder, smollm2_folder, whole_stage
 from bench.options import parser
 from bench.ours import Ours
 from bench.report import last_line, table
-from bench.rows import Batch, deal, gsm8k_rows, shortest
+from bench.rows import deal, gsm8k_rows, shortest
 from bench.sides import LEARNING_RATE, Setting
+from mlora_worker.lora.triton_products import TritonProducts
 
 TASKS = 8
+DEVICE, GPU = "this device", "GPU's kernels"
 TARGETS = {"q,k,v,o": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}
-COUNTS = ("dispatched", "profiled", "kernels")
+# File and function; each call is one kernel.
+COMPILED = {("cpu_kernels.py", "masked"), ("cpu_kernels.py", "add_masked")}
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Of one step."""
+
+    dispatched: Counter[str]  # ATen operators by name
+    compiled: int  # this project's own kernels
+    profiled: int  # the profiler's operators, and this project's own kernels
+    kernels: int  # on a GPU
+
+    @property
+    def operators(self) -> int:
+        return self.dispatched.total() + self.compiled
+
+    def as_json(self) -> dict[str, int]:
+        return {
+            "operators": self.operators,
+            "compiled": self.compiled,
+            "profiled": self.profiled,
+            "kernels": self.kernels,
+        }
 
 
 class CountOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,51 +84,98 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(options.threads)
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler's own messages
     cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    configs: dict[tuple[str, str], dict[int, Launches]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         folder = cut_folder(smollm2_folder(), 2, Path(scratch)) if options.quick else smollm2_folder()
         rows = gsm8k_rows(folder)
-        configs = {}
-        for label, targets in TARGETS.items():
-            steps = {}
-            for tasks in (1, TASKS):
-                ours = Ours(whole_stage(folder, torch.float32), Setting(tasks, targets), budget=2**30)
-                first = deal(shortest(rows, TASKS), tasks, TASKS // tasks, 0)
-                for _ in range(
-                    2
-                ):  # AdamW makes its state in the first update, which rides with the second step
-                    ours.step(first, LEARNING_RATE)
-                batch = first if options.quick else deal(rows, tasks, TASKS // tasks, 0)
-                steps[tasks] = count_step(ours, batch)
-            configs[label] = steps
-            print(show(label, steps, cuda), flush=True)
-    ratios = {
-        label: {
-            kind: steps[TASKS][0][kind] / steps[1][0][kind] for kind in COUNTS if cuda or kind != "kernels"
-        }
-        for label, steps in configs.items()
-    }
+        batch_of = shortest(rows, TASKS) if options.quick else rows
+        for path in (DEVICE,) if cuda else (DEVICE, GPU):
+            for label, targets in TARGETS.items():
+                configs[path, label] = {}
+                for tasks in (1, TASKS):
+                    launcher = CountLaunches()
+                    ours = Ours(
+                        whole_stage(folder, torch.float32, device),
+                        Setting(tasks, targets),
+                        budget=2**30,
+                        products=TritonProducts(launch=launcher) if path == GPU else None,
+                    )
+                    warm = deal(shortest(rows, TASKS), tasks, TASKS // tasks, 0)
+                    for _ in range(
+                        2
+                    ):  # AdamW makes its state in the first update, which rides with the second step
+                        ours.step(warm, LEARNING_RATE)
+                    batch = deal(batch_of, tasks, TASKS // tasks, 0)
+                    work = partial(ours.step, batch, LEARNING_RATE)
+                    configs[path, label][tasks] = count(work, launcher)
+                print(
+                    show(f"{label}, {path}", configs[path, label][1], configs[path, label][TASKS]), flush=True
+                )
+    ratios = {key: compare(steps[1], steps[TASKS]) for key, steps in configs.items()}
+
+    def largest(path: str) -> float | None:
+        kind = "kernels" if cuda else "operators"
+        return max((one[kind] for (of, _), one in ratios.items() if of == path), default=None)
+
     result = {
-        "ratio": max(ratio["dispatched"] for ratio in ratios.values()),
-        "configs": {
-            label: {"ratio": ratios[label], **{str(tasks): counts for tasks, (counts, _) in steps.items()}}
-            for label, steps in configs.items()
-        },
+        "ratio": largest(DEVICE),
+        "ratio_gpu_path": largest(DEVICE if cuda else GPU),
+        "configs": [
+            {
+                "targets": label,
+                "path": path,
+                "ratio": ratios[path, label],
+                "launches": {str(tasks): launches.as_json() for tasks, launches in steps.items()},
+            }
+            for (path, label), steps in configs.items()
+        ],
+        "device": device.type,
         "tasks": TASKS,
     }
     print(last_line("launches", result, repetitions=1, threads=options.threads, quick=options.quick))
     return 0
 
 
-def count_step(ours: Ours, batch: Batch) -> tuple[dict[str, int], Counter[str]]:
-    """All counts of a step, and the dispatched operators by name."""
-    with CountOperators() as operators:
-        ours.step(batch, LEARNING_RATE)
-    profiled, kernels = profiled_events(lambda: ours.step(batch, LEARNING_RATE))
-    return {"dispatched": operators.seen.total(), "profiled": profiled, "kernels": kernels}, operators.seen
+class CountLaunches:
+    """Takes the place of what starts a Triton kernel, and starts none."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.number += 1
+
+
+def count(work: Callable[[], object], launcher: CountLaunches) -> Launches:
+    """Runs ``work`` twice: dispatch modes and the profiler would see each other."""
+    before = launcher.number
+    with count_compiled() as compiled, CountOperators() as operators:
+        work()
+    own = compiled.total() + launcher.number - before
+    profiled, kernels = profiled_events(work)
+    return Launches(operators.seen, own, profiled + own, kernels)
+
+
+@contextmanager
+def count_compiled() -> Iterator[Counter[str]]:
+    """Calls of the compiled kernels on this thread, by function."""
+    seen: Counter[str] = Counter()
+
+    def watch(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and (os.path.basename(code.co_filename), code.co_name) in COMPILED:  # noqa: PTH119
+            seen[code.co_name] += 1
+
+    sys.setprofile(watch)
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
 
 
 def profiled_events(work: Callable[[], object]) -> tuple[int, int]:
-    """Events on the CPU that no other one contains, and kernels on a GPU."""
+    """ATen operators that no other one calls, and kernels on a GPU."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
@@ -108,13 +189,18 @@ def profiled_events(work: Callable[[], object]) -> tuple[int, int]:
     return sum(id(event) not in inner for event in aten), kernels
 
 
-def show(label: str, steps: dict[int, tuple[dict[str, int], Counter[str]]], cuda: bool) -> str:
+def compare(one: Launches, many: Launches) -> dict[str, float]:
+    """Each count with eight tasks over that with one."""
+    kinds = ("operators", "profiled", *(["kernels"] if one.kernels else []))
+    return {kind: many.as_json()[kind] / one.as_json()[kind] for kind in kinds}
+
+
+def show(label: str, one: Launches, many: Launches) -> str:
     """The counts, and which operators there are more of with eight tasks."""
-    kinds = [kind for kind in COUNTS if cuda or kind != "kernels"]
     rows = [
-        [kind, steps[1][0][kind], steps[TASKS][0][kind], steps[TASKS][0][kind] / steps[1][0][kind]]
-        for kind in kinds
+        [kind, one.as_json()[kind], many.as_json()[kind], ratio] for kind, ratio in compare(one, many).items()
     ]
-    more = steps[TASKS][1] - steps[1][1]
-    most = ", ".join(f"{name} +{count}" for name, count in more.most_common(8)) or "none"
+    more = many.dispatched - one.dispatched
+    more["compiled kernels"] = many.compiled - one.compiled
+    most = ", ".join(f"{name} +{count}" for name, count in more.most_common(8) if count > 0) or "none"
     return f"{table([label, 'one task', f'{TASKS} tasks', 'ratio'], rows)}\nmore with {TASKS} tasks: {most}\n"

@@ -16,6 +16,7 @@ from torch import Tensor
 from bench.rows import Batch, pack
 from bench.sides import MAX_GRAD_NORM, Setting
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.lora.groups import Products
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import Training, WorkerConfig
@@ -42,14 +43,21 @@ class Stopwatch:
 class Ours:
     """``separate_updates``: close each step at its end, so that updates can be timed by themselves. Else an update
     rides with the task's next microbatch, as in a worker: each step but the first closes the former one.
+    ``products``: others than those of the stage's device.
     """
 
     name = "ours"
 
     def __init__(
-        self, stage: Stage, setting: Setting, budget: int = BUDGET, *, separate_updates: bool = False
+        self,
+        stage: Stage,
+        setting: Setting,
+        budget: int = BUDGET,
+        *,
+        separate_updates: bool = False,
+        products: Products | None = None,
     ) -> None:
-        self.engine = StageEngine(stage)
+        self.engine = StageEngine(stage, products=products)
         self.watch = Stopwatch()
         self._names = [f"task-{number}" for number in range(setting.tasks)]
         for seed, name in enumerate(self._names):

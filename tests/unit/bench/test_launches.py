@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 
-from bench.launches import CountOperators, profiled_events
+from bench.launches import CountOperators, Launches, compare, count_compiled, profiled_events, show
+from mlora_worker.lora.cpu_kernels import add_masked, masked
+from mlora_worker.lora.dropout import dropout_mask, token_keys
 
 
 def work() -> None:
@@ -23,3 +27,20 @@ def test_the_profiler_counts_an_operator_once_whatever_it_calls() -> None:
     once, kernels = profiled_events(lambda: torch.nn.functional.linear(x, x))
     assert once == 1
     assert kernels == 0
+
+
+def test_compiled_kernels_are_counted_each_call() -> None:
+    mask = dropout_mask(token_keys(1, 1, 0, (4,)), "module", 16, 0.5)
+    x, total = torch.ones(4, 16), torch.zeros(4, 16)
+    with count_compiled() as counted:
+        masked(x, mask)
+        add_masked(total, x, mask, 1.0)
+        add_masked(total, x, mask, 1.0)
+    assert counted == {"masked": 1, "add_masked": 2}
+
+
+def test_a_ratio_has_the_projects_own_kernels_in_it() -> None:
+    one = Launches(Counter({"mm": 8}), compiled=2, profiled=8, kernels=0)
+    many = Launches(Counter({"mm": 8}), compiled=12, profiled=10, kernels=0)
+    assert compare(one, many) == {"operators": 2.0, "profiled": 1.25}
+    assert "compiled kernels +10" in show("q,k,v,o", one, many)
