@@ -17,19 +17,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
+
+from mlora_worker.model.transfer import to_device
 
 varlen_attn: Any
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # torch < 2.10
     varlen_attn = None
-# Early versions knew neither windows nor grouped heads; there, rows are computed one by one.
-HAS_VARLEN = varlen_attn is not None and {"window_size", "enable_gqa"} <= set(
-    signature(varlen_attn).parameters
-)
+_VARLEN_OPTIONS = frozenset(signature(varlen_attn).parameters if varlen_attn is not None else ())
+# The first versions know no windows: there, rows are computed one by one. torch 2.11 knows no grouped heads: there, key
+# heads are repeated.
+HAS_VARLEN = "window_size" in _VARLEN_OPTIONS
+HAS_GROUPED_HEADS = "enable_gqa" in _VARLEN_OPTIONS
 
 PACKED_ATTENTION = "mlora_packed"
 
@@ -52,12 +56,12 @@ class PackedRows:
     @cached_property
     def position_ids(self) -> Tensor:
         """[1, tokens] int64: each row counts from 0."""
-        return torch.cat([torch.arange(length, device=self.device) for length in self.lengths])[None]
+        return to_device(torch.cat([torch.arange(length) for length in self.lengths])[None], self.device)
 
     @cached_property
     def boundaries(self) -> Tensor:
         """[rows + 1] int32: where each row starts, and the end."""
-        return torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32, device=self.device)
+        return to_device(torch.tensor([0, *accumulate(self.lengths)], dtype=torch.int32), self.device)
 
     @cached_property
     def _window_masks(self) -> dict[tuple[int, int], Tensor]:
@@ -103,18 +107,23 @@ def packed_attention(
 def _varlen(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scaling: float | None, window: int | None
 ) -> Tensor:
-    out: Tensor = varlen_attn(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        packed.boundaries,
-        packed.boundaries,
-        packed.longest,
-        packed.longest,
-        scale=scaling,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and not HAS_GROUPED_HEADS:
+        key, value = _repeat(key, groups), _repeat(value, groups)
+    # Flash attention's kernels take any lengths; cuDNN would plan anew for each longest row.
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out: Tensor = varlen_attn(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            packed.boundaries,
+            packed.boundaries,
+            packed.longest,
+            packed.longest,
+            scale=scaling,
+            window_size=(-1 if window is None else window - 1, 0),
+            **({"enable_gqa": groups > 1} if HAS_GROUPED_HEADS else {}),
+        )
     return out[None]
 
 
