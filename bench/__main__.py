@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from mlora_worker.allocator import keep_freed_memory
+
 BENCHMARKS = {
     "throughput": "tokens per second of four tasks against PEFT, a packed run, padded batching",
     "limit": "time of a step with eight adapters over that of the frozen base alone",
@@ -23,6 +25,7 @@ def main() -> int:
         for name, what in BENCHMARKS.items():
             print(f"  {name:12}{what}", file=sys.stderr)
         return 2
+    keep_freed_memory()  # as a worker does: so all sides have it, also those whose users would not
     result = importlib.import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])
     assert isinstance(result, int)
     return result

@@ -16,6 +16,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
@@ -49,6 +50,8 @@ def run_rank(config: WorkerConfig, rank: int) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     token = Path(config.token_file).read_text().strip()
     if rank == 0:
         _FirstRank(config, device, token).run()
