@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from mlora_operator.cli import output
 from mlora_operator.cli.fetch import fetch
+from mlora_operator.cli.plan import plan
 from mlora_operator.cli.run import run
 from mlora_operator.cli.validate import validate
 from mlora_operator.cli.watch import watch
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, validate, watch, fetch):
+for command in (run, plan, validate, watch, fetch):
     app.command()(command)
 
 

@@ -23,7 +23,7 @@ from mlora_operator.local.adapt import Device, Dtype, InvalidRun, Wishes, World,
 from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import Machine, this_machine
-from mlora_operator.local.manifests import read_manifests
+from mlora_operator.local.manifests import Manifests, read_manifests
 from mlora_operator.local.place import Place
 
 
@@ -73,8 +73,8 @@ def run(
     and with 1 when one did not.
     """
     machine = this_machine(os.environ)
-    wishes = Wishes(_models(model or []), stages, dtype, threads, device, s3_endpoint)
-    world = _world(files, wishes, machine)
+    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint)
+    world = world_of(read_manifests(read_texts(files)), wishes, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             "training needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
@@ -113,7 +113,8 @@ def run(
     raise typer.Exit(exit_codes.OK if good else exit_codes.FAILED)
 
 
-def _models(options: list[str]) -> dict[str, str]:
+def models_of(options: list[str]) -> dict[str, str]:
+    """Of ``--model NAME=PLACE``: URIs by name. Raises CommandError."""
     models = {}
     for option in options:
         name, separator, place = option.partition("=")
@@ -126,8 +127,8 @@ def _models(options: list[str]) -> dict[str, str]:
     return models
 
 
-def _world(files: list[str], wishes: Wishes, machine: Machine) -> World:
-    manifests = read_manifests(read_texts(files))
+def world_of(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
+    """Raises CommandError when the manifests, with these wishes, make no run."""
     if manifests.problems:
         raise CommandError("\n".join(map(str, manifests.problems)), exit_codes.INVALID)
     try:

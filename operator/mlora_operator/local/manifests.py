@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from mlora_operator.api import API_VERSION, GROUP, pipeline, task
 from mlora_operator.api.meta import Model
-from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
@@ -62,8 +62,11 @@ class TaskManifest:
 
 @dataclass(frozen=True, slots=True)
 class PipelineManifest:
+    """``status`` is there in files that came from a cluster (`kubectl get -o yaml`)."""
+
     place: Place
     spec: LoRAPipelineSpec
+    status: PipelineStatus = field(default_factory=PipelineStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
         made: Manifest | None = TaskManifest(place, spec) if spec is not None else None
     else:
         pipeline_spec, wrong = _spec(value, LoRAPipelineSpec, PIPELINE_RULES)
-        made = PipelineManifest(place, pipeline_spec) if pipeline_spec is not None else None
+        made = PipelineManifest(place, pipeline_spec, _status(value)) if pipeline_spec is not None else None
     problems += [problem(about, path, message) for path, message in wrong]
     return made if made is not None and not problems else problems
 
@@ -190,6 +193,14 @@ def _spec(
     filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     wrong: list[tuple[Path, str]] = [(("spec", *path), message) for path, message in broken(filled, rules)]
     return (None, wrong) if wrong else (spec, [])
+
+
+def _status(value: Mapping[str, Any]) -> PipelineStatus:
+    """What a cluster knew of it; nothing when it cannot be read."""
+    try:
+        return PipelineStatus.model_validate(value.get("status") or {})
+    except ValidationError:
+        return PipelineStatus()
 
 
 def _message(problem: Any) -> str:

@@ -1,0 +1,255 @@
+"""What would become of tasks on one pipeline: who is let in, how they travel, what it takes. Pure.
+
+The operator's own memory model and admission say who gets a place, and the coordinator's own planner says how those
+travel. So what is shown is what would be done, as far as the inputs are what they will be; ``assumed`` says where they are
+not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
+from mlora_operator.reconcile.places import candidate
+from mlora_operator.reconcile.snapshot import Task
+from mlora_operator.scheduling.admission import Outcome, Place, Verdict, admit
+from mlora_operator.scheduling.words import not_yet, too_large
+from mlora_worker.protocol import ModelFacts, RowSummary, StageReport, StageShape, SurveyAnswer, TaskAnswer
+from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
+from mlora_worker.stream.planner import StreamPlan, TaskLoad, plan_stream, rows_per_step
+
+UNKNOWN_MEMORY = 2**62  # bytes; more than any task asks for
+_LEAST_MICROBATCH = 16  # the least that a LoRAPipeline may say
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of each stage's device. ``bytes`` None: not known, and nobody is judged by it."""
+
+    bytes: tuple[int, ...] | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    shape: StageShape
+    share: float  # of the cost of a token
+    embedding: bool
+    head: bool
+    memory: Verdict  # with all admitted tasks in training
+
+
+@dataclass(frozen=True, slots=True)
+class TaskForecast:
+    task: Task
+    state: str  # Admitted, or in the words of its future conditions
+    reason: str
+    message: str
+    load: TaskLoad
+    longest: int  # tokens of the longest row
+    rows: RowSummary | None
+    total_steps: int | None
+    adapter_bytes: int  # of all stages, with gradients and optimizer
+
+    @property
+    def admitted(self) -> bool:
+        return self.state == Outcome.ADMITTED
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineForecast:
+    name: str
+    spec: LoRAPipelineSpec
+    device: str
+    memory: Memory
+    stages: tuple[StageForecast, ...]
+    tasks: tuple[TaskForecast, ...]
+    plan: StreamPlan  # of the admitted tasks, by uid
+    speedup: float  # over one device; 0 when nobody is admitted
+    tokens_per_second: float | None
+    assumed: tuple[str, ...]
+
+
+def forecast(
+    name: str,
+    spec: LoRAPipelineSpec,
+    tasks: Sequence[Task],
+    answer: SurveyAnswer,
+    *,
+    device: str,
+    memory: Memory,
+    tokens_per_second: float | None = None,
+) -> PipelineForecast:
+    """``tasks`` in the scheduler's order; ``answer`` is about this pipeline and has facts. ``tokens_per_second``: of
+    one device with the whole model.
+    """
+    facts = answer.facts
+    assert facts is not None
+    answers = {one.uid: one for one in answer.tasks}
+    model = _memory_model(spec, tasks, facts, answer.stages, memory)
+    places = _places(tasks, answers, model)
+    loads = {task.uid: _load(task, answers.get(task.uid), facts) for task in tasks}
+    admitted = [
+        task.uid for task in tasks if task.uid in places and places[task.uid].outcome is Outcome.ADMITTED
+    ]
+    costs = stage_costs(facts, spec.stages, launch_tokens(device))
+    travelling = {uid: loads[uid] for uid in admitted}
+    plan = plan_stream(travelling, costs, spec.microbatch_tokens)
+    alone = plan_stream(travelling, (one_device(costs),), spec.microbatch_tokens)
+    speedup = alone.round_cost / plan.round_cost if admitted else 0.0
+    whole = sum(cost.per_token for cost in costs)
+    return PipelineForecast(
+        name=name,
+        spec=spec,
+        device=device,
+        memory=memory,
+        stages=tuple(
+            StageForecast(
+                shape, cost.per_token / whole, shape.stage == 0, shape is answer.stages[-1], verdict
+            )
+            for shape, cost, verdict in zip(answer.stages, costs, model.by_stage(admitted), strict=True)
+        ),
+        tasks=tuple(
+            _task(task, places.get(task.uid), loads[task.uid], answers.get(task.uid), facts, model)
+            for task in tasks
+        ),
+        plan=plan,
+        speedup=speedup,
+        tokens_per_second=tokens_per_second * speedup if tokens_per_second and admitted else None,
+        assumed=tuple(_assumed(tasks, answers, facts, device, memory)),
+    )
+
+
+def _memory_model(
+    spec: LoRAPipelineSpec,
+    tasks: Sequence[Task],
+    facts: ModelFacts,
+    shapes: Sequence[StageShape],
+    memory: Memory,
+) -> MemoryModel:
+    return MemoryModel(
+        facts=facts,
+        stages=tuple(
+            StageReport(
+                stage=shape.stage,
+                first_layer=shape.first_layer,
+                last_layer=shape.last_layer,
+                device="",
+                resident_bytes=shape.resident_bytes,
+                capacity_bytes=memory.bytes[shape.stage] if memory.bytes is not None else UNKNOWN_MEMORY,
+            )
+            for shape in shapes
+        ),
+        microbatch_tokens=spec.microbatch_tokens,
+        budget=None,
+        margin=spec.memory.margin,
+        demands={
+            task.uid: demand_of(task.spec.lora, task.spec.training, facts.max_positions)
+            for task in tasks
+            if task.spec is not None
+        },
+    )
+
+
+def _places(
+    tasks: Sequence[Task], answers: Mapping[str, TaskAnswer], model: MemoryModel
+) -> Mapping[str, Place]:
+    """As the operator will decide once all tasks are prepared. A suspended task has none."""
+    failed = {uid: one.failure for uid, one in answers.items() if one.failure is not None}
+    waiting = [
+        candidate(task)
+        for task in tasks
+        if task.spec is not None and not task.spec.suspend and task.uid not in failed
+    ]
+    refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in failed.items()}
+    return {**admit(waiting, (), model.verdict), **refused}
+
+
+def _load(task: Task, answer: TaskAnswer | None, facts: ModelFacts) -> TaskLoad:
+    """Of a usual step: from the rows that were read, else with every row as long as it may be."""
+    assert task.spec is not None
+    rows = rows_per_step(task.spec.training)
+    if answer is None or answer.rows is None:
+        return TaskLoad(rows * min(task.spec.training.max_seq_length, facts.max_positions), rows)
+    summary = answer.rows
+    if summary.whole:
+        rows = min(rows, summary.counts.used)
+    return TaskLoad(max(1, round(rows * summary.mean)), rows, summary.deviation / summary.mean)
+
+
+def _task(
+    task: Task,
+    place: Place | None,
+    load: TaskLoad,
+    answer: TaskAnswer | None,
+    facts: ModelFacts,
+    model: MemoryModel,
+) -> TaskForecast:
+    assert task.spec is not None
+    rows = answer.rows if answer is not None else None
+    state, reason, message = _words(task, place, model)
+    training = task.spec.training
+    longest = rows.longest if rows is not None else min(training.max_seq_length, facts.max_positions)
+    steps = training.max_steps
+    if steps is None and rows is not None and rows.whole:
+        steps = training.epochs * -(-rows.counts.used // rows_per_step(training))
+    held = sum(adapter_bytes(task.spec.lora, facts, stage.stage) for stage in model.stages)
+    return TaskForecast(task, state, reason, message, load, longest, rows, steps, held)
+
+
+def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, str, str]:
+    """State, reason and message, as the task's status will have them."""
+    if place is None:
+        return "Suspended", "Suspended", "spec.suspend is true"
+    match place.outcome:
+        case Outcome.ADMITTED:
+            return Outcome.ADMITTED, "Admitted", "gets a place at once"
+        case Outcome.REFUSED:
+            assert place.failure is not None
+            return "Failed", place.failure.reason.value, place.failure.message
+        case Outcome.NEVER_FITS:
+            return "Rejected", "ExceedsCapacity", too_large(place) + _what_fits(task.uid, model)
+        case Outcome.WAITING:
+            return "Queued", "WaitingForMemory", not_yet(place)
+
+
+def _what_fits(uid: str, model: MemoryModel) -> str:
+    """The largest microbatchTokens (halved again and again) with which the task would fit."""
+    tokens = model.microbatch_tokens // 2
+    while tokens >= _LEAST_MICROBATCH:
+        if replace(model, microbatch_tokens=tokens).verdict([uid]).fits:
+            return f"; it would fit alone with microbatchTokens: {tokens}"
+        tokens //= 2
+    return ""
+
+
+def _assumed(
+    tasks: Sequence[Task],
+    answers: Mapping[str, TaskAnswer],
+    facts: ModelFacts,
+    device: str,
+    memory: Memory,
+) -> Iterator[str]:
+    for task in tasks:
+        assert task.spec is not None
+        answer = answers.get(task.uid)
+        if answer is None or (answer.rows is None and answer.failure is None):
+            longest = min(task.spec.training.max_seq_length, facts.max_positions)
+            why = f" ({answer.unread})" if answer is not None and answer.unread else ""
+            yield f"{task.key.name}: its rows were not read{why}; each is taken to have {longest} tokens"
+        elif answer.rows is not None and not answer.rows.whole:
+            yield f"{task.key.name}: the other rows are like the first {answer.rows.counts.rows}"
+    if memory.bytes is None:
+        yield f"the memory is not known ({memory.source}): every task is taken to fit; say --memory"
+    else:
+        yield (
+            f"memory: {memory.source}; an estimate from the model's shape, every row as long as it may be, as the "
+            "operator's admission has it"
+        )
+    yield (
+        "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a microbatch costs "
+        f"as much as {launch_tokens(device)} tokens beside its own ({device})"
+    )
+    yield "throughput: against the whole model on one device as fast as a stage's; messages are hidden behind computing"

@@ -1,0 +1,48 @@
+"""Asks a worker process what a base model and its tasks are like: the operator itself knows no torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+
+from mlora_worker.protocol import SurveyAnswer, SurveyQuestion
+
+SURVEY = (sys.executable, "-m", "mlora_worker.survey")
+_LONGEST_LINE = 400
+
+
+class SurveyFailed(Exception):
+    """The process ended without an answer."""
+
+
+def ask(
+    question: SurveyQuestion,
+    environment: Mapping[str, str],
+    seconds: float | None = None,
+    command: Sequence[str] = SURVEY,
+) -> SurveyAnswer:
+    """The answer; the question, which may hold keys, goes through a pipe. Raises SurveyFailed."""
+    try:
+        done = subprocess.run(
+            command,
+            input=question.to_json(),
+            env={**environment, "TRANSFORMERS_VERBOSITY": "error"},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise SurveyFailed(f"no answer after {seconds:g} seconds") from None
+    except OSError as error:
+        raise SurveyFailed(f"{command[0]} cannot be started: {error.strerror}") from error
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    try:
+        if done.returncode == 0 and lines:
+            return SurveyAnswer.model_validate_json(lines[-1])
+    except ValidationError as error:
+        raise SurveyFailed(f"its answer is of another version: {error.errors()[0]['loc']}") from None
+    words = [line for line in done.stderr.splitlines() if line.strip()] or ["it wrote nothing"]
+    raise SurveyFailed(f"it ended with exit code {done.returncode}: {words[-1][:_LONGEST_LINE]}")
