@@ -73,9 +73,7 @@ class StageLoop:
         self._on_returned, self._on_exported, self._on_fault = on_returned, on_exported, on_fault
         self._record = record
         self._passing: dict[int, _Passing] = {}
-        self._broken: dict[
-            str, Fault
-        ] = {}  # tasks that cannot be computed here, by the fault that broke them
+        self._broken: dict[str, Fault] = {}  # tasks that cannot be computed here, by what broke them
 
     def run(self) -> None:
         """Work until ``Stop``. Raises what ended the group otherwise."""
@@ -141,7 +139,6 @@ class StageLoop:
         if out is not None:
             stats[:, 1] += out.squared_norms
         else:
-            self._engine.abandon(number)
             stats[:, 2] += passing.faults
         if self._first:
             self._on_returned(number, stats)
@@ -173,7 +170,6 @@ class StageLoop:
         result = self._try(number, phase, None, work)
         if not isinstance(result, Fault):
             return result
-        self._engine.abandon(number)
         self._on_fault(result)
         return None
 
@@ -187,6 +183,7 @@ class StageLoop:
             log.error("%s of item %d failed; the rank goes on", phase, number, exc_info=error)
             fault = fault_of(error, stage=self._engine.stage.index, number=number, phase=phase, task=task)
         # Only now has the exception gone, and with it its frames and the tensors that they held.
+        self._engine.abandon(number)
         recover(self._engine.stage.device)
         return fault
 

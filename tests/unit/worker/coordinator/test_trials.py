@@ -1,0 +1,158 @@
+"""Who is to blame: suspects are tried alone, one after the other, and judged together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlora_worker.coordinator.trials import Charge, Trials, Verdict
+from mlora_worker.pipeline.faults import Fault, Phase
+
+
+def fault(error: str = "ValueError: 7 is odd", *, memory: bool = False, stage: int = 0) -> Fault:
+    return Fault(stage=stage, number=1, phase=Phase.FORWARD, error=error, out_of_memory=memory)
+
+
+def charge(
+    *, memory: bool = False, tokens: int = 100, rows: int = 4, error: str = "ValueError: odd"
+) -> Charge:
+    return Charge(fault(error, memory=memory), tokens, rows)
+
+
+def test_nobody_is_accused_so_there_is_nothing_to_say() -> None:
+    assert (Trials().next, Trials().verdict()) == (None, None)
+
+
+def test_suspects_are_tried_in_the_order_in_which_they_were_accused_and_the_guilty_one_is_found() -> None:
+    trials = Trials()
+    for task in ("a", "b", "c"):
+        assert trials.accuse(task, charge()) is None
+    seen = []
+    while trials.next is not None:
+        assert trials.verdict() is None, "not before all have been tried"
+        seen.append(trials.next)
+        if trials.next == "b":
+            trials.accuse("b", charge(error="ValueError: the same again"))
+        else:
+            trials.clear(trials.next)
+    assert seen == ["a", "b", "c"]
+    assert trials.verdict() == Verdict(convicted={"b": fault("ValueError: the same again")})
+    assert trials.verdict() is None, "once only"
+
+
+def test_a_fault_that_does_not_come_again_is_nobodys() -> None:
+    trials = Trials()
+    trials.accuse("a", charge())
+    trials.clear("a")
+    assert trials.verdict() == Verdict()
+
+
+def test_memory_is_tried_with_ever_narrower_microbatches_down_to_a_row() -> None:
+    trials = Trials()
+    assert trials.accuse("a", charge(memory=True, tokens=400, rows=9)) is None, "first alone, as it is"
+    assert trials.accuse("a", charge(memory=True, tokens=400, rows=9)) == 200
+    assert trials.accuse("a", charge(memory=True, tokens=180, rows=2)) == 90
+    assert trials.next == "a"
+    assert trials.accuse("a", charge(memory=True, tokens=95, rows=1)) is None
+    verdict = trials.verdict()
+    assert verdict is not None
+    assert verdict.convicted.keys() == {"a"}
+
+
+def test_a_microbatch_that_was_too_wide_narrows_those_who_shared_it_when_all_pass_alone() -> None:
+    trials = Trials()
+    for task in ("a", "b"):
+        trials.accuse(task, charge(memory=True, tokens=400))
+    trials.clear("a")
+    trials.clear("b")
+    assert trials.verdict() == Verdict(narrowed={"a": 200, "b": 200})
+
+
+def test_when_one_took_the_memory_the_others_keep_their_width() -> None:
+    trials = Trials()
+    for task in ("a", "b"):
+        trials.accuse(task, charge(memory=True, tokens=400))
+    trials.clear("a")
+    trials.accuse("b", charge(memory=True, rows=1))
+    assert trials.verdict() == Verdict(convicted={"b": fault("ValueError: odd", memory=True)})
+
+
+@pytest.mark.parametrize(
+    ("story", "faults", "cleared", "pipelines"),
+    [
+        ("the same error of all", ["KeyError: 'x'", "KeyError: 'y'"], [], True),
+        ("a task alone cannot accuse the pipeline", ["KeyError: 'x'"], [], False),
+        ("one passes", ["KeyError: 'x'", "KeyError: 'x'"], ["c"], False),
+        ("different errors", ["KeyError: 'x'", "ValueError: x"], [], False),
+    ],
+)
+def test_an_error_that_all_meet_is_the_pipelines(
+    story: str, faults: list[str], cleared: list[str], pipelines: bool
+) -> None:
+    trials = Trials()
+    tasks = dict(zip("ab", faults, strict=False))
+    for task in (*tasks, *cleared):
+        trials.accuse(task, charge())
+    for task, error in tasks.items():
+        trials.accuse(task, charge(error=error))
+    for task in cleared:
+        trials.clear(task)
+    verdict = trials.verdict()
+    assert verdict is not None
+    assert (verdict.pipeline is not None) is pipelines, story
+    assert verdict.convicted.keys() == (set() if pipelines else tasks.keys())
+
+
+def test_memory_that_lacks_for_all_fails_them_and_not_the_pipeline() -> None:
+    trials = Trials()
+    for task in ("a", "b"):
+        trials.accuse(task, charge(memory=True))
+    for task in ("a", "b"):
+        trials.accuse(task, charge(memory=True, rows=1))
+    verdict = trials.verdict()
+    assert verdict is not None
+    assert (verdict.convicted.keys(), verdict.pipeline) == ({"a", "b"}, None)
+
+
+def test_a_task_that_leaves_is_forgotten() -> None:
+    trials = Trials()
+    trials.accuse("a", charge())
+    trials.accuse("b", charge())
+    trials.drop("a")
+    assert trials.next == "b"
+    trials.drop("b")
+    assert trials.verdict() is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from(["fault", "memory", "row", "whole", "leave"])),
+        max_size=60,
+    )
+)
+def test_whatever_comes_back_a_case_ends_and_blames_only_who_failed_again(
+    events: list[tuple[str, str]],
+) -> None:
+    trials = Trials()
+    accused: set[str] = set()
+    again: set[str] = set()
+    for task, event in events:
+        if event == "whole":
+            trials.clear(task)
+        elif event == "leave":
+            trials.drop(task)
+            accused.discard(task)
+            again.discard(task)
+        elif task not in again:  # the convicted do not step before the verdict
+            (again if task in accused and trials.next is not None else accused).add(task)
+            trials.accuse(task, charge(memory=event != "fault", rows=1 if event == "row" else 3))
+        verdict = trials.verdict()
+        if verdict is not None:
+            assert trials.next is None
+            assert verdict.convicted.keys() <= accused | again
+            accused, again = set(), set()
+    for _ in range(10):
+        if trials.next is not None:
+            trials.clear(trials.next)
+    assert trials.next is None
