@@ -12,6 +12,7 @@ from mlora_worker.coordinator.dispatch import Dispatcher
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,
@@ -200,3 +201,126 @@ def test_tokens_per_second_is_over_the_time_from_load_to_the_last_returned_step(
     task = prepared_task("a", max_steps=2)
     Play(task).run()
     assert task.report().tokens_per_second == pytest.approx(40 / 2)
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+def next_train(play: Play) -> Train:
+    entry = play.dispatcher.supply()
+    assert entry is not None
+    assert isinstance(entry.item, Train)
+    return entry.item
+
+
+def come_back(play: Play, train: Train, faults: int = 0) -> None:
+    stats = [[8.0, 4.0 if segment.closes_step else 0.0, faults] for segment in train.segments]
+    play.dispatcher.returned(train.number, torch.tensor(stats, dtype=torch.float64))
+
+
+def fault(number: int, phase: Phase = Phase.FORWARD, task: str | None = None, memory: bool = False) -> Fault:
+    return Fault(
+        stage=0, number=number, phase=phase, task=task, out_of_memory=memory, error="ValueError: odd"
+    )
+
+
+@pytest.mark.parametrize("told_late", [False, True])
+def test_a_void_step_is_issued_again_alone_with_the_word_to_discard_and_without_the_update_again(
+    told_late: bool,
+) -> None:
+    a, b = prepared_task("a", max_steps=3), prepared_task("b", max_steps=3)
+    play = Play(a, b)
+    play.run(items=3)
+    shared = next_train(play)
+    assert [segment.update is not None for segment in shared.segments] == [True, True]
+    if not told_late:
+        play.dispatcher.faulted(fault(shared.number))
+    come_back(play, shared, faults=1)
+    if told_late:
+        assert play.dispatcher.supply() is None, "whose fault it is, is not known yet"
+        play.dispatcher.faulted(fault(shared.number))
+    for task in (a, b):
+        again = next_train(play)
+        assert play.dispatcher.supply() is None, "a trial has the pipeline for itself"
+        [segment] = again.segments
+        assert (segment.task, segment.step, segment.discard, segment.update) == (task.uid, 2, True, None)
+        assert segment.lengths == shared.segments[0].lengths
+        come_back(play, again)
+        assert task.steps_done == 2
+    together = next_train(play)
+    assert [(s.task, s.step, s.discard) for s in together.segments] == [("a", 3, False), ("b", 3, False)]
+    assert all(segment.update is not None and segment.update.step == 2 for segment in together.segments)
+
+
+def test_what_a_void_step_brought_back_does_not_count() -> None:
+    task = prepared_task("a", max_steps=1)
+    play = Play(task)
+    play.run(items=1)
+    first = next_train(play)
+    play.dispatcher.faulted(fault(first.number))
+    play.dispatcher.returned(first.number, torch.tensor([[math.nan, math.nan, 1.0]], dtype=torch.float64))
+    come_back(play, next_train(play))
+    assert task.last is not None
+    assert task.last.loss == pytest.approx(8.0 / 8)
+
+
+def test_a_fault_that_names_its_task_fails_it_at_once_and_its_neighbour_repeats_the_step() -> None:
+    bad, good = prepared_task("bad"), prepared_task("good")
+    play = Play(bad, good)
+    play.run(items=2)
+    shared = next_train(play)
+    play.dispatcher.faulted(fault(shared.number, Phase.UPDATE, "bad", memory=True))
+    come_back(play, shared, faults=1)
+    assert bad.failure is not None
+    assert bad.failure.reason is FailureReason.OUT_OF_MEMORY
+    assert "stage 0 ran out of memory in the optimizer step before step 1" in bad.failure.message
+    assert kinds(play.run()) == ["unload", "train", "train", "save", "unload"]
+    assert good.steps_done == 2
+
+
+@pytest.mark.parametrize("phase", [Phase.LOAD, Phase.SAVE])
+def test_a_fault_of_a_load_or_save_fails_the_task_when_it_is_told(phase: Phase) -> None:
+    task = prepared_task("a", max_steps=1)
+    play = Play(task)
+    items = play.run(items=1 if phase is Phase.LOAD else 3)
+    play.dispatcher.faulted(fault(items[-1].number, phase, "a"))
+    assert task.phase is TaskPhase.FAILED
+    assert task.failure is not None
+    assert "ValueError: odd" in task.failure.message
+    assert kinds(play.run()) == ["unload"]
+
+
+def test_a_fault_of_a_former_load_does_not_fail_the_task_that_came_back() -> None:
+    task = prepared_task("a", max_steps=5)
+    play = Play(task)
+    [first] = play.run(items=1)
+    task.plan = task.plan.model_copy(update={"admitted": False})
+    play.run(items=1)
+    task.plan = task.plan.model_copy(update={"admitted": True})
+    play.run(items=1)
+    play.dispatcher.faulted(fault(first.number, Phase.LOAD, "a"))
+    assert task.phase is TaskPhase.TRAINING
+
+
+def test_a_suspect_that_is_withdrawn_leaves_and_the_next_one_is_tried() -> None:
+    a, b = prepared_task("a"), prepared_task("b")
+    play = Play(a, b)
+    play.run(items=2)
+    shared = next_train(play)
+    play.dispatcher.faulted(fault(shared.number))
+    come_back(play, shared, faults=1)
+    a.withdrawn = True
+    assert kinds(play.run()) == ["unload", "train", "train", "save", "unload"]
+    assert b.steps_done == 2
+
+
+def test_an_error_that_every_task_meets_alone_ends_the_pipeline_and_fails_nobody() -> None:
+    a, b = prepared_task("a"), prepared_task("b")
+    play = Play(a, b)
+    play.run(items=2)
+    for _ in range(3):
+        train = next_train(play)
+        play.dispatcher.faulted(fault(train.number))
+        come_back(play, train, faults=1)
+    assert [str(error) for error in play.ended] == ["every task fails in forward on stage 0: ValueError: odd"]
+    assert [task.phase for task in (a, b)] == [TaskPhase.TRAINING] * 2
