@@ -51,6 +51,7 @@ class CatalogueModel(BaseModelSource):
     stages: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
     memory: Memory = Field(default_factory=Memory)
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = 4096
+    recompute_activations: Annotated[bool, Field(strict=True)] = False
     idle_timeout: Duration = "10m"
     storage: Storage = Field(default_factory=Storage)
     worker: Worker = Field(default_factory=Worker)

@@ -136,7 +136,7 @@ class _FirstRank:
         loop = StageLoop(
             first=True,
             last=config.stages == 1,
-            engine=StageEngine(stage),
+            engine=StageEngine(stage, recompute=config.recompute_activations),
             mailbox=mailbox,
             neighbours=transport,
             on_returned=LateReader(device_of(self._device), coordinator.returned, mailbox.fail).read,
@@ -212,7 +212,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
     StageLoop(
         first=False,
         last=last,
-        engine=StageEngine(stage),
+        engine=StageEngine(stage, recompute=config.recompute_activations),
         mailbox=mailbox,
         neighbours=transport,
         on_returned=_never,

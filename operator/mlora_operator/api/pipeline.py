@@ -99,6 +99,12 @@ class LoRAPipelineSpec(Model):
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(
         default=4096, description="Most tokens that travel the pipeline as one microbatch."
     )
+    recompute_activations: bool = Field(
+        default=False,
+        strict=True,
+        description="Keep of each layer only its input for the backward, which then computes the layer's forward once "
+        "more: less memory, more time, the same results.",
+    )
     idle_timeout: Duration = Field(
         default="10m", description="After this long without a task the workers are scaled to zero."
     )

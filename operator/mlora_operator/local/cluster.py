@@ -186,6 +186,7 @@ class LocalCluster:
             backend="gloo" if crowded else "auto",
             threads=spec.worker.threads,
             microbatch_tokens=spec.microbatch_tokens,
+            recompute_activations=spec.recompute_activations,
             allow_file_uris=True,
         )
 

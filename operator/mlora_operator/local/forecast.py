@@ -150,6 +150,7 @@ def _memory_model(
             for task in tasks
             if task.spec is not None
         },
+        recompute=spec.recompute_activations,
     )
 
 
@@ -216,12 +217,14 @@ def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, st
 
 
 def _what_fits(uid: str, model: MemoryModel) -> str:
-    """The largest microbatchTokens (halved again and again) with which the task would fit."""
+    """The largest microbatchTokens (halved again and again) with which the task would fit, or recomputation."""
     tokens = model.microbatch_tokens // 2
     while tokens >= _LEAST_MICROBATCH:
         if replace(model, microbatch_tokens=tokens).verdict([uid]).fits:
             return f"; it would fit alone with microbatchTokens: {tokens}"
         tokens //= 2
+    if replace(model, recompute=True).verdict([uid]).fits:
+        return "; it would fit alone with recomputeActivations: true"
     return ""
 
 

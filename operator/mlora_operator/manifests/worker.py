@@ -41,5 +41,6 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         cache_dir=CACHE_DIR,
         threads=spec.worker.threads,
         microbatch_tokens=spec.microbatch_tokens,
+        recompute_activations=spec.recompute_activations,
         log_format=log_format,
     )

@@ -60,23 +60,27 @@ def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
     return parameters * BYTES_PER_ADAPTER_PARAMETER
 
 
-def prior(facts: ModelFacts, stage: StageReport, stages: int) -> Coefficients:
-    """Coefficients from the model's shape alone.
+def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> Coefficients:
+    """Coefficients from the model's shape alone. ``recompute``: the pipeline recomputes activations.
 
     A token leaves in each decoder layer, for the backward: both norms' inputs (once in float32, twice in the
     model's type), the inputs and outputs of the attention's projections with their rotated copies, and four
     tensors of the feed-forward's width. The backward itself holds the gradients of one layer. Attention
     scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds
     the loss's logits and their gradient.
+
+    With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
+    runs.
     """
     width = facts.dtype_bytes
     layers = stage.last_layer - stage.first_layer + 1
     kept = facts.hidden_size * (8 + 11 * width) + facts.intermediate_size * 4 * width
     passing = (4 * facts.hidden_size + 3 * facts.intermediate_size) * width
+    activations = facts.hidden_size * width * layers + kept if recompute else kept * layers
     logits = 2 * 4 * LOSS_CHUNK_LOGITS if stage.stage == stages - 1 else 0
     return Coefficients(
         b0=float(WORKING_BYTES + logits),
-        b1=float(kept * layers + passing),
+        b1=float(activations + passing),
         b2=float(2 * facts.attention_heads * width),
     )
 
@@ -125,6 +129,7 @@ class MemoryModel:
     budget: int | None  # bytes per stage; None: what the device has
     margin: float  # part of the budget that is kept free
     demands: Mapping[str, Demand]  # by uid
+    recompute: bool = False  # activations, in the backward
 
     def verdict(self, uids: Iterable[str]) -> Verdict:
         """Whether these tasks fit together. Raises KeyError for a uid without a demand."""
@@ -137,8 +142,7 @@ class MemoryModel:
 
     def _of_stage(self, stage: StageReport, demands: Sequence[Demand]) -> Verdict:
         count = len(self.stages)
-        need = stage_need(
-            demands, self.facts, stage, count, self.microbatch_tokens, prior(self.facts, stage, count)
-        )
+        coefficients = prior(self.facts, stage, count, recompute=self.recompute)
+        need = stage_need(demands, self.facts, stage, count, self.microbatch_tokens, coefficients)
         budget = int((self.budget if self.budget is not None else stage.capacity_bytes) * (1 - self.margin))
         return Verdict(need.total <= budget, stage.stage, need.total, budget, need)

@@ -89,6 +89,7 @@ def memory_model(view: View) -> MemoryModel | None:
             for task in view.tasks
             if task.spec is not None
         },
+        recompute=spec.recompute_activations,
     )
 
 

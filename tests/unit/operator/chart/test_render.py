@@ -57,6 +57,7 @@ def test_catalogue_entries_take_over_the_defaults_and_override_them(render: Rend
         {
             "pipelineDefaults": {
                 "stages": 2,
+                "recomputeActivations": True,
                 "storage": {"endpoint": "http://s3.storage:8333", "secretRef": {"name": "models"}},
                 "worker": {"threads": 1, "resources": {"limits": {"cpu": 2}}},
             },
@@ -69,6 +70,7 @@ def test_catalogue_entries_take_over_the_defaults_and_override_them(render: Rend
     assert big.worker.resources == {"limits": {"cpu": 2}}
     assert big.storage.endpoint == "http://s3.storage:8333"
     assert big.pipeline_spec().stages == 4
+    assert big.pipeline_spec().recompute_activations
 
 
 @pytest.mark.parametrize("number", [1_000_000, 1_048_576, 16])

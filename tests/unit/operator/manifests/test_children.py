@@ -244,6 +244,7 @@ def test_the_users_pod_fields_are_passed_on() -> None:
         ({"stages": 3}, False),
         ({"worker": {"image": "worker:2"}}, False),
         ({"microbatchTokens": 128}, False),
+        ({"recomputeActivations": True}, False),
     ],
 )
 def test_workers_are_replaced_only_for_what_they_are_told_at_their_start(

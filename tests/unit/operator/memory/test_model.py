@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,25 @@ def test_the_last_stage_pays_for_the_loss() -> None:
     last = STAGES[1]
     assert prior(FACTS, last, 2).b0 - prior(FACTS, first, 2).b0 == 128 * 2**20
     assert prior(FACTS, last, 2).b1 == prior(FACTS, first, 2).b1
+
+
+def test_recomputation_leaves_one_hidden_state_a_layer_and_one_layers_activations() -> None:
+    def per_token(layers: int, recompute: bool) -> float:
+        stage = STAGES[0].model_copy(update={"last_layer": layers - 1})
+        return prior(FACTS, stage, 2, recompute=recompute).b1
+
+    one_layer = per_token(2, False) - per_token(1, False)
+    assert per_token(4, True) == per_token(1, False) + 4 * HIDDEN * FACTS.dtype_bytes
+    assert per_token(4, False) == per_token(1, False) + 3 * one_layer
+    assert prior(FACTS, STAGES[1], 2, recompute=True).b0 == prior(FACTS, STAGES[1], 2).b0
+
+
+def test_a_task_that_does_not_fit_may_fit_with_recomputation() -> None:
+    plain = model(margin=0.0, a=demand(rows=64, longest=128))
+    budget = plain.verdict(["a"]).needed - 1
+    tight = replace(plain, budget=budget)
+    assert not tight.verdict(["a"]).fits
+    assert replace(tight, recompute=True).verdict(["a"]).fits
 
 
 def model(budget: int | None = None, margin: float = 0.0, **demands: Demand) -> MemoryModel:
