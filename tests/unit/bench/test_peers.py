@@ -58,10 +58,13 @@ def test_a_peer_with_other_adapters_is_found_out(tiny_model: Path, make_rows: Ma
         train_alike(sides["ours"], [sides["peft"]], batches, 1e-4, learning_rate=1e-2)
 
 
-def test_the_frozen_base_has_the_losses_of_untrained_adapters(tiny_model: Path, make_rows: MakeRows) -> None:
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_frozen_base_has_the_losses_of_untrained_adapters(
+    tiny_model: Path, make_rows: MakeRows, adapted: bool
+) -> None:
     batch = deal(make_rows(6), TASKS, BATCH, 0)
     ours = Ours(whole_stage(tiny_model, torch.float32), Setting(TASKS, ALL_LINEAR), separate_updates=True)
-    base = FrozenBase(whole_stage(tiny_model, torch.float32))
+    base = FrozenBase(whole_stage(tiny_model, torch.float32), adapted=adapted)
     check_losses({"ours": ours.step(batch, 0.0), "base": base.step(batch, 0.0)}, 1e-5)
     assert set(ours.watch.parts) == {"forward", "backward", "update"}
     assert set(base.watch.parts) == {"forward", "backward"}
