@@ -401,7 +401,7 @@ class WorkerConfig(Message):
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # gloo lets several ranks share a GPU
     threads: Amount = 0  # per rank; 0: torch's default
     microbatch_tokens: Count = 4096  # most tokens of one microbatch; a longer single row travels alone
-    recompute_activations: bool = False  # each layer's forward runs once more in the backward, which keeps less
+    recompute_activations: bool = False  # keep a layer's input alone; its forward runs again in the backward
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
     log_format: Literal["text", "json"] = "text"
 
