@@ -97,7 +97,7 @@ def run_pipeline(shape: Shape, seconds: float = 120.0) -> Timeline:
             _end_with(lambda rank=rank: _rank(shape, rank, link, store, writing))  # type: ignore[misc]
         ranks.append(pid)
     os.close(writing)
-    stopper = threading.Timer(seconds, lambda: [_kill(pid) for pid in ranks])
+    stopper = threading.Timer(seconds, _kill, (ranks,))
     stopper.start()
     try:
         with os.fdopen(reading, "rb") as pipe:
@@ -110,9 +110,10 @@ def run_pipeline(shape: Shape, seconds: float = 120.0) -> Timeline:
     return Timeline.model_validate_json(content)
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(ranks: list[int]) -> None:
+    for pid in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end_with(work: Callable[[], None]) -> None:

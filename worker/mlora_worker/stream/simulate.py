@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.planner import load_of
 from mlora_worker.stream.rule import IssueRule
 from mlora_worker.stream.timeline import Kind, Span, Timeline
@@ -106,15 +105,8 @@ def simulate(
 @dataclass(frozen=True, slots=True)
 class Microbatch:
     number: int
-    parts: tuple[Part, ...]
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(part.task for part in self.parts)
-
-    @property
-    def tokens(self) -> int:
-        return sum(sum(part.lengths) for part in self.parts)
+    tasks: tuple[str, ...]
+    tokens: int
 
 
 class _Supply:
@@ -139,7 +131,8 @@ class _Supply:
         if parts is None:
             return None
         self._number += 1
-        return Microbatch(self._number, parts)
+        tokens = sum(sum(part.lengths) for part in parts)
+        return Microbatch(self._number, tuple(part.task for part in parts), tokens)
 
     def returned(self, microbatch: Microbatch) -> None:
         for task in self._rule.returned(microbatch.tasks):
