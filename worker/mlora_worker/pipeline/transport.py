@@ -10,6 +10,7 @@ host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from mlora_worker.pipeline.faults import is_out_of_memory
 from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.lanes import Lane, Moment, device_of
 
@@ -28,6 +30,8 @@ Backend = Literal["gloo", "nccl"]
 
 # A receive is posted as soon as the descriptor is here; the tensor follows when the neighbour has computed it.
 _PATIENCE = timedelta(hours=6)
+
+_PAUSE, _TRIES = 0.1, 300  # seconds between tries to get memory for what arrives, and how many
 
 STATS = 3  # of a segment: loss sum, squared gradient norm, faults of the microbatch
 
@@ -153,16 +157,31 @@ class _Line:
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, peer: int) -> Tensor:
         if self.staged:
-            buffer = torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+            pinned = self.device.type == "cuda"
+            buffer = patiently(lambda: torch.empty(shape, dtype=dtype, pin_memory=pinned))
             dist.recv(buffer, src=peer, group=self.group)
         else:
             with self.lane.behind(None):
-                buffer = torch.empty(shape, dtype=dtype, device=self.device)
+                buffer = patiently(lambda: torch.empty(shape, dtype=dtype, device=self.device))
                 dist.recv(buffer, src=peer, group=self.group)
         return self.lane.hand_over(buffer)
 
 
 _Job = Callable[[_Line], None]
+
+
+def patiently(allocate: Callable[[], Tensor], pause: Callable[[float], None] = time.sleep) -> Tensor:
+    """What ``allocate`` gives, tried again for a while when memory lacks: a microbatch that takes it all just now ends or
+    fails, and gives it back. What arrives for the next one must not end the group meanwhile.
+    """
+    for _ in range(_TRIES):
+        try:
+            return allocate()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        pause(_PAUSE)
+    return allocate()
 
 
 def rendezvous(host: str, port: int, rank: int, world: int, run_id: str, backend: Backend) -> None:
