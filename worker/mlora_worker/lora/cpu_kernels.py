@@ -1,14 +1,12 @@
-"""One pass over memory where plain torch needs ten: dropout's hash and its application, compiled by numba.
+"""Dropout's hash and its application in one pass, where torch's operations need ten.
 
 An element of a mask costs six integer operations. As torch operations each of them goes through memory; compiled together
-they cost a tenth (docs/contributors/numerics.md has the figures). numba compiles within a second, needs no C compiler at
-run time, and keeps what it compiled on disk where it may write. Without numba the same bits come from ``DropoutMask.bits``.
+they cost a tenth (docs/contributors/numerics.md has the figures). Without numba the same bits come from
+``DropoutMask.bits``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -16,21 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mlora_worker.compiled import AVAILABLE, compiled, spread
 from mlora_worker.lora.dropout import MIX_1, MIX_2, MULTIPLIER, DropoutMask, keep
 
-numba: Any
-try:
-    import numba
-except ImportError:  # a GPU's worker can do without
-    numba = None
-
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_WORTH_A_THREAD = 2**17  # elements
 
 
 def masked(x: Tensor, mask: DropoutMask) -> Tensor:
     """``x`` [tokens, features] where the mask keeps, 0 elsewhere; contiguous, on the CPU."""
-    if numba is None:
+    if not AVAILABLE:
         return keep(x, mask.bits(slice(None)))
     integer = _INTEGER[x.element_size()]
     out = torch.empty_like(x)
@@ -42,13 +34,13 @@ def masked(x: Tensor, mask: DropoutMask) -> Tensor:
             source[rows], keys[rows], mask.module_key, features, np.int32(mask.threshold), target[rows]
         )
 
-    _spread(some, *x.shape)
+    spread(some, *x.shape)
     return out
 
 
 def add_masked(total: Tensor, x: Tensor, mask: DropoutMask, factor: float) -> None:
     """``total += factor * x`` where the mask keeps; all [tokens, features], contiguous, on the CPU."""
-    if numba is None or x.dtype != torch.float32:
+    if not AVAILABLE or x.dtype != torch.float32:
         total.add_(masked(x, mask), alpha=factor)
         return
     source, target = x.detach().numpy(), total.detach().numpy()
@@ -60,44 +52,20 @@ def add_masked(total: Tensor, x: Tensor, mask: DropoutMask, factor: float) -> No
             target[rows],
         )  # fmt: skip
 
-    _spread(some, *x.shape)
-
-
-def _spread(work: Callable[[slice], None], rows: int, features: int) -> None:
-    """Over torch's number of threads, where there is enough to do; the compiled code runs without Python's lock."""
-    threads = min(torch.get_num_threads(), rows * features // _WORTH_A_THREAD)
-    if threads <= 1:
-        work(slice(0, rows))
-        return
-    step = -(-rows // threads)
-    list(_pool(threads).map(work, [slice(start, start + step) for start in range(0, rows, step)]))
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, "mask")
+    spread(some, *x.shape)
 
 
 class _Compiled:
     """Compiled when first used: a worker whose tasks have no dropout never waits for it."""
 
     def __init__(self) -> None:
-        self.masked = _compile(_masked)
-        self.add_masked = _compile(_add_masked)
+        self.masked = compiled(_masked)
+        self.add_masked = compiled(_add_masked)
 
 
 @cache
 def _kernels() -> _Compiled:
     return _Compiled()
-
-
-def _compile(function: Callable[..., None]) -> Any:
-    # numpy's rules for errors and wrapping integers; the sums need no particular order: there are none.
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-    try:
-        return numba.njit(function, cache=True, **options)
-    except RuntimeError:  # no folder to keep it in
-        return numba.njit(function, **options)
 
 
 def _masked(x: Any, token_keys: Any, module_key: Any, feature_keys: Any, threshold: Any, out: Any) -> None:

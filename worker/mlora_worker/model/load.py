@@ -18,6 +18,7 @@ from mlora_worker.model.architecture import (
 )
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_layers
+from mlora_worker.model.fused import fuse
 from mlora_worker.model.stage import Stage
 
 
@@ -51,6 +52,8 @@ def load_stage(
     if last:
         reader.fill(decoder.norm, f"{root}.norm.")
         head_weight = _head_weight(model, reader, tied=architecture.tied_head, embedded=first)
+    body = nn.ModuleList([*layers, decoder.norm] if last else layers)
+    fuse(body)
     return Stage(
         index=stage,
         stages=stages,
@@ -60,7 +63,7 @@ def load_stage(
         # Frequencies are no part of a checkpoint: made anew, in float32 whatever the weights' type.
         rotary=type(decoder.rotary_emb)(config=model.config).to(device),
         embedding=decoder.embed_tokens if first else None,
-        norm=decoder.norm if last else None,
+        norm=body[-1] if last else None,
         head_weight=head_weight,
         linears={
             layer_prefix(model, index) + name: module

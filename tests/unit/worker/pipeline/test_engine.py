@@ -127,10 +127,10 @@ def test_a_forward_that_failed_holds_no_memory_once_it_is_abandoned(engines: Any
     (engine,) = engines()
     engine.load(load("a", "all-linear"))
     held: list[weakref.ref[Tensor]] = []
-    below, broken = engine.stage.layers[0], engine.stage.layers[2].mlp.act_fn
+    below, broken = engine.stage.layers[0], engine.stage.layers[2].mlp.up_proj
     below.register_forward_hook(lambda *call: held.append(weakref.ref(call[2])))
     # Between two modules that share their input, whose outputs are computed together.
-    hook = broken.register_forward_hook(lambda *_: 1 / 0)
+    hook = broken.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         there(engine, train(1, "a"))
     engine.abandon(1)

@@ -1,0 +1,87 @@
+"""Norms and gated activations in one pass, beside transformers' own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import GemmaConfig, LlamaConfig, Qwen3Config
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from mlora_worker.compiled import AVAILABLE
+from mlora_worker.model.fused import FusedGatedMLP, FusedRMSNorm, fuse
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs numba")
+CONFIG = {"hidden_size": 40, "intermediate_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def frozen(module: nn.Module, dtype: torch.dtype = torch.float32) -> nn.ModuleList:
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return nn.ModuleList([module]).requires_grad_(False).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (LlamaRMSNorm(40, eps=1e-3), FusedRMSNorm),
+        (LlamaMLP(LlamaConfig(**CONFIG)), FusedGatedMLP),
+    ],
+)
+@pytest.mark.parametrize("shape", [(1, 7, 40), (1, 1, 40), (1, 5, 3, 40)])
+def test_outputs_and_input_gradients_equal_those_of_the_module_replaced(
+    module: nn.Module, kind: type[nn.Module], shape: tuple[int, ...]
+) -> None:
+    plain = frozen(copy.deepcopy(module))
+    fused = copy.deepcopy(plain)
+    assert fuse(fused) == 1
+    assert isinstance(fused[0], kind)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 3
+    results = []
+    for one in (plain, fused):
+        leaf = x.clone().requires_grad_()
+        y = one[0](leaf)
+        # A gradient that is not contiguous, as views in a model make them.
+        y.backward(
+            torch.randn(*reversed(shape), generator=torch.Generator().manual_seed(2)).permute(
+                *reversed(range(len(shape)))
+            )
+        )
+        assert leaf.grad is not None
+        results.append((y.detach(), leaf.grad))
+    for found, wanted in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        frozen(GemmaRMSNorm(40)),  # multiplies by 1 + weight
+        frozen(LlamaMLP(LlamaConfig(**CONFIG, hidden_act="gelu"))),
+        frozen(LlamaRMSNorm(40), torch.bfloat16),
+        nn.ModuleList([LlamaRMSNorm(40)]),  # its weight is trained
+    ],
+)
+def test_what_differs_is_left_alone(module: nn.Module) -> None:
+    if isinstance(module[0], GemmaRMSNorm):
+        assert GemmaConfig().rms_norm_eps > 0
+    assert fuse(module) == 0
+
+
+def test_norms_within_a_layer_are_found_and_share_their_weights() -> None:
+    layers = frozen(Qwen3Attention(Qwen3Config(**CONFIG, head_dim=8), 0))
+    weight = layers[0].q_norm.weight
+    assert fuse(layers) == 2
+    assert layers[0].q_norm.weight is weight
+
+
+def test_a_token_does_not_depend_on_the_others() -> None:
+    norm = frozen(LlamaRMSNorm(40))
+    fuse(norm)
+    x = torch.randn(9, 40)
+    assert torch.equal(norm[0](x)[3:5], norm[0](x[3:5]))

@@ -1,0 +1,201 @@
+"""Norms and gated activations in one pass each, in float32 on a CPU.
+
+transformers writes both as chains of element-wise operations, each of which goes through memory, and keeps what lies
+between for the backward. The modules here take the place of those that they equal: ``fuse`` tries each candidate on
+random numbers and leaves alone what differs, so no list of models is kept.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from mlora_worker.compiled import AVAILABLE, compiled, spread
+
+_TOLERANCE = 2e-6  # relative, of the largest element
+_TRIED_ROWS = 5
+
+
+def fuse(layers: nn.Module) -> int:
+    """Replace norms and gated feed-forward modules below ``layers``; returns how many. Weights are shared, not copied."""
+    if not AVAILABLE:
+        return 0
+    replaced = 0
+    for parent in list(layers.modules()):
+        for name, child in list(parent.named_children()):
+            fused = _fused_norm(child) or _fused_mlp(child)
+            if fused is not None:
+                setattr(parent, name, fused)
+                replaced += 1
+    return replaced
+
+
+class FusedRMSNorm(nn.Module):
+    """[..., size] -> ``weight * x / sqrt(mean(x^2) + eps)``."""
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)
+        return y
+
+
+class FusedGatedMLP(nn.Module):
+    """``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, gate_proj: nn.Module, up_proj: nn.Module, down_proj: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.down_proj(_SiluTimes.apply(self.gate_proj(x), self.up_proj(x)))
+        return y
+
+
+def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or not _suits(weight):
+        return None
+    fused = FusedRMSNorm(weight, epsilon)
+    return fused if _equal(module, fused, len(weight)) else None
+
+
+def _fused_mlp(module: nn.Module) -> FusedGatedMLP | None:
+    parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if not all(isinstance(part, nn.Linear) and _suits(part.weight) for part in parts):
+        return None
+    gate, up, down = parts
+    assert isinstance(gate, nn.Linear)
+    assert isinstance(up, nn.Linear)
+    assert isinstance(down, nn.Linear)
+    fused = FusedGatedMLP(gate, up, down)
+    return fused if _equal(module, fused, gate.in_features) else None
+
+
+def _suits(weight: Tensor) -> bool:
+    return weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.requires_grad
+
+
+@torch.no_grad()
+def _equal(module: nn.Module, fused: nn.Module, size: int) -> bool:
+    x = torch.randn(_TRIED_ROWS, size, generator=torch.Generator().manual_seed(0))
+    found, wanted = fused(x), module(x)
+    return bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max())
+
+
+class _RMSNorm(torch.autograd.Function):
+    """Saves x and a number per token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        y, rescale = torch.empty_like(flat), flat.new_empty(len(flat))
+        source, scale, target, rescales = (t.detach().numpy() for t in (flat, weight, y, rescale))
+
+        def some(rows: slice) -> None:
+            _kernels().norm(source[rows], scale, np.float32(epsilon), target[rows], rescales[rows])
+
+        spread(some, *flat.shape)
+        ctx.save_for_backward(flat, weight, rescale)
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        flat, weight, rescale = ctx.saved_tensors
+        grad = grads[0].reshape(flat.shape).contiguous()
+        grad_x = torch.empty_like(flat)
+        source, scale, rescales, upstream, target = (
+            t.detach().numpy() for t in (flat, weight, rescale, grad, grad_x)
+        )
+
+        def some(rows: slice) -> None:
+            _kernels().norm_backward(source[rows], scale, rescales[rows], upstream[rows], target[rows])
+
+        spread(some, *flat.shape)
+        return grad_x.view(grads[0].shape), None, None
+
+
+class _SiluTimes(torch.autograd.Function):
+    """``silu(gate) * up``, of which only gate and up are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = (t.contiguous() for t in ctx.saved_tensors)
+        grad = grads[0].contiguous()
+        # silu's and its derivative's only transcendental part, by torch's vectorised functions.
+        sigmoid = torch.sigmoid(gate)
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        size = gate.shape[-1]
+        gates, ups, sigmoids, upstream, for_gate, for_up = (
+            t.detach().reshape(-1, size).numpy() for t in (gate, up, sigmoid, grad, grad_gate, grad_up)
+        )
+
+        def some(rows: slice) -> None:
+            _kernels().silu_times_backward(
+                gates[rows], ups[rows], sigmoids[rows], upstream[rows], for_gate[rows], for_up[rows]
+            )
+
+        spread(some, *gates.shape)
+        return grad_gate, grad_up
+
+
+class _Compiled:
+    def __init__(self) -> None:
+        self.norm = compiled(_norm, reorder_sums=True)
+        self.norm_backward = compiled(_norm_backward, reorder_sums=True)
+        self.silu_times_backward = compiled(_silu_times_backward)
+
+
+@cache
+def _kernels() -> _Compiled:
+    return _Compiled()
+
+
+def _norm(x: Any, weight: Any, epsilon: Any, y: Any, rescale: Any) -> None:
+    size = x.shape[1]
+    for token in range(x.shape[0]):
+        total = np.float32(0)
+        for feature in range(size):
+            total += x[token, feature] * x[token, feature]
+        factor = np.float32(1) / np.sqrt(total / np.float32(size) + epsilon)
+        rescale[token] = factor
+        for feature in range(size):
+            y[token, feature] = weight[feature] * (x[token, feature] * factor)
+
+
+def _norm_backward(x: Any, weight: Any, rescale: Any, grad: Any, grad_x: Any) -> None:
+    """grad_x = r (w g) - x r^3 mean(w g x)."""
+    size = x.shape[1]
+    for token in range(x.shape[0]):
+        total = np.float32(0)
+        for feature in range(size):
+            total += weight[feature] * grad[token, feature] * x[token, feature]
+        factor = rescale[token]
+        back = total / np.float32(size) * factor * factor * factor
+        for feature in range(size):
+            grad_x[token, feature] = (
+                factor * (weight[feature] * grad[token, feature]) - back * x[token, feature]
+            )
+
+
+def _silu_times_backward(gate: Any, up: Any, sigmoid: Any, grad: Any, grad_gate: Any, grad_up: Any) -> None:
+    """With s = sigmoid(g): silu(g) = g s, silu'(g) = s (1 + g (1 - s))."""
+    for token in range(gate.shape[0]):
+        for feature in range(gate.shape[1]):
+            s, g = sigmoid[token, feature], gate[token, feature]
+            grad_up[token, feature] = grad[token, feature] * (g * s)
+            grad_gate[token, feature] = (
+                grad[token, feature] * up[token, feature] * (s * (np.float32(1) + g * (np.float32(1) - s)))
+            )
