@@ -1,6 +1,7 @@
 """``python -m mlora_worker``: one rank of a pipeline, until it is told to stop or its group is over.
 
-Exit codes: 0 stopped by SIGTERM; 1 this rank failed; 2 its configuration is wrong; 75 a peer was lost, start again.
+Exit codes: 0 stopped by SIGTERM; 1 this rank failed; 2 its configuration is wrong, or its model cannot be served so, which
+another start would not change; 75 a peer was lost, start again.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ def main() -> None:
     set_up_logging(config.log_format, rank)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    from mlora_worker.pipeline.frames import (
-        LinkClosed,
-    )  # torch is imported only once the configuration is known to be good
+    # torch is imported only once the configuration is known to be good
+    from mlora_worker.data.errors import DataError
+    from mlora_worker.model.errors import ModelError
+    from mlora_worker.pipeline.frames import LinkClosed
     from mlora_worker.rank import run_rank
+    from mlora_worker.storage.safetensors_reader import BrokenModel
 
     log = logging.getLogger("mlora_worker")
     try:
@@ -42,6 +45,9 @@ def main() -> None:
     except LinkClosed as error:
         log.error("the group is over: %s", error)
         code = EXIT_PEER_LOST
+    except (ModelError, DataError, BrokenModel) as error:
+        log.error("the model cannot be served: %s", error)
+        code = EXIT_USAGE
     except Exception:
         log.exception("rank %d failed", rank)
         code = EXIT_FAILED
