@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from mlora_worker.protocol import FailureReason, TaskPhase, TaskPlan
+from mlora_worker.stream.timeline import Timeline
 from tests.integration.worker.conftest import Group
 
 pytestmark = pytest.mark.integration
@@ -92,6 +95,33 @@ def test_tasks_join_and_leave_while_others_train(two_stages: Group, make_task: M
     assert [report.phase for report in reports.values()] == [TaskPhase.SUCCEEDED] * 2
     assert reports["long"].step == 60
     group.wait_for(lambda report: {task.uid for task in report.tasks} == {long.uid, short.uid})
+    assert_timeline(group, long, short)
+
+
+def assert_timeline(group: Group, long: TaskPlan, short: TaskPlan) -> None:
+    """Both stages say what they did; every microbatch went down and came back, on one clock."""
+    assert group.call("GET", "/v1/timeline", token="wrong")[0] == 401
+    status, text = group.call("GET", "/v1/timeline")
+    assert status == 200, text
+    timeline = Timeline.model_validate_json(text)
+    assert timeline.stages == 2
+    assert timeline.names[long.uid] == f"{long.namespace}/{long.name}"
+    assert {(span.stage, span.kind) for span in timeline.spans} == {
+        (stage, kind) for stage in (0, 1) for kind in ("forward", "backward", "update")
+    }
+    spans = {(span.stage, span.kind, span.number): span for span in timeline.spans}
+    down = [span for span in timeline.spans if span.kind == "forward" and span.stage == 0]
+    assert len([span for span in down if long.uid in span.tasks]) >= 60
+    assert any(short.uid in span.tasks for span in down)
+    for first in down:
+        way = [
+            first,
+            *(
+                spans[stage, kind, first.number]
+                for stage, kind in ((1, "forward"), (1, "backward"), (0, "backward"))
+            ),
+        ]
+        assert all(before.end <= after.start for before, after in pairwise(way))
 
 
 def test_a_task_that_loses_its_place_waits_and_trains_again(two_stages: Group, make_task: MakeTask) -> None:
@@ -125,6 +155,43 @@ def test_bad_input_fails_its_task_and_nobody_else(two_stages: Group, make_task: 
         assert words in failure.message, (name, failure)
         output = Path(bad[name].output_uri.removeprefix("file://"))
         assert not any(path.is_file() for path in output.rglob("*")), "nothing below the output prefix"
+
+
+def test_memory_that_runs_out_on_a_rank_ends_neither_task_nor_group(
+    two_stages: Group, make_task: MakeTask, tmp_path: Path
+) -> None:
+    """Rank 1 may grow by a few MiB only. A task's first microbatch of 4096 tokens needs many times of that."""
+    group, limit = two_stages, resource.RLIMIT_DATA
+    steps = {"maxSteps": 30}
+    alone = make_task("calm", training=steps, uid="calm-alone", outputUri=f"file://{tmp_path}/alone")
+    assert group.finish(alone)["calm"].phase is TaskPhase.SUCCEEDED
+    rows = tmp_path / "long.jsonl"
+    row = {"prompt": "Say it.", "completion": "how many clips did Natalia sell? " * 200}
+    rows.write_text("\n".join([json.dumps(row)] * 32))
+    hungry = make_task(
+        "hungry",
+        dataset={"uri": f"file://{rows}"},
+        training={"batchSize": 16, "maxSteps": 2, "maxSeqLength": 512},
+    )
+    calm, process = make_task("calm", training=steps), group.ranks[1]
+    before = group.report().run_id
+    usual = resource.prlimit(process.pid, limit)
+    try:
+        resource.prlimit(process.pid, limit, (data_size(process.pid) + 12 * 2**20, usual[1]))
+        reports = group.finish(calm, hungry)
+    finally:
+        resource.prlimit(process.pid, limit, usual)
+    assert [reports[name].phase for name in ("calm", "hungry")] == [TaskPhase.SUCCEEDED] * 2, reports
+    assert group.report().run_id == before
+    assert "can't allocate memory" in (group.folder / "rank-1.log").read_text()
+    assert "microbatches of test/hungry have at most" in (group.folder / "rank-0.log").read_text()
+    assert relative_difference(weights_of(alone), weights_of(calm)) < 1e-5
+
+
+def data_size(pid: int) -> int:
+    """Bytes that RLIMIT_DATA counts: unlike the address space, without what malloc has only reserved."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 def test_a_lost_rank_restarts_the_group_which_ends_what_was_open_and_never_repeats_what_was_finished(
