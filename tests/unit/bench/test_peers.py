@@ -29,9 +29,9 @@ def _one_thread() -> None:
 @pytest.mark.parametrize(
     ("targets", "dtype", "tolerance"),
     [
-        (ATTENTION_ONLY, torch.float32, 1e-4),
-        (ALL_LINEAR, torch.float32, 1e-4),
-        (ATTENTION_ONLY, torch.bfloat16, 1e-2),
+        (ATTENTION_ONLY, torch.float32, 1e-5),
+        (ALL_LINEAR, torch.float32, 1e-5),
+        (ATTENTION_ONLY, torch.bfloat16, 2e-3),
     ],
     ids=["q,k,v,o", "all-linear", "bfloat16"],
 )
@@ -47,8 +47,8 @@ def test_a_peers_losses_equal_ours_step_by_step(
     ours = sides["ours"]
     assert isinstance(ours, Ours)
     sides[peer].restore(ours.adapters())  # type: ignore[attr-defined]
-    batches = [deal(make_rows(18), TASKS, BATCH, step) for step in range(3)]
-    train_alike(ours, [sides[peer]], batches, tolerance, learning_rate=1e-2)
+    # The same rows again and again: the losses fall by far more than the tolerance.
+    train_alike(ours, [sides[peer]], [deal(make_rows(6), TASKS, BATCH, 0)] * 5, tolerance, learning_rate=3e-3)
 
 
 def test_a_peer_with_other_adapters_is_found_out(tiny_model: Path, make_rows: MakeRows) -> None:
