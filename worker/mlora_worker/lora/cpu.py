@@ -28,9 +28,9 @@ class CpuProducts:
     ) -> tuple[Tensor, ...]:
         lows = []
         for segment in segments:
-            low = _dropped(x[segment.rows], segment) @ segment.a.T
+            low = _dropped(x[segment.rows], segment) @ segment.a.to(x.dtype).T
             for position, b, columns in _members(segment):
-                outputs[position][segment.rows].addmm_(low[:, columns], b.T, alpha=segment.factor)
+                outputs[position][segment.rows].addmm_(low[:, columns], b.to(x.dtype).T, alpha=segment.factor)
             lows.append(low)
         return tuple(lows)
 
@@ -47,18 +47,18 @@ class CpuProducts:
             grad_low = torch.empty_like(low)
             for (position, b, columns), grad_b in zip(_members(segment), segment.grad_b, strict=True):
                 grad_y = grad_outputs[position][segment.rows]
-                torch.mm(grad_y, b, out=grad_low[:, columns])
+                torch.mm(grad_y, b.to(x.dtype), out=grad_low[:, columns])
                 _accumulate(grad_b, grad_y.T, low[:, columns], strength)
             _accumulate(segment.grad_a, grad_low.T, _dropped(x[segment.rows], segment), strength)
             if grad_x is None:
                 continue
-            own = grad_x[segment.rows]
+            own, a = grad_x[segment.rows], segment.a.to(x.dtype)
             if segment.mask is None:
-                own.addmm_(grad_low, segment.a, alpha=segment.factor)
+                own.addmm_(grad_low, a, alpha=segment.factor)
             elif own.device.type == "cpu":
-                add_masked(own, grad_low @ segment.a, segment.mask, segment.factor)
+                add_masked(own, grad_low @ a, segment.mask, segment.factor)
             else:
-                own.add_(segment.mask.apply(grad_low @ segment.a), alpha=segment.factor)
+                own.add_(segment.mask.apply(grad_low @ a), alpha=segment.factor)
 
 
 def _members(segment: GroupSegment) -> list[tuple[int, Tensor, slice]]:

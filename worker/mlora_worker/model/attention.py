@@ -23,6 +23,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mlora_worker.model.transfer import to_device
+from mlora_worker.precision import product_dtype
 
 varlen_attn: Any
 try:
@@ -130,7 +131,9 @@ def _varlen(
 def _row_by_row(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scaling: float | None, window: int | None
 ) -> Tensor:
-    groups = query.shape[1] // key.shape[1]
+    groups, dtype = query.shape[1] // key.shape[1], query.dtype
+    wide = product_dtype(dtype, query.device)
+    query, key, value = query.to(wide), key.to(wide), value.to(wide)
     if groups > 1:
         key, value = _repeat(key, groups), _repeat(value, groups)
     # split has one backward node for all rows; slices would each make a gradient of the whole tensor.
@@ -142,7 +145,7 @@ def _row_by_row(
             row_query, row_key, row_value, attn_mask=mask, is_causal=mask is None, scale=scaling
         )
         outs.append(out.transpose(1, 2))
-    return torch.cat(outs, dim=1)
+    return torch.cat(outs, dim=1).to(dtype)
 
 
 def _repeat(heads: Tensor, times: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mlora_worker.model.transfer import to_device
+from mlora_worker.precision import product_dtype
 
 IGNORED = -100
 _CHUNK_LOGITS = 16 * 2**20  # elements
@@ -69,15 +70,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         counts: Sequence[int],
         chunk: int,
     ) -> Tensor:
+        head = head_weight.to(product_dtype(normed.dtype, normed.device))
         gradient = torch.empty_like(normed)
         losses = torch.empty(
             len(normed), dtype=torch.promote_types(normed.dtype, torch.float32), device=normed.device
         )
         for start in range(0, len(normed), chunk):
             stop = min(start + chunk, len(normed))
-            losses[start:stop], gradient[start:stop] = _chunk(
-                normed[start:stop], head_weight, targets[start:stop]
-            )
+            losses[start:stop], gradient[start:stop] = _chunk(normed[start:stop], head, targets[start:stop])
         ctx.save_for_backward(gradient, owners)
         sums = torch.zeros(len(counts), dtype=torch.float64, device=normed.device)
         # One sum per segment, over its own positions: the order of addition knows nothing of neighbours.
@@ -100,7 +100,7 @@ def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor
         if rows < _FEWEST_ROWS
         else normed
     )
-    logits = linear(padded, head_weight)[:rows]
+    logits = linear(padded.to(head_weight.dtype), head_weight)[:rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     every = torch.arange(rows, device=targets.device)
     # In place: max, exponent and sum pass over the chunk, nothing of its size is allocated again.
@@ -112,7 +112,7 @@ def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor
     # d loss / d logits = softmax - onehot = (exp - onehot * sum) / sum; the division is left to the smaller
     # product.
     logits[every, targets] -= sums
-    weights = logits.to(normed.dtype)
+    weights = logits.to(head_weight.dtype)
     if rows < _FEWEST_ROWS:
         weights = torch.cat([weights, weights.new_zeros(_FEWEST_ROWS - rows, weights.shape[1])])
     gradient = (weights @ head_weight)[:rows]
