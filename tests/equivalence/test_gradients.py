@@ -1,0 +1,84 @@
+"""Gradients of adapters equal those that plain autograd finds in PEFT's model with the same dropout masks.
+
+In float64, where nothing but a wrong formula makes a difference; only the adapters' gradient buffers are float32, which is
+what the tolerance of 1e-6 is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.protocol import LoRAConfig, Training
+from mlora_worker.stream.items import Segment, Train
+from tests.equivalence.plain_peft import PeftTask
+from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, start_of
+
+DOUBLE = torch.float64
+
+
+def gradients(engine: StageEngine, task: str) -> dict[str, Tensor]:
+    """By the names in the adapter's file. They are nobody's business but the optimizer's, so no method tells them."""
+    adapter = engine._tasks[task].adapter
+    named = {}
+    for path, pair in adapter._by_path(adapter.gradients).items():
+        named[f"base_model.model.{path}.lora_A.weight"] = pair.a
+        named[f"base_model.model.{path}.lora_B.weight"] = pair.b
+    return named
+
+
+def segment(task: Task, first_row: int, rows: list[Row]) -> Segment:
+    return Segment(
+        task=task.name,
+        step=1,
+        lengths=tuple(len(row.ids) for row in rows),
+        first_row=first_row,
+        weight=1 / task.supervised(1),
+        closes_step=False,
+    )
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_beside_a_neighbour_equal_autograds_with_the_same_masks(
+    base: Base, rows: Callable[..., list[Row]], dropout: float, recompute: bool
+) -> None:
+    lora = LoRAConfig(rank=5, alpha=9, dropout=dropout, target_modules=("all-linear",))
+    task = Task("t", lora, Training(batch_size=3, gradient_accumulation_steps=2, seed=4), rows(6, 1), 1)
+    other = LoRAConfig(rank=3, alpha=1, dropout=0.2, target_modules=("q_proj", "up_proj"))
+    neighbour = Task("n", other, Training(batch_size=2, seed=4), rows(2, 2), 1)
+    (engine,) = engines_of(base, 1, dtype=DOUBLE, recompute=recompute)
+    start = start_of([engine], task)
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in start.items():
+        if "lora_B" in name:  # at zero, A would have no gradient
+            tensor.normal_(std=0.1, generator=generator)
+    for one in (task, neighbour):
+        engine.load(one.load)
+    engine.restore("t", start)
+
+    own, others = task.batch(1), neighbour.batch(1)
+    microbatches = [
+        ((segment(task, 0, own[:2]), segment(neighbour, 0, others)), own[:2] + others),
+        ((segment(task, 2, own[2:]),), own[2:]),
+    ]
+    for number, (segments, held) in enumerate(microbatches):  # both are in flight before either comes back
+        engine.forward(
+            Train(number=number, segments=segments),
+            token_ids=torch.tensor([i for row in held for i in row.ids]),
+            hidden=None,
+            labels=torch.tensor([label for row in held for label in row.labels]),
+        )
+    for number in (1, 0):
+        engine.backward(number, None)
+
+    peft = PeftTask(base, task, start, DOUBLE)
+    peft.accumulate(1)
+    wanted = peft.gradients()
+    assert len(wanted) == 3 * 7 * 2
+    assert all(tensor.any() for tensor in wanted.values())
+    assert largest_difference(gradients(engine, "t"), wanted) < 1e-6
