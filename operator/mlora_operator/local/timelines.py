@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -15,7 +15,7 @@ from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.snapshot import Key
 from mlora_worker.stream.chrome_trace import chrome_trace
 from mlora_worker.stream.drawing import Panel, draw
-from mlora_worker.stream.timeline import Timeline, typical
+from mlora_worker.stream.timeline import Timeline, bubble, typical
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +36,33 @@ async def save_timelines(file: Path, endpoints: Mapping[Key, Endpoint]) -> None:
             except CoordinatorError as error:
                 logger.warning("no timeline of %s: %s", key, error)
     if timelines:
-        write_timelines(file, timelines)
+        write_timelines(file, timelines, installed_renderer())
 
 
-def write_timelines(file: Path, timelines: Mapping[str, Timeline]) -> None:
-    """As ``save_timelines``, of timelines by the name of their pipeline."""
+def write_timelines(
+    file: Path, timelines: Mapping[str, Timeline], render: Callable[[str], bytes] | None = None
+) -> None:
+    """As ``save_timelines``, of timelines by the name of their pipeline. ``render`` makes a PNG of an SVG."""
     file.write_text(chrome_trace(timelines), encoding="utf-8")
-    picture = draw([Panel(name, typical(timeline, _DRAWN)) for name, timeline in timelines.items()])
+    picture = draw([_panel(name, typical(timeline, _DRAWN)) for name, timeline in timelines.items()])
     file.with_suffix(".svg").write_text(picture, encoding="utf-8")
-    if importlib.util.find_spec(_RENDERER) is not None:
-        renderer = importlib.import_module(_RENDERER)
-        image = renderer.svg_to_bytes(svg_string=picture, background="white", sans_serif_family="DejaVu Sans")
-        file.with_suffix(".png").write_bytes(bytes(image))
+    if render is not None:
+        file.with_suffix(".png").write_bytes(render(picture))
+
+
+def installed_renderer() -> Callable[[str], bytes] | None:
+    """None where the extra ``png`` is not installed."""
+    if importlib.util.find_spec(_RENDERER) is None:
+        return None
+    renderer = importlib.import_module(_RENDERER)
+
+    def render(picture: str) -> bytes:
+        return bytes(
+            renderer.svg_to_bytes(svg_string=picture, background="white", sans_serif_family="DejaVu Sans")
+        )
+
+    return render
+
+
+def _panel(name: str, piece: Timeline) -> Panel:
+    return Panel(f"{name}: stages idle {bubble(piece):.0%} of the time shown", piece)
