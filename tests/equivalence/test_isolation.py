@@ -29,6 +29,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
+from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.items import Load, Segment, Train
 from mlora_worker.stream.planner import load_of, rows_per_step
 from tests.fixtures.threaded import ThreadedPipeline
@@ -133,15 +134,20 @@ class Lab:
         *,
         names: Sequence[str] = ("wide", "bad", "narrow"),
         nan: tuple[int, str, int] | None = None,
+        shared: bool = True,
         **options: Any,
     ) -> ThreadedPipeline:
+        """``shared``: a microbatch costs so much that ``bad`` and ``narrow`` travel together, and ``wide`` for itself."""
+        costs = [StageCost(1.0, per_microbatch=100.0)] * stages if shared else None
         engines = []
         for stage in range(stages):
             cpu = torch.device("cpu")
             engine = FaultyEngine(load_stage(self.base.folder, self.base, stage, stages, torch.float32, cpu))
             engine.injections, engine.nan = injections, nan
             engines.append(engine)
-        return ThreadedPipeline(engines, {name: self._task(name) for name in names}, **options).run()
+        return ThreadedPipeline(
+            engines, {name: self._task(name) for name in names}, costs=costs, **options
+        ).run()
 
     def _task(self, name: str) -> TaskRun:
         lora, training, seed = {
@@ -194,6 +200,11 @@ def company(trains: Sequence[Train]) -> list[list[tuple[str, tuple[int, ...]]]]:
     return [[(segment.task, segment.lengths) for segment in train.segments] for train in trains]
 
 
+def void(pipeline: ThreadedPipeline) -> list[Train]:
+    numbers = {fault.number for fault in pipeline.faults}
+    return [train for train in pipeline.trains if train.number in numbers]
+
+
 STAGES = 3
 
 
@@ -216,6 +227,7 @@ def test_a_task_that_fails_on_any_stage_leaves_its_neighbours_as_they_were(
     found = lab.run(STAGES, [injection], faults_are_late=stage == 1)
     wanted = lab.run(STAGES, withdraw_after={"bad": step - 1})
     assert injection.raised
+    assert {segment.task for train in void(found) for segment in train.segments} == {"bad", "narrow"}
     bad = found.tasks["bad"]
     assert (bad.phase, bad.steps_done) == (TaskPhase.FAILED, step - 1)
     assert bad.failure is not None
@@ -255,8 +267,8 @@ def test_a_neighbour_that_shares_nothing_with_the_fault_is_the_same_bit_for_bit(
     """One row a step travels in one microbatch of its own, whoever else is there."""
     injection = Injection(1, "backward", has("bad", 2), broken_kernel)
     names = ("narrow", "bad")
-    found = lab.run(2, [injection], names=names)
-    wanted = lab.run(2, names=("narrow",))
+    found = lab.run(2, [injection], names=names, shared=False)
+    wanted = lab.run(2, names=("narrow",), shared=False)
     assert all(len(train.segments) == 1 for train in found.trains)
     assert company(sum(found.microbatches_of("narrow").values(), ())) == company(wanted.trains)
     assert_neighbours_are_as_without(found, wanted, ["narrow"])

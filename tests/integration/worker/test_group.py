@@ -160,24 +160,24 @@ def test_bad_input_fails_its_task_and_nobody_else(two_stages: Group, make_task: 
 def test_memory_that_runs_out_on_a_rank_ends_neither_task_nor_group(
     two_stages: Group, make_task: MakeTask, tmp_path: Path
 ) -> None:
-    """Rank 1 may grow by a few MiB only. A task's first microbatch of 4096 tokens needs many times of that."""
+    """Rank 1 may grow by 20 MiB. Of a step of 32,768 tokens, a microbatch near the budget of 4096 needs over 30."""
     group, limit = two_stages, resource.RLIMIT_DATA
     steps = {"maxSteps": 30}
     alone = make_task("calm", training=steps, uid="calm-alone", outputUri=f"file://{tmp_path}/alone")
     assert group.finish(alone)["calm"].phase is TaskPhase.SUCCEEDED
     rows = tmp_path / "long.jsonl"
     row = {"prompt": "Say it.", "completion": "how many clips did Natalia sell? " * 200}
-    rows.write_text("\n".join([json.dumps(row)] * 32))
+    rows.write_text("\n".join([json.dumps(row)] * 64))
     hungry = make_task(
         "hungry",
         dataset={"uri": f"file://{rows}"},
-        training={"batchSize": 16, "maxSteps": 2, "maxSeqLength": 512},
+        training={"batchSize": 64, "maxSteps": 1, "maxSeqLength": 512},
     )
     calm, process = make_task("calm", training=steps), group.ranks[1]
     before = group.report().run_id
     usual = resource.prlimit(process.pid, limit)
     try:
-        resource.prlimit(process.pid, limit, (data_size(process.pid) + 12 * 2**20, usual[1]))
+        resource.prlimit(process.pid, limit, (data_size(process.pid) + 20 * 2**20, usual[1]))
         reports = group.finish(calm, hungry)
     finally:
         resource.prlimit(process.pid, limit, usual)
