@@ -34,7 +34,11 @@ class Step:
     kind: str  # tests, bench, or look
 
 
-KERNELS = ("tests/unit/worker/lora/test_triton_tables.py", "tests/unit/worker/lora/test_triton_products.py")
+KERNELS = (
+    "tests/unit/worker/lora/test_triton_tables.py",
+    "tests/unit/worker/lora/test_triton_products.py",
+    "tests/unit/worker/model/test_triton_loss.py",
+)
 ENGINE = "tests/integration/worker/test_on_gpu.py"
 
 

@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from mlora_worker.kernel_compiler import missing_for_triton
 from mlora_worker.lora.cpu import CpuProducts
 from mlora_worker.lora.groups import Products
 
@@ -13,12 +14,14 @@ log = logging.getLogger(__name__)
 
 
 def products_for(device: torch.device) -> Products:
-    """Triton's kernels on CUDA, torch's own products on the CPU, and where there is no Triton."""
+    """Triton's kernels on CUDA, torch's own products on the CPU, and where Triton cannot compile."""
     if device.type == "cuda":
-        try:
+        missing = missing_for_triton()
+        if missing is None:
             from mlora_worker.lora.triton_products import TritonProducts
-        except ImportError as error:
-            log.warning("without Triton the launches grow with the number of tasks: %s", error)
-        else:
+
             return TritonProducts()
+        log.warning(
+            "launches will grow with the number of tasks, as Triton cannot compile kernels: %s", missing
+        )
     return CpuProducts()

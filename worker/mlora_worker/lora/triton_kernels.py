@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from mlora_worker.kernel_compiler import device_function
 from mlora_worker.lora.triton_parts import (
     CHUNKS,
     COLUMNS,
@@ -40,7 +41,6 @@ from mlora_worker.lora.triton_parts import (
     THRESHOLD,
     A,
     B,
-    device_function,
     find_place,
     find_strip,
     keep,

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import triton
 import triton.language as tl
 
+from mlora_worker.kernel_compiler import device_function
 from mlora_worker.lora import dropout
 from mlora_worker.lora import triton_tables as tables
 
@@ -26,11 +24,6 @@ FACTOR, STRENGTH = tl.constexpr(tables.FACTOR), tl.constexpr(tables.STRENGTH)
 PARTIAL, PARTIAL_STEP = tl.constexpr(tables.PARTIAL), tl.constexpr(tables.PARTIAL_STEP)
 CHUNKS, PARTIAL_B = tl.constexpr(tables.CHUNKS), tl.constexpr(tables.PARTIAL_B)
 SLOT, B, GRAD_B = tl.constexpr(tables.SLOT), tl.constexpr(tables.B), tl.constexpr(tables.GRAD_B)
-
-
-def device_function(function: Any) -> Any:
-    """What kernels call. To the interpreter a plain function is the same, but a jitted one costs it 2 ms a call."""
-    return function if triton.knobs.runtime.interpret else triton.jit(function)
 
 
 @device_function

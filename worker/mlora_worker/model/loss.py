@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from mlora_worker.kernel_compiler import missing_for_triton
 from mlora_worker.model.transfer import to_device
 from mlora_worker.precision import product_dtype
 
 IGNORED = -100
-_CHUNK_LOGITS = 16 * 2**20  # elements
+_CHUNK_LOGITS = 16 * 2**20  # elements: what a cache can keep part of
+_CHUNK_LOGITS_CUDA = 128 * 2**20  # so that a product has rows enough for what the head's weight costs to read
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
 _FEWEST_ROWS = 16
 
@@ -41,6 +43,7 @@ def segment_losses(
     ]
     counts = torch.bincount(owners, minlength=len(segment_tokens)).tolist()
     device = hidden.device
+    logits = _CHUNK_LOGITS_CUDA if device.type == "cuda" else _CHUNK_LOGITS
     normed = norm(hidden.index_select(0, to_device(positions, device)))
     losses: Tensor = ChunkedCrossEntropy.apply(
         normed,
@@ -48,7 +51,7 @@ def segment_losses(
         to_device(labels[positions], device),
         to_device(owners, device),
         counts,
-        max(_FEWEST_ROWS, _CHUNK_LOGITS // head_weight.shape[0]),
+        max(_FEWEST_ROWS, logits // head_weight.shape[0]),
     )
     return losses
 
@@ -95,12 +98,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Losses [rows] and their gradients [rows, size] of one chunk; softmax in float32 or better."""
     rows = len(normed)
-    padded = (
-        torch.cat([normed, normed.new_zeros(_FEWEST_ROWS - rows, normed.shape[1])])
-        if rows < _FEWEST_ROWS
-        else normed
-    )
+    padded = _at_least(_FEWEST_ROWS, normed)
     logits = linear(padded.to(head_weight.dtype), head_weight)[:rows]
+    if logits.is_cuda and missing_for_triton() is None:
+        from mlora_worker.model.triton_loss import cross_entropy_in_place
+
+        losses = cross_entropy_in_place(logits, targets)
+        return losses, (_at_least(_FEWEST_ROWS, logits) @ head_weight)[:rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     every = torch.arange(rows, device=targets.device)
     # In place: max, exponent and sum pass over the chunk, nothing of its size is allocated again.
@@ -112,8 +116,13 @@ def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor
     # d loss / d logits = softmax - onehot = (exp - onehot * sum) / sum; the division is left to the smaller
     # product.
     logits[every, targets] -= sums
-    weights = logits.to(head_weight.dtype)
-    if rows < _FEWEST_ROWS:
-        weights = torch.cat([weights, weights.new_zeros(_FEWEST_ROWS - rows, weights.shape[1])])
+    weights = _at_least(_FEWEST_ROWS, logits.to(head_weight.dtype))
     gradient = (weights @ head_weight)[:rows]
     return losses, gradient / sums[:, None].to(gradient.dtype)
+
+
+def _at_least(rows: int, tensor: Tensor) -> Tensor:
+    """``tensor`` [n, columns] with rows of zeros below, where it has fewer than ``rows``."""
+    if len(tensor) >= rows:
+        return tensor
+    return torch.cat([tensor, tensor.new_zeros(rows - len(tensor), tensor.shape[1])])
