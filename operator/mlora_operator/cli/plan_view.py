@@ -40,7 +40,10 @@ def as_json(
 
 def _pipeline(one: PipelineForecast) -> Iterator[str]:
     model, count = one.spec.model, one.spec.stages
-    yield f"{one.name}: {model.name}, {model.dtype}, {count} stage{'s' * (count > 1)}, {one.device}"
+    yield (
+        f"{one.name}: {model.name}, {model.dtype}, {count} stage{'s' * (count > 1)}, {one.device}, "
+        f"microbatches of at most {one.spec.microbatch_tokens} tokens"
+    )
     yield ""
     yield from table(
         ("STAGE", "LAYERS", "PARAMETERS", "WEIGHTS", "COST", "MEMORY", "OF"),

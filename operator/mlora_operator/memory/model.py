@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from mlora_operator.scheduling.admission import Need, Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
+from mlora_worker.stream import planner
 from mlora_worker.stream.fit import ALL_LINEAR
 
 BYTES_PER_ADAPTER_PARAMETER = 4 * 4  # float32: parameter, gradient, first and second moment
@@ -91,17 +92,14 @@ def tokens_held(
     """Most tokens whose activations ``stage`` holds at once, and the most squared row lengths of a
     microbatch.
 
-    A task has one step in flight, so no stage ever holds more than one step of each. Nor does it hold more
-    microbatches than it can take in before the first one's gradient is back: with a backward twice as long as
-    a forward these are ``3 * (stages - stage) - 2``; the last stage holds one.
+    Microbatches are taken to be as wide as they may be; how many a stage holds, the planner says.
     """
     if not demands:
         return 0, 0
     longest = max(demand.longest_row for demand in demands)
     steps = sum(demand.step_tokens for demand in demands)
     microbatch = min(max(microbatch_tokens, longest), steps)  # a longer single row travels alone
-    tokens = min(steps, (3 * (stages - stage) - 2) * microbatch)
-    return tokens, microbatch * longest
+    return planner.tokens_held(steps, microbatch, stages)[stage], microbatch * longest
 
 
 def stage_need(

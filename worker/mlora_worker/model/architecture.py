@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import UnsupportedModel
+from mlora_worker.stream.costs import embed_cost, head_cost
 
 SUPPORTED_TYPES = (
     "arcee",
@@ -73,15 +74,11 @@ class Architecture:
 
     @property
     def embed_cost(self) -> float:
-        """A look-up moves one row of hidden states."""
-        return float(self.hidden_size)
+        return embed_cost(self.hidden_size)
 
     @property
     def head_cost(self) -> float:
-        """Multiply-adds per token of the head, which sees supervised tokens only: about half of a chat
-        row's.
-        """
-        return 0.5 * self.hidden_size * self.vocab_size
+        return head_cost(self.hidden_size, self.vocab_size)
 
 
 def read_config(folder: Path) -> PretrainedConfig:
@@ -108,16 +105,28 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The whole causal LM on the meta device, with packed attention, frozen, in eval mode. Raises
     UnsupportedModel.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
-    decoder = model.base_model
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, attn_implementation=PACKED_ATTENTION
+            )
+    except ValueError as error:
+        words = str(error).partition("\n")[0][:300]
+        raise UnsupportedModel(f"{config.model_type} is no causal language model: {words}") from error
+    decoder, head = model.base_model, model.get_output_embeddings()
     missing = [
         part for part in ("embed_tokens", "layers", "norm", "rotary_emb") if not hasattr(decoder, part)
     ]
-    if missing or not isinstance(model.get_output_embeddings(), nn.Linear):
+    if "layers" not in missing and not isinstance(decoder.layers, nn.ModuleList):
+        missing.append("list of decoder layers")
+    if not isinstance(head, nn.Linear):
+        missing.append("linear head")
+    if missing:
         raise UnsupportedModel(
-            f"{type(model).__name__} is not built as expected: no {', '.join(missing) or 'linear head'}"
+            f"{type(model).__name__} is not built as expected: its decoder has no {', no '.join(missing)}"
         )
+    if head.bias is not None:
+        raise UnsupportedModel("a head with a bias is not supported")
     model.requires_grad_(False)
     return model.eval()
 

@@ -84,8 +84,6 @@ def _head_weight(model: PreTrainedModel, reader: _Reader, *, tied: bool, embedde
         weight: Tensor = model.base_model.embed_tokens.weight
         return weight.detach()
     head = model.get_output_embeddings()
-    if head.bias is not None:
-        raise UnsupportedModel("a head with a bias is not supported")
     name = f"{model.base_model_prefix}.embed_tokens.weight" if tied else "lm_head.weight"
     return reader.read(name, head.weight.shape)
 

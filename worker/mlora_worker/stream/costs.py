@@ -56,10 +56,12 @@ def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[S
 
 
 def embed_cost(hidden_size: int) -> float:
+    """A look-up moves one row of hidden states."""
     return float(hidden_size)
 
 
 def head_cost(hidden_size: int, vocab_size: int) -> float:
+    """Multiply-adds per token of the head."""
     return SUPERVISED_SHARE * hidden_size * vocab_size
 
 

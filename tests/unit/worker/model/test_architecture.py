@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig
 
-from mlora_worker.model.architecture import read_architecture, read_config
+from mlora_worker.model.architecture import meta_model, read_architecture, read_config
 from mlora_worker.model.errors import UnsupportedModel
 
 
@@ -38,3 +41,37 @@ def test_what_would_be_computed_wrong_is_refused(small_model: Any, change: dict[
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=told):
         read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("story", "model_type", "options", "told"),
+    [
+        (
+            "a decoder without a list of layers",
+            "gpt2",
+            {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 9},
+            "GPT2LMHeadModel .* no embed_tokens, no layers, no norm, no rotary_emb",
+        ),
+        ("an encoder and a decoder", "t5", {}, "t5 is no causal language model"),
+        (
+            "a final norm of another name",
+            "phi",
+            {
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "vocab_size": 9,
+            },
+            "its decoder has no norm",
+        ),
+    ],
+)
+def test_a_model_that_is_built_otherwise_is_refused_by_what_it_lacks(
+    story: str, model_type: str, options: dict[str, int], told: str
+) -> None:
+    """Whatever the list of types says: it is looked at too."""
+    config = AutoConfig.for_model(model_type, **options)
+    with pytest.raises(UnsupportedModel) as caught:
+        meta_model(config, torch.float32)
+    assert re.search(told, str(caught.value)), story
