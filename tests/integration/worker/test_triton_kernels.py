@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ import torch
 
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.pipeline import engine as engine_module
 from tests.fixtures.group_cases import DEVICE, SMALL, Part, build, errors, products
+from tests.fixtures.stage_steps import engine_of, train
 
 pytestmark = pytest.mark.integration
 
@@ -161,6 +164,23 @@ def test_within_the_function_it_equals_plain_autograd() -> None:
         torch.testing.assert_close(own[0].double(), wanted, rtol=1e-5, atol=1e-4)
     for segment, grad in zip(case.segments, expected.grads_a, strict=True):
         torch.testing.assert_close(segment.grad_a.double(), grad, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(ON_GPU, reason="test_on_gpu.py has it")
+def test_an_engine_trains_as_with_the_products_of_the_cpu(
+    small_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = small_model("llama", num_hidden_layers=2)
+    cpu = torch.device("cpu")
+    losses, expected = train(engine_of(saved, cpu, torch.float32), 2)
+    # An engine chooses by its device; here the device's choice is what must be tried without it.
+    monkeypatch.setattr(engine_module, "products_for", lambda _: products.TritonProducts())
+    found_losses, found = train(engine_of(saved, cpu, torch.float32), 2)
+    for own, wanted in zip(found_losses, losses, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-5, atol=0)
+    for task, tensors in found.items():
+        for name, tensor in tensors.items():
+            assert (tensor - expected[task][name]).norm() <= 1e-3 * expected[task][name].norm(), name
 
 
 def test_every_kernel_compiles_for_an_h100_without_spilling() -> None:
