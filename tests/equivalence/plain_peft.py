@@ -56,7 +56,8 @@ class PeftTask:
             else list(task.lora.target_modules),
             task_type="CAUSAL_LM",
         )
-        self.model = get_peft_model(copy.deepcopy(base.model).to(dtype), config).train()
+        # Not in training mode: a base's own dropout, where it has any, stays off on both sides.
+        self.model = get_peft_model(copy.deepcopy(base.model).to(dtype), config).eval()
         if dtype is torch.float64:
             self.model.double()  # the adapter, too
         set_peft_model_state_dict(self.model, dict(start))

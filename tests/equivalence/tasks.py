@@ -23,6 +23,7 @@ from tests.fixtures.threaded import ThreadedPipeline
 
 IGNORED = -100
 CPU = torch.device("cpu")
+VOCABULARY = 211
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ def tiny_llama(folder: Path, *, tied: bool) -> Base:
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,
-        vocab_size=211,
+        vocab_size=VOCABULARY,
         max_position_embeddings=128,
         tie_word_embeddings=tied,
         initializer_range=0.08,
@@ -194,13 +195,15 @@ def tiny_llama(folder: Path, *, tied: bool) -> Base:
     return Base(folder, model)
 
 
-def random_rows(count: int, seed: int, shortest: int = 6, longest: int = 24) -> list[Row]:
+def random_rows(
+    count: int, seed: int, shortest: int = 6, longest: int = 24, vocabulary: int = VOCABULARY
+) -> list[Row]:
     """Rows of ``shortest`` to ``longest`` random tokens whose last two thirds are to be learnt."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(count):
         length = int(torch.randint(shortest, longest + 1, (), generator=generator))
-        ids = torch.randint(0, 211, (length,), generator=generator).tolist()
+        ids = torch.randint(0, vocabulary, (length,), generator=generator).tolist()
         prompt = length // 3
         targets = [*ids[1:], IGNORED]
         made.append(Row(tuple(ids), tuple([IGNORED] * prompt + targets[prompt:])))
