@@ -25,7 +25,7 @@ from mlora_operator.local.manifests import Manifests, PipelineManifest, read_man
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
 from mlora_operator.reconcile.accept import ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, storage_access
-from mlora_operator.reconcile.snapshot import Key, SecretData
+from mlora_operator.reconcile.snapshot import Key, SecretData, Task
 from mlora_worker.protocol import (
     ModelSource,
     StageShape,
@@ -175,12 +175,20 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
                 lora=task.spec.lora,
                 dataset=task.spec.dataset,
                 training=task.spec.training,
-                storage=storage_access(task, found.secrets),
+                storage=_storage(task, found),
             )
             for task in one.tasks
             if task.spec is not None
         ),
     )
+
+
+def _storage(task: Task, found: Service) -> StorageAccess | None:
+    """None when its rows cannot be read for want of keys; a file needs none."""
+    assert task.spec is not None
+    if (task.spec.dataset.uri or "").startswith("file://"):
+        return StorageAccess()
+    return storage_access(task, found.secrets)
 
 
 def _access(endpoint: str | None, region: str, keys: SecretData | None) -> StorageAccess:
