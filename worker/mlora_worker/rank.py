@@ -299,7 +299,9 @@ def _turns(config: WorkerConfig, rank: int) -> Turns | None:
 
 def _rendezvous_if_needed(config: WorkerConfig, rank: int, run_id: str, backend: Backend) -> None:
     if config.stages > 1:
-        rendezvous(config.coordinator_host, config.rendezvous_port, rank, config.stages, run_id, backend)
+        host = config.coordinator_host
+        listen = "" if _has_own_network() else host
+        rendezvous(host, config.rendezvous_port, rank, config.stages, run_id, backend, listen=listen)
 
 
 def _has_own_network() -> bool:

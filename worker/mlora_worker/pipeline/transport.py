@@ -9,6 +9,7 @@ host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -184,10 +185,22 @@ def patiently(allocate: Callable[[], Tensor], pause: Callable[[float], None] = t
     return allocate()
 
 
-def rendezvous(host: str, port: int, rank: int, world: int, run_id: str, backend: Backend) -> None:
-    """Join the process group of this run. The store is new with every run, and its keys carry the run id."""
+def rendezvous(
+    host: str, port: int, rank: int, world: int, run_id: str, backend: Backend, *, listen: str = ""
+) -> None:
+    """Join the process group of this run. The store is new with every run, and its keys carry the run id.
+
+    ``listen``: the address on which rank 0 has the store; all of its addresses when empty.
+    """
+    door = socket.create_server((listen, port)).detach() if rank == 0 and listen else None
     store = TCPStore(
-        host, port, world, is_master=rank == 0, timeout=timedelta(seconds=120), wait_for_workers=False
+        host,
+        port,
+        world,
+        is_master=rank == 0,
+        timeout=timedelta(seconds=120),
+        wait_for_workers=False,
+        master_listen_fd=door,
     )
     dist.init_process_group(
         backend,
