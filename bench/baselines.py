@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
                     for side in in_turns(("ours", *PEERS), repetition):
                         plans = task_plans(
                             setting,
-                            options.batch,
+                            batch,
                             job.most_steps,
                             LEARNING_RATE,
                             f"run-{repetition}",

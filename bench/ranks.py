@@ -138,7 +138,7 @@ class Ranks:
     def pids(self) -> tuple[int, ...]:
         return tuple(process.pid for process in self._processes)
 
-    def plan(self, tasks: Sequence[TaskPlan], seconds: float = 180.0) -> None:
+    def plan(self, tasks: Sequence[TaskPlan], seconds: float = 600.0) -> None:
         """Send the whole wish, as soon as the coordinator takes it."""
         self._generation += 1
         body = Plan(generation=self._generation, tasks=tuple(tasks)).to_json()
