@@ -13,8 +13,11 @@ fi
 
 if compgen -G '.whl/*.whl' >/dev/null; then
   site=$(mktemp -d)
-  "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .whl/*.whl
-  PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+  if "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$site" .whl/*.whl; then
+    PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+  else
+    echo "the wheels in .whl do not fit $python: it runs with the packages that it has" >&2
+  fi
 fi
 export PYTHONPATH="$PWD/worker:$PWD${PYTHONPATH:+:$PYTHONPATH}"
 

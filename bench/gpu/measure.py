@@ -94,7 +94,7 @@ def kernels(work: Callable[[], object], most: int = 20) -> Kernels:
     times: dict[str, list[float]] = {}
     for event in profiler.events() or ():
         if cuda and event.device_type is DeviceType.CUDA and not event.is_user_annotation:
-            times.setdefault(event.name, []).append(event.device_time_total)
+            times.setdefault(event.name, []).append(event.time_range.elapsed_us())
         elif not cuda and event.name.startswith("aten::"):
             times.setdefault(event.name, []).append(event.self_cpu_time_total)
     total = sum(sum(own) for own in times.values()) or 1.0
