@@ -162,7 +162,9 @@ class Dispatcher:
             task.repeat_step()
 
     def _judge(self) -> None:
-        verdict = self._trials.verdict()
+        verdict = self._trials.verdict(
+            [task.uid for task in self._tasks.values() if task.may_step and task.in_stream]
+        )
         if verdict is None:
             return
         if verdict.pipeline is not None:

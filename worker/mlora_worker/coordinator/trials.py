@@ -8,15 +8,17 @@ Rule:
    Nothing else enters meanwhile.
 3. A step that comes back whole clears its task. One that fails again convicts it, unless memory ran out in a microbatch of
    several rows: then the task tries again with narrower microbatches, down to single rows.
-4. When nobody waits any more, there is a verdict. The convicted fail. If memory ran out and nobody is convicted, the
-   microbatch was too wide: those who shared it travel in narrower ones from then on.
-5. If two tasks or more are convicted of the same fault, none is cleared, and it is not about memory, then it is the
-   pipeline's fault and not theirs.
+4. If all are convicted of the same fault, and it is not about memory, it may be the pipeline's. Then a task that was not
+   accused is the *witness*: its next step travels alone, too. If that comes back whole, the convictions stand.
+5. When nobody waits any more, there is a verdict. The convicted fail. If memory ran out and nobody is convicted, the
+   microbatch was too wide: those who shared it travel in narrower ones from then on. If two tasks or more are convicted
+   of the same fault and nobody passed, it is the pipeline's fault and not theirs.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mlora_worker.pipeline.faults import Fault
@@ -51,6 +53,8 @@ class Trials:
         self._waiting: deque[str] = deque()
         self._accused: dict[str, Charge] = {}  # of this case: who waits, who is convicted, who is cleared
         self._convicted: dict[str, Fault] = {}
+        self._witness: str | None = None
+        self._passed = False  # somebody has, in this case
 
     @property
     def next(self) -> str | None:
@@ -60,7 +64,12 @@ class Trials:
     def accuse(self, task: str, charge: Charge) -> int | None:
         """A step of ``task`` came back with a fault. Gives the tokens to which its microbatches must be narrowed before
         it tries again, where that is so."""
+        if task == self._witness:
+            self._witness = None
+            self._accused[task] = charge  # and it tries again, as everybody may
+            return None
         if task not in self._waiting:
+            self._passed = self._passed and bool(self._accused)  # a new case knows of nobody
             self._accused[task] = charge
             self._waiting.append(task)
             return None
@@ -73,26 +82,39 @@ class Trials:
     def clear(self, task: str) -> None:
         """A step of ``task`` came back whole."""
         if task in self._waiting:
-            self._waiting.remove(task)
+            self._passed = True
+            self._remove(task)
 
     def drop(self, task: str) -> None:
         """``task`` leaves, or failed for another reason."""
-        self.clear(task)
+        self._remove(task)
         self._accused.pop(task, None)
         self._convicted.pop(task, None)
 
-    def verdict(self) -> Verdict | None:
-        """Once nobody waits, and once only."""
+    def verdict(self, others: Sequence[str] = ()) -> Verdict | None:
+        """Once nobody waits, and once only. ``others``: tasks that could be a witness."""
         if self._waiting or not self._accused:
             return None
-        accused, convicted = self._accused, self._convicted
-        self._accused, self._convicted = {}, {}
-        same = {fault.kind for fault in convicted.values()}
-        if len(convicted) > 1 and convicted.keys() == accused.keys() and len(same) == 1:
-            fault = next(iter(convicted.values()))
-            if not fault.out_of_memory:
-                return Verdict(pipeline=fault)
+        accused, convicted, passed = self._accused, self._convicted, self._passed
+        fault = next(iter(convicted.values()), None)
+        same = len({one.kind for one in convicted.values()}) == 1
+        general = fault is not None and same and not passed and not fault.out_of_memory
+        if general:
+            witness = next((task for task in others if task not in accused), None)
+            if witness is not None:
+                self._witness = witness
+                self._waiting.append(witness)
+                return None
+        self._accused, self._convicted, self._passed = {}, {}, False
+        if general and len(convicted) > 1:
+            return Verdict(pipeline=fault)
         if convicted:
             return Verdict(convicted=convicted)
         wide = {task: charge.tokens // 2 for task, charge in accused.items() if charge.may_be_too_wide}
         return Verdict(narrowed=wide)
+
+    def _remove(self, task: str) -> None:
+        if task in self._waiting:
+            self._waiting.remove(task)
+        if task == self._witness:
+            self._witness = None

@@ -104,6 +104,48 @@ def test_an_error_that_all_meet_is_the_pipelines(
     assert verdict.convicted.keys() == (set() if pipelines else tasks.keys())
 
 
+@pytest.mark.parametrize(
+    ("story", "again", "convicted", "pipelines"),
+    [
+        ("the witness passes", [], {"a"}, False),
+        ("a fault of the witness that passes", ["KeyError: 'y'"], {"a"}, False),
+        ("the witness meets the same", ["KeyError: 'y'", "KeyError: 'z'"], set(), True),
+        ("the witness has a fault of its own", ["OSError", "OSError"], {"a", "w"}, False),
+    ],
+)
+def test_a_task_that_is_convicted_alone_has_a_witness(
+    story: str, again: list[str], convicted: set[str], pipelines: bool
+) -> None:
+    trials = Trials()
+    for _ in range(2):
+        trials.accuse("a", charge(error="KeyError: 'x'"))
+    assert trials.verdict(["a", "w"]) is None
+    for error in again:
+        assert trials.next == "w"
+        trials.accuse("w", charge(error=error))
+    if len(again) < 2:
+        trials.clear("w")
+    verdict = trials.verdict(["a", "w"])
+    assert verdict is not None, story
+    assert (verdict.convicted.keys(), verdict.pipeline is not None) == (convicted, pipelines), story
+
+
+def test_a_witness_that_leaves_is_replaced_and_none_is_asked_about_memory() -> None:
+    trials = Trials()
+    for _ in range(2):
+        trials.accuse("a", charge())
+    assert trials.verdict(["w", "v"]) is None
+    trials.drop("w")
+    assert trials.verdict(["v"]) is None
+    assert trials.next == "v"
+    other = Trials()
+    for _ in range(2):
+        other.accuse("a", charge(memory=True, rows=1))
+    verdict = other.verdict(["w"])
+    assert verdict is not None
+    assert verdict.convicted.keys() == {"a"}
+
+
 def test_memory_that_lacks_for_all_fails_them_and_not_the_pipeline() -> None:
     trials = Trials()
     for task in ("a", "b"):
