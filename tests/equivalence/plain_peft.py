@@ -124,7 +124,8 @@ def train_with_peft(
         result.losses.append(peft.accumulate(step))
         if result.losses[-1] is not None:
             if training.max_grad_norm:
-                torch.nn.utils.clip_grad_norm_(peft.parameters, training.max_grad_norm)
+                norm = torch.nn.utils.clip_grad_norm_(peft.parameters, training.max_grad_norm)
+                result.norms.append(norm.item())
             optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

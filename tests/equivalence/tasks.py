@@ -101,6 +101,9 @@ class Trained:
     start: dict[str, Tensor]
     adapter: dict[str, Tensor] = field(default_factory=dict)
     losses: list[float | None] = field(default_factory=list)  # mean over the step's supervised tokens, if any
+    norms: list[float] = field(
+        default_factory=list
+    )  # of the gradients, where they are clipped (PEFT's alone)
     microbatches: list[int] = field(default_factory=list)  # of each step
 
 
