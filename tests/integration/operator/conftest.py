@@ -166,7 +166,10 @@ FACTS = ModelFacts(
     vocab_size=100,
     max_positions=2048,
     dtype_bytes=4,
-    modules=(ModuleShape(stage=0, name="q_proj", in_features=64, out_features=64, count=1),),
+    modules=tuple(
+        ModuleShape(stage=0, name=name, in_features=64, out_features=64, count=1)
+        for name in ("q_proj", "v_proj")
+    ),
 )
 STAGES = tuple(
     StageReport(
