@@ -182,6 +182,11 @@ class Training(Message):
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(
         default=42, description="Of the adapter's initial weights, the order of rows and dropout."
     )
+    checkpoint_every_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default=50,
+        description="Optimizer steps between two checkpoints, which bound what a failure costs; 0: only when the task "
+        "is preempted or its worker ends.",
+    )
 
 
 # --- the plan: operator -> coordinator ----------------------------------------------------------------------------
@@ -228,11 +233,12 @@ class Plan(Message):
 
 
 class TaskPhase(StrEnum):
-    """Where a task is on its way through the pipeline; later ones never go back within one run."""
+    """Where a task is on its way through the pipeline. Only a preempted one goes back, to Training."""
 
     PREPARING = "Preparing"  # rows are fetched and tokenised
     PREPARED = "Prepared"  # waits for admission
     TRAINING = "Training"  # from its load item to its last step
+    PREEMPTED = "Preempted"  # left the pipeline, its checkpoint is written; waits for admission, then trains on
     SAVING = "Saving"  # adapter is gathered, checked, uploaded
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -254,6 +260,7 @@ class FailureReason(StrEnum):
     INVALID_ADAPTER = "InvalidAdapter"
     UPLOAD_FAILED = "UploadFailed"
     OUT_OF_MEMORY = "OutOfMemory"
+    CHECKPOINT_MISMATCH = "CheckpointMismatch"
     INTERNAL_ERROR = "InternalError"
 
 
@@ -304,6 +311,9 @@ class TaskReport(Message):
     data: DataCounts | None = None
     adapter: AdapterInfo | None = None
     failure: Failure | None = None
+    checkpoint_step: Amount | None = None  # of the newest complete checkpoint; a resume begins after it
+    resumed_step: Amount | None = None  # where this run took up the task; None: it began anew
+    blocked: Failure | None = None  # why its adapter cannot be uploaded at present; tried again with back-off
 
 
 class ModuleShape(Message):
