@@ -40,6 +40,8 @@ Fits = Callable[[Sequence[str]], Verdict]  # uids of tasks that shall train toge
 
 class Outcome(StrEnum):
     ADMITTED = "Admitted"
+    PREEMPTED = "Preempted"  # trains still and must leave at the end of its step, for ``displaced_by``
+    SUSPENDED = "Suspended"  # trains still and must leave at the end of its step, as its user wishes
     WAITING = "Waiting"  # others have the memory; the place comes by itself
     NEVER_FITS = "NeverFits"  # not even alone
     REFUSED = "Refused"  # it does not fit the base model, whatever the memory
@@ -48,13 +50,15 @@ class Outcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Place:
     """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` another one; a refused one
-    has a ``failure``.
+    has a ``failure``. One that must leave keeps its memory until the worker says that it is out (phase Preempted); from
+    then on it is a waiting one. ``displaced_by`` is None when it must leave and it is no more known for whom.
     """
 
     outcome: Outcome
     verdict: Verdict | None = None
     behind: Candidate | None = None
     failure: Failure | None = None
+    displaced_by: Candidate | None = None
 
 
 def admit(waiting: Iterable[Candidate], running: Iterable[Candidate], fits: Fits) -> Mapping[str, Place]:
