@@ -25,16 +25,14 @@ from aiohttp import web
 from mlora_worker.protocol import (
     AdapterInfo,
     DataCounts,
-    ModelFacts,
-    ModuleShape,
     Plan,
     Report,
-    StageReport,
     TaskPhase,
     TaskReport,
 )
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 ROOT = Path(__file__).parents[3]
 MODEL = "Org/Toy-1B"
@@ -158,30 +156,8 @@ class FakeCoordinator:
                 return task
 
 
-FACTS = ModelFacts(
-    hidden_size=64,
-    intermediate_size=128,
-    layers=2,
-    attention_heads=4,
-    vocab_size=100,
-    max_positions=2048,
-    dtype_bytes=4,
-    modules=tuple(
-        ModuleShape(stage=0, name=name, in_features=64, out_features=64, count=1)
-        for name in ("q_proj", "v_proj")
-    ),
-)
-STAGES = tuple(
-    StageReport(
-        stage=number,
-        first_layer=number,
-        last_layer=number,
-        device="cpu",
-        resident_bytes=1000,
-        capacity_bytes=2**33,
-    )
-    for number in (0, 1)
-)
+FACTS = toy_facts(layers=2)
+STAGES = toy_stages(layers=2)
 
 
 class Operator:

@@ -15,38 +15,15 @@ from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.plan import memory_of
 from mlora_operator.local.manifests import PipelineManifest, Place
-from mlora_worker.protocol import ModelFacts, ModuleShape, StageReport
+from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 MODEL = "org/model"
-FACTS = ModelFacts(
-    hidden_size=64,
-    intermediate_size=128,
-    layers=6,
-    attention_heads=4,
-    vocab_size=1000,
-    max_positions=256,
-    dtype_bytes=4,
-    modules=tuple(
-        ModuleShape(stage=stage, name=name, in_features=64, out_features=64, count=3)
-        for stage in (0, 1)
-        for name in ("q_proj", "v_proj")
-    ),
-)
+FACTS = toy_facts(layers=6, max_positions=256, vocab_size=1000)
+STAGES = toy_stages(layers=6, capacity_bytes=2**30)
 
 
 def pipeline(**spec: Any) -> dict[str, Any]:
     """As `kubectl get lorapipeline p -o yaml` shows one whose workers have run."""
-    stages = [
-        StageReport(
-            stage=stage,
-            first_layer=3 * stage,
-            last_layer=3 * stage + 2,
-            device="cpu",
-            resident_bytes=1_000_000,
-            capacity_bytes=2**30,
-        )
-        for stage in (0, 1)
-    ]
     return {
         "apiVersion": "mlora.dev/v1alpha1",
         "kind": "LoRAPipeline",
@@ -54,7 +31,7 @@ def pipeline(**spec: Any) -> dict[str, Any]:
         "spec": {"model": {"name": MODEL, "uri": "s3://models/m"}, "stages": 2, **spec},
         "status": {
             "facts": FACTS.model_dump(mode="json", by_alias=True),
-            "stages": [stage.model_dump(mode="json", by_alias=True) for stage in stages],
+            "stages": [stage.model_dump(mode="json", by_alias=True) for stage in STAGES],
         },
     }
 

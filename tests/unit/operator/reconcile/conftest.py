@@ -18,12 +18,12 @@ from mlora_worker.protocol import (
     Failure,
     FailureReason,
     ModelFacts,
-    ModuleShape,
     Report,
     StageReport,
     TaskPhase,
     TaskReport,
 )
+from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MODEL = "Org/Toy-1B"
@@ -112,34 +112,11 @@ class Make:
 
     @staticmethod
     def facts() -> ModelFacts:
-        return ModelFacts(
-            hidden_size=64,
-            intermediate_size=128,
-            layers=4,
-            attention_heads=4,
-            vocab_size=100,
-            max_positions=2048,
-            dtype_bytes=4,
-            modules=tuple(
-                ModuleShape(stage=stage, name=name, in_features=64, out_features=64, count=2)
-                for stage in (0, 1)
-                for name in ("q_proj", "v_proj")
-            ),
-        )
+        return toy_facts()
 
     @staticmethod
     def stages(capacity: int = 2**33, count: int = 2) -> tuple[StageReport, ...]:
-        return tuple(
-            StageReport(
-                stage=number,
-                first_layer=2 * number,
-                last_layer=2 * number + 1,
-                device="cpu",
-                resident_bytes=1_000_000,
-                capacity_bytes=capacity,
-            )
-            for number in range(count)
-        )
+        return toy_stages(layers=2 * count, stages=count, capacity_bytes=capacity)
 
     def report(
         self,
