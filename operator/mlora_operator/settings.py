@@ -37,7 +37,15 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from mlora_operator.api.meta import Model, Storage
-from mlora_operator.api.pipeline import BaseModelSource, Duration, LoRAPipelineSpec, Memory, Opaque, Worker
+from mlora_operator.api.pipeline import (
+    BaseModelSource,
+    Duration,
+    LoRAPipelineSpec,
+    Memory,
+    Opaque,
+    Scheduling,
+    Worker,
+)
 from mlora_operator.api.problem import describe
 
 
@@ -52,6 +60,7 @@ class CatalogueModel(BaseModelSource):
     memory: Memory = Field(default_factory=Memory)
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = 4096
     recompute_activations: Annotated[bool, Field(strict=True)] = False
+    scheduling: Scheduling = Field(default_factory=Scheduling)
     idle_timeout: Duration = "10m"
     storage: Storage = Field(default_factory=Storage)
     worker: Worker = Field(default_factory=Worker)

@@ -16,6 +16,7 @@ Quantity = Annotated[
     str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = dict[str, Any]
 
@@ -56,6 +57,32 @@ class Memory(Model):
     )
     margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=0.05, description="Part of the budget that is kept free."
+    )
+
+
+class Scheduling(Model):
+    """Whose turn it is."""
+
+    policy: Literal["priority", "fairShare", "shortestRemaining"] = Field(
+        default="priority",
+        description="priority: the higher priority, then the older task; fairShare: namespaces in proportion to their "
+        "weights; shortestRemaining: among equal priorities, the task with the fewest tokens left.",
+    )
+    hold_back: Duration = Field(
+        default="10m",
+        description="After a task has waited so long for a place, no task of lower or equal rank gets one before it.",
+    )
+    weights: dict[str, Weight] = Field(
+        default_factory=dict, description="fairShare: weights by namespace; 1 for one that is not named."
+    )
+    half_life: Duration = Field(
+        default="24h",
+        description="fairShare: after this time what a namespace was served counts half; 0s: only what runs counts.",
+    )
+    quantum: Duration = Field(
+        default="10m",
+        description="fairShare: a task takes another namespace's place once that namespace is ahead by more than the "
+        "pipeline trains in this time.",
     )
 
 
@@ -105,6 +132,7 @@ class LoRAPipelineSpec(Model):
         description="Keep of each layer only its input for the backward, which then computes the layer's forward once "
         "more: less memory, more time, the same results.",
     )
+    scheduling: Scheduling = Field(default_factory=Scheduling, description="Whose turn it is.")
     idle_timeout: Duration = Field(
         default="10m", description="After this long without a task the workers are scaled to zero."
     )

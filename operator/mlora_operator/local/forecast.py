@@ -9,12 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
-from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
 from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
-from mlora_operator.reconcile.places import candidate
 from mlora_operator.reconcile.snapshot import Task
-from mlora_operator.scheduling.admission import Outcome, Place, Verdict, admit
+from mlora_operator.reconcile.standing import candidate
+from mlora_operator.scheduling.admission import Outcome, Place, Verdict
+from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.fair_share import FairShare
+from mlora_operator.scheduling.policy import Policy
+from mlora_operator.scheduling.priority import Priority
+from mlora_operator.scheduling.room import AskedAnew
+from mlora_operator.scheduling.schedule import schedule
+from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
 from mlora_worker.protocol import ModelFacts, RowSummary, StageReport, StageShape, SurveyAnswer, TaskAnswer
 from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
@@ -89,8 +97,8 @@ def forecast(
     assert facts is not None
     answers = {one.uid: one for one in answer.tasks}
     model = _memory_model(spec, tasks, facts, answer.stages, memory)
-    places = _places(tasks, answers, model)
     loads = {task.uid: _load(task, answers.get(task.uid), facts) for task in tasks}
+    places = _places(tasks, answers, loads, model, spec.scheduling)
     admitted = [
         task.uid for task in tasks if task.uid in places and places[task.uid].outcome is Outcome.ADMITTED
     ]
@@ -155,17 +163,42 @@ def _memory_model(
 
 
 def _places(
-    tasks: Sequence[Task], answers: Mapping[str, TaskAnswer], model: MemoryModel
+    tasks: Sequence[Task],
+    answers: Mapping[str, TaskAnswer],
+    loads: Mapping[str, TaskLoad],
+    model: MemoryModel,
+    scheduling: Scheduling,
 ) -> Mapping[str, Place]:
-    """As the operator will decide once all tasks are prepared. A suspended task has none."""
+    """As the operator will decide once all tasks are prepared and none has trained. A suspended task has none."""
     failed = {uid: one.failure for uid, one in answers.items() if one.failure is not None}
-    waiting = [
-        candidate(task)
+    now = max((task.created for task in tasks), default=datetime.min.replace(tzinfo=UTC))
+    entrants = [
+        Entrant(
+            candidate(task),
+            State.WAITING,
+            since=now,
+            progress=Progress(0, _total_steps(task, answers.get(task.uid)), loads[task.uid].tokens),
+        )
         for task in tasks
         if task.spec is not None and not task.spec.suspend and task.uid not in failed
     ]
+    policies: Mapping[str, Policy] = {
+        "priority": Priority(),
+        "shortestRemaining": ShortestRemaining(),
+        "fairShare": FairShare(weights=scheduling.weights),
+    }
     refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in failed.items()}
-    return {**admit(waiting, (), model.verdict), **refused}
+    return {**schedule(entrants, AskedAnew(model.verdict), policies[scheduling.policy], now), **refused}
+
+
+def _total_steps(task: Task, answer: TaskAnswer | None) -> int | None:
+    """None: its rows were not all read."""
+    assert task.spec is not None
+    training = task.spec.training
+    rows = answer.rows if answer is not None else None
+    if training.max_steps is None and rows is not None and rows.whole:
+        return training.epochs * -(-rows.counts.used // rows_per_step(training))
+    return training.max_steps
 
 
 def _load(task: Task, answer: TaskAnswer | None, facts: ModelFacts) -> TaskLoad:
@@ -193,9 +226,7 @@ def _task(
     state, reason, message = _words(task, place, model)
     training = task.spec.training
     longest = rows.longest if rows is not None else min(training.max_seq_length, facts.max_positions)
-    steps = training.max_steps
-    if steps is None and rows is not None and rows.whole:
-        steps = training.epochs * -(-rows.counts.used // rows_per_step(training))
+    steps = _total_steps(task, answer)
     held = sum(adapter_bytes(task.spec.lora, facts, stage.stage) for stage in model.stages)
     return TaskForecast(task, state, reason, message, load, longest, rows, steps, held)
 
@@ -212,7 +243,7 @@ def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, st
             return "Failed", place.failure.reason.value, place.failure.message
         case Outcome.NEVER_FITS:
             return "Rejected", "ExceedsCapacity", too_large(place) + _what_fits(task.uid, model)
-        case Outcome.WAITING:
+        case _:
             return "Queued", "WaitingForMemory", not_yet(place)
 
 

@@ -69,7 +69,7 @@ def _decide_pipeline(
     key = crew.pipeline.key
     if crew.pipeline.spec is None:
         return Decision(pipeline_statuses={key: invalid_status(crew, now)})
-    placed = places(crew)
+    placed = places(crew, now)
     wanting = wanted_by(crew, placed)
     wish = size(crew, wanting, now)
     plan = next_plan(crew, wanting, placed, snapshot.secrets)

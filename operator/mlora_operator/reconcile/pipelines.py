@@ -28,12 +28,14 @@ class Size:
 
 
 def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
-    """The tasks for which the workers run: not the suspended, nor those that can never fit memory or model."""
+    """The tasks for which the workers run: not those that can never fit memory or model, nor the suspended once they
+    are out.
+    """
     return tuple(
         task
         for task in view.tasks
         if task.spec is not None
-        and not task.spec.suspend
+        and (not task.spec.suspend or task.uid in view.active)
         and (task.uid not in places or places[task.uid].outcome not in _HOPELESS)
     )
 

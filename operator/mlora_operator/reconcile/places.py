@@ -3,40 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
-from mlora_operator.api import conditions
-from mlora_operator.api.units import parse_bytes
+from mlora_operator.api.units import parse_bytes, parse_duration
 from mlora_operator.memory.model import MemoryModel, demand_of
-from mlora_operator.reconcile.snapshot import Task, is_true
+from mlora_operator.reconcile.snapshot import Task
+from mlora_operator.reconcile.standing import candidate, entrant, policy_of
 from mlora_operator.reconcile.view import View
-from mlora_operator.scheduling.admission import Outcome, Place, admit
-from mlora_operator.scheduling.order import Candidate, in_order
-from mlora_worker.protocol import TaskPhase
+from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.entrant import State
+from mlora_operator.scheduling.order import in_order
+from mlora_operator.scheduling.room import AskedAnew
+from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.stream.fit import misfit
 
 
-def places(view: View) -> Mapping[str, Place]:
+def places(view: View, now: datetime) -> Mapping[str, Place]:
     """The place of each task that the scheduler can speak of, by uid.
 
     Nobody new is let in before the workers have told the model's shape. A task is let in once its rows are
     prepared, so that a slow or broken dataset holds no memory; one that can never fit the memory or the model is told
     so before that, and no worker is started for it where the shape is still known from a former run.
+
+    A suspended task is spoken of as long as it holds memory: it leaves like one that is preempted.
     """
-    wanting = [task for task in view.tasks if task.spec is not None and not task.spec.suspend]
-    running = [task for task in wanting if holds_place(view, task)]
-    refused = _refused(view, [task for task in wanting if not holds_place(view, task)])
-    waiting = [task for task in wanting if not holds_place(view, task) and task.uid not in refused]
+    assert view.pipeline.spec is not None
+    scheduling = view.pipeline.spec.scheduling
+    open_tasks = {task.uid: task for task in view.tasks if task.spec is not None}
+    found = {uid: entrant(view, task) for uid, task in open_tasks.items()}
+    inside = [one for one in found.values() if one is not None and one.state is not State.WAITING]
+    suspended = {uid for uid, task in open_tasks.items() if task.spec is not None and task.spec.suspend}
+    outside = open_tasks.keys() - {one.uid for one in inside} - suspended
+    refused = _refused(view, [open_tasks[uid] for uid in outside])
+    outside -= refused.keys()
     memory = memory_model(view)
     if memory is None:
-        return {task.uid: Place(Outcome.ADMITTED) for task in running}
-    outcome = admit(
-        waiting=[candidate(task) for task in waiting if _is_prepared(view, task) and not view.draining],
-        running=[candidate(task) for task in running],
-        fits=memory.verdict,
+        return {one.uid: Place(Outcome.ADMITTED) for one in inside}
+    ready = [] if view.draining else [one for uid in outside if (one := found[uid]) is not None]
+    outcome = schedule(
+        (*inside, *ready),
+        AskedAnew(memory.verdict),
+        policy_of(view, scheduling, now),
+        now,
+        parse_duration(scheduling.hold_back),
     )
-    alone = {task.uid: memory.verdict([task.uid]) for task in waiting if task.uid not in outcome}
+    leave = {
+        uid: Place(Outcome.SUSPENDED)
+        for uid, place in outcome.items()
+        if uid in suspended and place.outcome is Outcome.PREEMPTED
+    }
+    alone = {uid: memory.verdict([uid]) for uid in outside - outcome.keys()}
     never = {uid: Place(Outcome.NEVER_FITS, verdict) for uid, verdict in alone.items() if not verdict.fits}
-    return {**outcome, **never, **refused}
+    return {**outcome, **leave, **never, **refused}
 
 
 def _refused(view: View, tasks: Sequence[Task]) -> Mapping[str, Place]:
@@ -52,18 +70,6 @@ def _refused(view: View, tasks: Sequence[Task]) -> Mapping[str, Place]:
         for uid, failure in failures.items()
         if failure is not None
     }
-
-
-def holds_place(view: View, task: Task) -> bool:
-    """The task trains, or was told that it may and has not begun yet."""
-    return task.uid in view.active or (
-        _is_prepared(view, task) and is_true(task.status.conditions, conditions.ADMITTED)
-    )
-
-
-def candidate(task: Task) -> Candidate:
-    assert task.spec is not None
-    return Candidate(task.uid, task.key.namespace, task.key.name, task.spec.priority, task.created)
 
 
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
@@ -91,8 +97,3 @@ def memory_model(view: View) -> MemoryModel | None:
         },
         recompute=spec.recompute_activations,
     )
-
-
-def _is_prepared(view: View, task: Task) -> bool:
-    reported = view.reported(task)
-    return reported is not None and reported.phase is TaskPhase.PREPARED

@@ -9,7 +9,7 @@ from mlora_operator.reconcile.places import ordered
 from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_worker.protocol import Plan, StorageAccess, TaskPlan
+from mlora_worker.protocol import Plan, StorageAccess, TaskPhase, TaskPlan
 
 
 def next_plan(
@@ -21,13 +21,14 @@ def next_plan(
     """The plan to send now, or None when the coordinator has it already or cannot take it.
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
-    it twice. A plan that would take a running task's keys away, because its Secret is missing at this moment,
+    it twice. A suspended one stays as long as the coordinator has its steps, so that it can write them down and take
+    them up again. A plan that would take a running task's keys away, because its Secret is missing at this moment,
     is not sent; the former one stays in force.
     """
     if view.report is None:
         return None
     tasks = []
-    for task in ordered(wanting):
+    for task in ordered((*wanting, *_suspended_there(view, wanting))):
         access = storage_access(task, secrets) or _keys_sent(view.contact, task.uid)
         if access is None:
             return None
@@ -85,6 +86,21 @@ def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
 def _is_admitted(places: Mapping[str, Place], task: Task) -> bool:
     place = places.get(task.uid)
     return place is not None and place.outcome is Outcome.ADMITTED
+
+
+def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Suspended tasks that are out of the pipeline, but not forgotten."""
+    wanted = {task.uid for task in wanting}
+    return tuple(
+        task
+        for task in view.tasks
+        if task.uid not in wanted
+        and task.spec is not None
+        and task.spec.suspend
+        and (reported := view.reported(task)) is not None
+        and reported.phase is TaskPhase.PREEMPTED
+        and _keys_sent(view.contact, task.uid) is not None
+    )
 
 
 def _keys_sent(contact: Contact, uid: str) -> StorageAccess | None:

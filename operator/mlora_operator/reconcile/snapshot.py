@@ -127,6 +127,11 @@ class Contact:
         """What was last said of each task, by uid."""
         return {task.uid: task for task in self.report.tasks} if self.report is not None else {}
 
+    @cached_property
+    def told(self) -> Mapping[str, bool]:
+        """Whether the last plan that the coordinator took admits a task, by uid."""
+        return {task.uid: task.admitted for task in self.sent.tasks} if self.sent is not None else {}
+
     def trains(self, task: Task) -> bool:
         """The task trains or saves, by the last report; before the first one, by its own status."""
         if self.report is None:

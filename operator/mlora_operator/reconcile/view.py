@@ -17,6 +17,7 @@ class View:
     group: Group | None
     contact: Contact = field(default_factory=Contact)
     revision: str | None = None  # that the workers shall have
+    past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
     blocked: Acceptance | None = None  # why workers may not start: the Secret of the model's store
 
     @property
@@ -84,8 +85,16 @@ def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> Vie
     return View(
         pipeline=pipeline,
         tasks=tasks,
+        past=_past(pipeline, snapshot),
         group=snapshot.groups.get(pipeline.key),
         contact=snapshot.contacts.get(pipeline.key, Contact()),
         revision=snapshot.revisions.get(pipeline.key),
         blocked=blocked,
     )
+
+
+def _past(pipeline: Pipeline, snapshot: Snapshot) -> tuple[Task, ...]:
+    if pipeline.spec is None or pipeline.spec.scheduling.policy != "fairShare":
+        return ()
+    here = str(pipeline.key)
+    return tuple(task for task in snapshot.tasks if task.finished and task.status.pipeline == here)

@@ -1,12 +1,12 @@
-"""Who gets a place in a pipeline's memory. Pure."""
+"""What the memory says of a set of tasks, and what became of each task. Pure nouns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from mlora_operator.scheduling.order import Candidate, in_order
+from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Failure
 
 
@@ -49,51 +49,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What became of one task. A waiting one does not fit (``verdict``) or stands ``behind`` another one; a refused one
-    has a ``failure``. One that must leave keeps its memory until the worker says that it is out (phase Preempted); from
-    then on it is a waiting one. ``displaced_by`` is None when it must leave and it is no more known for whom.
+    """What became of one task.
+
+    A waiting one does not fit (``verdict``), or stands ``behind`` another one that has waited for long, or comes ``after``
+    one that is about to leave. A refused one has a ``failure``. One that must leave keeps its memory until the worker says
+    that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is None when it is no more known
+    for whom it leaves.
     """
 
     outcome: Outcome
     verdict: Verdict | None = None
     behind: Candidate | None = None
+    after: Candidate | None = None
     failure: Failure | None = None
     displaced_by: Candidate | None = None
-
-
-def admit(waiting: Iterable[Candidate], running: Iterable[Candidate], fits: Fits) -> Mapping[str, Place]:
-    """The place of each task, by uid.
-
-    1. Tasks that run keep their place (``keep_running``).
-    2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
-    3. The other waiting tasks are taken in order, each admitted when it fits beside all that are admitted.
-    4. The first that does not fit waits, and so does everyone behind it. Nobody overtakes: else small tasks
-       could keep a large one out for ever.
-
-    ``fits`` must be monotone: a set that fits still fits with a task less.
-    """
-    places: dict[str, Place] = {}
-    kept = keep_running(in_order(running))
-    places |= {task.uid: Place(Outcome.ADMITTED) for task in kept}
-    admitted = [task.uid for task in kept]
-    first_that_waits: Candidate | None = None
-    for task in in_order(waiting):
-        alone = fits([task.uid])
-        if not alone.fits:
-            places[task.uid] = Place(Outcome.NEVER_FITS, alone)
-        elif first_that_waits is not None:
-            places[task.uid] = Place(Outcome.WAITING, behind=first_that_waits)
-        else:
-            together = fits([*admitted, task.uid])
-            if together.fits:
-                admitted.append(task.uid)
-                places[task.uid] = Place(Outcome.ADMITTED)
-            else:
-                first_that_waits = task
-                places[task.uid] = Place(Outcome.WAITING, together)
-    return places
-
-
-def keep_running(running: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Of the running tasks, in order, those that keep their place: all. The one place to decide otherwise."""
-    return running

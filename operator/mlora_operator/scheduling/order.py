@@ -30,9 +30,9 @@ def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     4. A task that was deleted and made again may stand beside its former self: by uid, so that the order is
        total and the same on every machine.
     """
-    return tuple(
-        sorted(
-            candidates,
-            key=lambda one: (-one.priority, one.created, one.namespace, one.name, one.uid),
-        )
-    )
+    return tuple(sorted(candidates, key=sort_key))
+
+
+def sort_key(one: Candidate) -> tuple[int, datetime, str, str, str]:
+    """The rules of ``in_order`` as a key."""
+    return (-one.priority, one.created, one.namespace, one.name, one.uid)

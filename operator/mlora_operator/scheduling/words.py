@@ -18,12 +18,22 @@ def too_large(place: Place) -> str:
 
 def not_yet(place: Place) -> str:
     """Of a task that waits."""
+    if place.after is not None:
+        return f"gets its place once {place.after} has left the pipeline"
     if place.behind is not None:
-        return f"waits behind {place.behind}, which goes first"
+        return f"waits behind {place.behind}, which has waited for long and goes first"
     assert place.verdict is not None
     return (
         f"with the tasks that train now it would take {show_bytes(place.verdict.needed)} on stage "
         f"{place.verdict.stage}{_made_of(place.verdict)}, of {show_bytes(place.verdict.budget)} that may be used"
+    )
+
+
+def must_leave(place: Place) -> str:
+    """Of a task that trains and has to give its place up."""
+    whom = f"to {place.displaced_by}" if place.displaced_by is not None else "to another task"
+    return (
+        f"gives its place {whom}, which goes first; it trains on from its checkpoint once there is room again"
     )
 
 

@@ -1,0 +1,140 @@
+"""From what tasks say of themselves to the scheduler's entrants, and the policy that judges them. Pure.
+
+Nothing here remembers anything: where a task stands follows from its coordinator's report, from the plan that the
+coordinator took last, and from the objects' statuses, so that a restarted operator sees the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from mlora_operator.api import conditions
+from mlora_operator.api.pipeline import Scheduling
+from mlora_operator.api.units import parse_duration
+from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.snapshot import Task, condition, is_true
+from mlora_operator.reconcile.view import View
+from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.fair_share import FairShare
+from mlora_operator.scheduling.order import Candidate
+from mlora_operator.scheduling.policy import Policy
+from mlora_operator.scheduling.priority import Priority
+from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
+from mlora_worker.protocol import TaskPhase
+from mlora_worker.stream.planner import rows_per_step
+
+
+def candidate(task: Task) -> Candidate:
+    assert task.spec is not None
+    return Candidate(task.uid, task.key.namespace, task.key.name, task.spec.priority, task.created)
+
+
+def entrant(view: View, task: Task) -> Entrant | None:
+    """The task as the scheduler sees it; None while its rows are not prepared, or when it has ended."""
+    state = state_of(view, task)
+    if state is None:
+        return None
+    return Entrant(candidate(task), state, waits_since(task), progress_of(view, task))
+
+
+def state_of(view: View, task: Task) -> State | None:
+    """1. While the coordinator does not answer, whatever trained is taken to train on.
+    2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
+    3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
+    """
+    assert task.spec is not None
+    reported = view.reported(task)
+    if reported is None:
+        return State.RUNNING if task.uid in view.active else None
+    match reported.phase:
+        case TaskPhase.TRAINING:
+            leaves = task.spec.suspend or _told(view, task.uid) is False
+            return State.LEAVING if leaves else State.RUNNING
+        case TaskPhase.SAVING:
+            return State.SAVING
+        case TaskPhase.PREPARED | TaskPhase.PREEMPTED:
+            return State.STARTING if _may_train(view, task) else State.WAITING
+        case _:
+            return None
+
+
+def _told(view: View, uid: str) -> bool | None:
+    """Whether the last plan that this run of the coordinator took from us admits the task; None when not known."""
+    assert view.report is not None
+    return view.contact.told.get(uid) if view.contact.sent_run == view.report.run_id else None
+
+
+def _may_train(view: View, task: Task) -> bool:
+    told = _told(view, task.uid)
+    return told if told is not None else is_true(task.status.conditions, conditions.ADMITTED)
+
+
+def waits_since(task: Task) -> datetime:
+    """When the task last lost its place, or was first seen without one."""
+    held = condition(task.status.conditions, conditions.ADMITTED)
+    if held is None or held.status == "True":
+        return task.created
+    return parse_time(held.last_transition_time)
+
+
+def progress_of(view: View, task: Task) -> Progress:
+    """From the report, or from the status as it was last written."""
+    assert task.spec is not None
+    reported, status = view.reported(task), task.status
+    step, total, data = status.step or 0, status.total_steps, status.data
+    if reported is not None:
+        step, total, data = reported.step, reported.total_steps or total, reported.data or data
+    if data is None or not data.used:
+        return Progress(step, total)
+    rows = min(rows_per_step(task.spec.training), data.used)
+    return Progress(step, total, data.tokens / data.used * rows)
+
+
+def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
+    match scheduling.policy:
+        case "priority":
+            return Priority()
+        case "shortestRemaining":
+            return ShortestRemaining()
+        case "fairShare":
+            return FairShare(
+                served=served_tokens(view, parse_duration(scheduling.half_life), now),
+                weights=scheduling.weights,
+                quantum=_speed(view) * parse_duration(scheduling.quantum).total_seconds() or math.inf,
+            )
+
+
+def served_tokens(view: View, half_life: timedelta, now: datetime) -> Mapping[str, float]:
+    """Tokens that each namespace was served by this pipeline; what is ``half_life`` old counts half.
+
+    Finished tasks count as long as their objects are there. A task is taken to have trained evenly from its start to its
+    end, or until now.
+    """
+    served: defaultdict[str, float] = defaultdict(float)
+    for task in (*view.tasks, *view.past):
+        if task.spec is not None and task.status.start_time is not None:
+            start = parse_time(task.status.start_time)
+            end = parse_time(task.status.completion_time) if task.status.completion_time else now
+            part = _what_still_counts(start, end, now, half_life)
+            served[task.key.namespace] += progress_of(view, task).served_tokens * part
+    return served
+
+
+def _what_still_counts(start: datetime, end: datetime, now: datetime, half_life: timedelta) -> float:
+    """Mean of ``2 ** -(age / half_life)`` over a stretch of time. With no half-life: 1 for what goes on, 0 for the past."""
+    if not half_life:
+        return 1.0 if end >= now else 0.0
+    length = max(0.0, (end - start) / half_life) * math.log(2)
+    ago = max(0.0, (now - end) / half_life)
+    mean = -math.expm1(-length) / length if length else 1.0
+    return mean * math.exp2(-ago)
+
+
+def _speed(view: View) -> float:
+    """Tokens per second of the whole pipeline, as its tasks report them."""
+    if view.report is None:
+        return 0.0
+    return sum(task.tokens_per_second or 0.0 for task in view.report.tasks)

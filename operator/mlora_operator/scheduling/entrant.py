@@ -1,0 +1,64 @@
+"""A task as the scheduler sees it: who it is, where it stands, how far it has come. Pure.
+
+    waiting -> starting -> running -> saving -> (ends)
+       ^                      |
+       +------ leaving <------+
+
+A task leaves for a higher one or because it was suspended. All but a waiting task hold memory: one that leaves keeps it
+until the worker has written its checkpoint and says that it is out. Only a running task can be told to leave; one that
+starts has to begin first, and one that saves is done anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from mlora_operator.scheduling.order import Candidate
+
+
+class State(StrEnum):
+    WAITING = "Waiting"  # ready to train, or back from it; holds no memory
+    STARTING = "Starting"  # was told that it may train, and has not begun
+    RUNNING = "Running"
+    LEAVING = "Leaving"  # was told to leave, and is not out yet
+    SAVING = "Saving"  # all steps are done; the adapter is gathered and uploaded
+
+
+STAYING = frozenset((State.STARTING, State.RUNNING, State.SAVING))  # hold memory and keep it for now
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Optimizer steps done and to do, and tokens of a usual step. None: not known."""
+
+    step: int = 0
+    total_steps: int | None = None
+    step_tokens: float | None = None
+
+    @property
+    def remaining_steps(self) -> int | None:
+        return max(0, self.total_steps - self.step) if self.total_steps is not None else None
+
+    @property
+    def remaining_tokens(self) -> float | None:
+        steps = self.remaining_steps
+        return steps * self.step_tokens if steps is not None and self.step_tokens is not None else None
+
+    @property
+    def served_tokens(self) -> float:
+        """Tokens trained so far; 0 where the size of a step is not known."""
+        return self.step * (self.step_tokens or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    task: Candidate
+    state: State
+    since: datetime  # when it was last without a place, for one that waits
+    progress: Progress = Progress()
+
+    @property
+    def uid(self) -> str:
+        return self.task.uid

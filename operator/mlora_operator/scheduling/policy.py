@@ -1,0 +1,23 @@
+"""What a policy decides: who goes first, and who may take whose place. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from mlora_operator.scheduling.entrant import Entrant
+
+
+class Policy(Protocol):
+    """Everything else (memory, leaving, holding back) is the same for all policies: ``schedule``."""
+
+    def order(self, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
+        """All of them, the first to be served first. Total: it does not depend on how they were listed."""
+        ...
+
+    def displaces(self, waiting: Entrant, running: Entrant) -> bool:
+        """Whether ``running`` may be told to leave for ``waiting``, which stands before it in the order.
+
+        It must not be so that two tasks take each other's place again and again.
+        """
+        ...

@@ -1,0 +1,48 @@
+"""The memory of one pipeline, as the scheduler asks about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from mlora_operator.scheduling.admission import Fits, Verdict
+
+Held = TypeVar("Held")
+
+
+class Memory(Protocol[Held]):
+    """Tasks are added up one by one, so that a decision over a thousand tasks need not add up every set anew.
+
+    ``Held`` is the sum of what some tasks ask for; nobody but the memory looks into it. A set that fits must still fit
+    with a task less, and a sum must not depend on the order of its tasks. All raise KeyError for an unknown uid.
+    """
+
+    def held(self, uids: Iterable[str]) -> Held: ...
+
+    def plus(self, held: Held, uid: str) -> Held: ...
+
+    def fits(self, held: Held) -> bool:
+        """Whether ``verdict`` would say that it fits."""
+        ...
+
+    def verdict(self, held: Held) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AskedAnew:
+    """A memory that judges whole sets: simple, and as slow as ``judge`` is."""
+
+    judge: Fits
+
+    def held(self, uids: Iterable[str]) -> tuple[str, ...]:
+        return tuple(uids)
+
+    def plus(self, held: tuple[str, ...], uid: str) -> tuple[str, ...]:
+        return (*held, uid)
+
+    def fits(self, held: tuple[str, ...]) -> bool:
+        return self.judge(held).fits
+
+    def verdict(self, held: tuple[str, ...]) -> Verdict:
+        return self.judge(held)
