@@ -6,6 +6,8 @@
 ``s3``, ``files``      its two kinds
 ``probe``              can the output be written? asked before training
 ``adapter``            PEFT's layout: configuration, checks, publishing with the manifest last
+``checkpoint``         a task's state between two runs: adapter and moments with the manifest last, pruned
+``scratch``            files on their way to a store
 ``model_card``         pure: the README.md beside the weights
 ``safetensors_reader`` tensors of a model by name, each read on its own
 ``model_source``       the base model: its small files in a local folder, its tensors by name

@@ -10,16 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mlora_worker.protocol import (
@@ -32,8 +28,9 @@ from mlora_worker.protocol import (
     ManifestFile,
     TaskPlan,
 )
-from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.model_card import model_card
+from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 
@@ -42,7 +39,6 @@ CONFIG_NAME = "adapter_config.json"
 CARD_NAME = "README.md"
 
 _NAMED_OFFENDERS = 5
-_PIECE = 8 * 2**20
 
 
 class InvalidAdapter(Exception):
@@ -123,9 +119,9 @@ def publish_adapter(
     """
     loss = loss if loss is not None and math.isfinite(loss) else None
     store.delete(join(output_uri, MANIFEST_NAME))
-    with _scratch_folder(scratch) as folder:
-        weights = _save(tensors, folder / WEIGHTS_NAME)
-        files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=_sha256_of(weights))]
+    with scratch_folder(scratch, "adapter") as folder:
+        weights = save_tensors(tensors, folder / WEIGHTS_NAME, "adapter")
+        files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=sha256_of(weights))]
         store.write_file(join(output_uri, WEIGHTS_NAME), weights)
     card = model_card(task=task, config=config, step=step, loss=loss, data=data)
     for name, text in (
@@ -177,41 +173,6 @@ def fingerprint(task: TaskPlan) -> str:
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
-@contextmanager
-def _scratch_folder(parent: Path | None) -> Iterator[Path]:
-    try:
-        folder = tempfile.TemporaryDirectory(dir=parent, prefix="adapter-")
-    except OSError as error:
-        raise _no_room(parent, error) from None
-    with folder as name:
-        yield Path(name)
-
-
-def _save(tensors: Mapping[str, Tensor], path: Path) -> Path:
-    ready = {name: tensors[name].detach().cpu().contiguous() for name in sorted(tensors)}
-    try:
-        save_file(ready, path, {"format": "pt"})
-    except (OSError, SafetensorError) as error:
-        raise _no_room(path.parent, error) from None
-    return path
-
-
-def _no_room(folder: Path | None, error: Exception) -> StorageError:
-    where = folder or tempfile.gettempdir()
-    return StorageError(
-        FailureReason.UPLOAD_FAILED,
-        f"the adapter cannot be written to {where} before its upload: {error}; give the worker more scratch space",
-    )
-
-
 def _first(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_NAMED_OFFENDERS])
     return shown + (", ..." if len(names) > _NAMED_OFFENDERS else "")
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
-    return digest.hexdigest()

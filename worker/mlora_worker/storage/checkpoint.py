@@ -1,0 +1,282 @@
+"""A task's state at the end of a step, kept so that another run goes on from there.
+
+Below the task's folder each checkpoint has a folder of its own:
+
+    step-50/state.safetensors   the adapter's parameters and AdamW's two moments, float32, of all stages
+    step-50/progress.json       ``Progress``: where the task stands, and of which task and data it is
+    step-50/manifest.json       ``CheckpointManifest``: sizes and SHA-256 of both; written last
+
+A checkpoint without a complete manifest does not exist. The names of the tensors are those of the adapter's file with a
+prefix, and carry global layer indices: a task may go on with another number of stages. There is no pickle, and no state of
+a random generator: masks, order and start follow from the seed and the step (lora/dropout.py, data/order.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from mlora_worker.protocol import Amount, Count, FailureReason, ManifestFile, Message, Real, StepRecord
+from mlora_worker.storage import uri as address
+from mlora_worker.storage.errors import ObjectNotFound
+from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
+from mlora_worker.storage.store import Store
+from mlora_worker.storage.uri import join, name_below
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+KEPT = 2  # newest complete checkpoints of a task that stay
+STATE_NAME, PROGRESS_NAME, MANIFEST_NAME = "state.safetensors", "progress.json", "manifest.json"
+
+PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS = "parameters.", "firstMoments.", "secondMoments."
+PREFIXES = (PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS)
+
+Fact = str | int | float | bool | tuple[str, ...] | None
+Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name that a user understands
+
+
+class CheckpointMismatch(Exception):
+    """The checkpoint belongs to another task; the message names what differs."""
+
+    reason = FailureReason.CHECKPOINT_MISMATCH
+
+
+class DamagedCheckpoint(Exception):
+    """Its files are not what its manifest says."""
+
+
+class Progress(Message):
+    """Where a task stands after ``step`` optimizer steps."""
+
+    step: Count
+    total_steps: Count
+    updates: Amount  # AdamW's count: steps without a supervised token make none
+    epoch: Amount  # of the next step, from 0
+    epoch_step: Amount  # the next step's place in its epoch, from 0
+    learning_rate: Real  # of the last step
+    last: StepRecord | None
+    tokens: Amount
+    seconds: Real  # of training
+    task_uid: str
+    task: str  # namespace/name
+    fingerprint: dict[str, Fact]
+
+
+class CheckpointManifest(Message):
+    version: int = VERSION
+    step: Count
+    task_uid: str
+    files: tuple[ManifestFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskState:
+    """A whole checkpoint in memory. ``tensors``: by PEFT's names behind one of ``PREFIXES``, of all stages."""
+
+    progress: Progress
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> None:
+    """Raises ``CheckpointMismatch`` that names the first fact that differs."""
+    for name in sorted(found.keys() | wanted.keys()):
+        one, other = _plain(found.get(name)), _plain(wanted.get(name))
+        if one != other:
+            raise CheckpointMismatch(
+                f"the checkpoint at {where} was made with {name} {_shown(one)}, the task has {_shown(other)}; delete the "
+                "checkpoint to begin anew, or choose another output.uri"
+            )
+
+
+def write_checkpoint(store: Store, folder: str, state: TaskState, scratch: Path | None = None) -> None:
+    """Write ``state`` below the task's ``folder``, then remove what it makes superfluous. Raises StorageError; may be
+    called again after one. ``scratch`` is a local folder with room for the tensors (None: the system's temporary one).
+    """
+    place = _place(folder, state.progress.step)
+    store.delete(join(place, MANIFEST_NAME))
+    with scratch_folder(scratch, "checkpoint") as local:
+        path = save_tensors(state.tensors, local / STATE_NAME, "checkpoint")
+        files = [ManifestFile(name=STATE_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))]
+        store.write_file(join(place, STATE_NAME), path)
+    progress = state.progress.model_dump_json(by_alias=True).encode()
+    files.append(
+        ManifestFile(name=PROGRESS_NAME, bytes=len(progress), sha256=hashlib.sha256(progress).hexdigest())
+    )
+    store.write(join(place, PROGRESS_NAME), progress)
+    manifest = CheckpointManifest(
+        step=state.progress.step, task_uid=state.progress.task_uid, files=tuple(files)
+    )
+    store.write(join(place, MANIFEST_NAME), manifest.model_dump_json(by_alias=True).encode())
+    _prune(store, folder)
+
+
+def newest_progress(store: Store, folder: str) -> Progress | None:
+    """Of the newest complete checkpoint below ``folder``; None when there is none.
+
+    Raises StorageError, and ``CheckpointMismatch`` for a checkpoint of another format.
+    """
+    for step in sorted(_complete_steps(store, folder), reverse=True):
+        try:
+            return _read_progress(store, folder, _read_manifest(store, folder, step))
+        except DamagedCheckpoint as error:
+            log.warning("a checkpoint is passed over and removed: %s", error)
+            forget_checkpoint(store, folder, step)
+    return None
+
+
+def newest_state(store: Store, folder: str) -> TaskState | None:
+    """The newest checkpoint below ``folder`` whose files are what its manifest says; None when there is none. One that is
+    damaged is removed, and the one before it is taken.
+    """
+    for step in sorted(_complete_steps(store, folder), reverse=True):
+        try:
+            manifest = _read_manifest(store, folder, step)
+            progress = _read_progress(store, folder, manifest)
+            return TaskState(
+                progress, _tensors_of(_read_file(store, _place(folder, step), manifest, STATE_NAME))
+            )
+        except DamagedCheckpoint as error:
+            log.warning("a checkpoint is passed over and removed: %s", error)
+            forget_checkpoint(store, folder, step)
+    return None
+
+
+def forget_checkpoint(store: Store, folder: str, step: int) -> None:
+    """Its manifest goes first: whenever this is cut off, no half of it is taken for a whole."""
+    place = _place(folder, step)
+    for name in (MANIFEST_NAME, PROGRESS_NAME, STATE_NAME):
+        store.delete(join(place, name))
+    _remove_empty(place)
+
+
+def delete_checkpoints(store: Store, folder: str) -> None:
+    """All checkpoints below ``folder``, whole or not: the task is at its end."""
+    for step in _steps(store, folder):
+        forget_checkpoint(store, folder, step)
+    _remove_empty(folder)
+
+
+def stage_part(tensors: Mapping[str, Tensor], layers: range) -> dict[str, Tensor]:
+    """Those of ``tensors`` that belong to decoder layers ``layers``."""
+    return {name: tensor for name, tensor in tensors.items() if layer_of(name) in layers}
+
+
+def layer_of(name: str) -> int:
+    """Global index of the decoder layer in a tensor's name: its first part that is a number."""
+    for part in name.split("."):
+        if part.isdigit():
+            return int(part)
+    raise ValueError(f"{name} names no layer")
+
+
+def _complete_steps(store: Store, folder: str) -> list[int]:
+    return [step for step, names in _steps(store, folder).items() if MANIFEST_NAME in names]
+
+
+def _steps(store: Store, folder: str) -> dict[int, Collection[str]]:
+    """Step -> names of the files that its folder has."""
+    try:
+        found = store.list(folder)
+    except ObjectNotFound:
+        return {}
+    steps: dict[int, set[str]] = {}
+    for one in found:
+        match = re.fullmatch(r"step-(\d+)/([^/]+)", name_below(folder, one))
+        if match:
+            steps.setdefault(int(match[1]), set()).add(match[2])
+    return dict(steps)
+
+
+def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
+    where = join(_place(folder, step), MANIFEST_NAME)
+    try:
+        plain = json.loads(store.read(where))
+        version = plain["version"]
+        if version != VERSION:
+            raise CheckpointMismatch(
+                f"the checkpoint at {where} has format version {version!r}, this worker writes and reads {VERSION}; delete "
+                "it to begin anew, or use the worker that wrote it"
+            )
+        manifest = CheckpointManifest.model_validate_json(json.dumps(plain))
+    except (ObjectNotFound, ValidationError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{where} is no manifest: {type(error).__name__}") from None
+    if manifest.step != step or {file.name for file in manifest.files} != {STATE_NAME, PROGRESS_NAME}:
+        raise DamagedCheckpoint(f"{where} is the manifest of another checkpoint")
+    return manifest
+
+
+def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> Progress:
+    data = _read_file(store, _place(folder, manifest.step), manifest, PROGRESS_NAME)
+    try:
+        progress = Progress.model_validate_json(data)
+    except ValidationError as error:
+        raise DamagedCheckpoint(f"{PROGRESS_NAME} of step {manifest.step} cannot be read: {error}") from None
+    if progress.step != manifest.step:
+        raise DamagedCheckpoint(f"{PROGRESS_NAME} of step {manifest.step} is of step {progress.step}")
+    return progress
+
+
+def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str) -> bytes:
+    [file] = [file for file in manifest.files if file.name == name]
+    where = join(place, name)
+    try:
+        data = store.read(where)
+    except ObjectNotFound:
+        raise DamagedCheckpoint(f"{where} is gone") from None
+    if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise DamagedCheckpoint(f"{where} is not what its manifest says")
+    return data
+
+
+def _tensors_of(data: bytes) -> dict[str, Tensor]:
+    try:
+        tensors = load_safetensors(data)
+    except SafetensorError as error:
+        raise DamagedCheckpoint(f"{STATE_NAME} cannot be read: {error}") from None
+    return dict(tensors)
+
+
+def _prune(store: Store, folder: str) -> None:
+    """Keep the ``KEPT`` newest complete ones. What is incomplete and older than the newest complete one is a leftover; what
+    is newer may be in writing."""
+    steps = _steps(store, folder)
+    complete = sorted(step for step, names in steps.items() if MANIFEST_NAME in names)
+    kept = complete[-KEPT:]
+    for step in sorted(steps):
+        if step not in kept and step < complete[-1]:
+            forget_checkpoint(store, folder, step)
+
+
+def _place(folder: str, step: int) -> str:
+    return join(folder, f"step-{step}")
+
+
+def _remove_empty(place: str) -> None:
+    """Stores have no folders; a disk has, and an empty one would stay for ever."""
+    if address.scheme(place) == address.FILE:
+        with contextlib.suppress(OSError):
+            address.file_path(place).rmdir()
+
+
+def _plain(fact: Fact | list[str]) -> Fact:
+    return tuple(fact) if isinstance(fact, list) else fact
+
+
+def _shown(fact: Fact) -> str:
+    return "none" if fact is None else ", ".join(fact) if isinstance(fact, tuple) else str(fact)
