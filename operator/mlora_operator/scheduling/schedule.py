@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -42,7 +43,7 @@ def schedule(
     ordered = policy.order(tuple(entrants))
     room = _Room(memory, [one for one in ordered if one.state is not State.WAITING])
     held_back: list[Entrant] = []  # have waited long, in order
-    gate: float | None = None  # rounds until the first of them may begin; None: to be worked out
+    gate = math.inf  # rounds until the first of them may begin
     places: dict[str, Place] = {}
     for position, one in enumerate(ordered):
         if one.state is not State.WAITING:
@@ -51,19 +52,18 @@ def schedule(
         if not memory.fits(alone):
             places[one.uid] = Place(Outcome.NEVER_FITS, memory.verdict(alone))
             continue
-        if held_back:
-            gate = room.first_begin(held_back, policy) if gate is None else gate
-            if not is_over_by(one, gate):
-                places[one.uid] = Place(Outcome.WAITING, behind=held_back[0].task)
-                continue
-        place = room.admit(one) or room.make_room(one, ordered[position + 1 :], policy)
+        passes = not held_back or is_over_by(one, gate)
+        place = (room.admit(one) or room.make_room(one, ordered[position + 1 :], policy)) if passes else None
         if place is not None:
             places[one.uid] = place
             continue
-        places[one.uid] = Place(Outcome.WAITING, memory.verdict(memory.plus(room.later, one.uid)))
+        if passes:
+            places[one.uid] = Place(Outcome.WAITING, memory.verdict(memory.plus(room.later, one.uid)))
+        else:
+            places[one.uid] = Place(Outcome.WAITING, behind=held_back[0].task)
         if now - one.since >= hold_back:
             held_back.append(one)
-            gate = None
+            gate = min(gate, room.begin(one, policy) if len(held_back) <= LOOKED_AT else room.first_end())
     return {**places, **room.of_those_inside()}
 
 
@@ -145,15 +145,14 @@ class _Room(Generic[Held]):
             if other.state in _MAY_LEAVE and other.uid not in self.displaced and policy.displaces(one, other)
         ]
 
-    def first_begin(self, held_back: Sequence[Entrant], policy: Policy) -> float:
-        """Rounds before which none of these can begin, whoever of the others ends when."""
-        first_end = min((rounds_left(one) for one in self.staying), default=0.0)
-        if len(held_back) > LOOKED_AT:
-            return first_end
-        return min(self._begin(one, policy) for one in held_back)
+    def first_end(self) -> float:
+        """Rounds until the first of those who stay may be done."""
+        return min((rounds_left(one) for one in self.staying), default=0.0)
 
-    def _begin(self, one: Entrant, policy: Policy) -> float:
-        """Those who would leave for it do not count: they are gone when it may begin."""
+    def begin(self, one: Entrant, policy: Policy) -> float:
+        """Rounds before which ``one`` cannot begin, whoever of the others ends when. Those who would leave for it do not
+        count: they are gone by then.
+        """
         counted = [
             other
             for other in self.staying
