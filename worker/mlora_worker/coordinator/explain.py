@@ -13,6 +13,7 @@ def explain(fault: Fault, step: int) -> str:
         Phase.UPDATE: f"in the optimizer step before step {step}",
         Phase.FORWARD: f"in the forward of step {step}, with nothing else in the pipeline",
         Phase.BACKWARD: f"in the backward of step {step}, with nothing else in the pipeline",
+        Phase.CHECKPOINT: f"while its state after step {step} was copied",
         Phase.SAVE: "while its adapter was gathered",
     }[fault.phase]
     if not fault.out_of_memory:

@@ -86,6 +86,14 @@ class Adapter:
             named[name_b] = pair.b.to("cpu", copy=True)
         return named
 
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
+        names = {}
+        for path, pair in self._by_path(self._stacked(flat)).items():
+            name_a, name_b = peft_keys(path)
+            names[name_a], names[name_b] = pair.a, pair.b
+        return names
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the masters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
         for path, pair in self._by_path(self._stacks).items():

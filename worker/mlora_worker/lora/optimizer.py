@@ -4,6 +4,8 @@ clip factor comes from the norm over all stages, and all else in AdamW works ele
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
 from torch.optim import AdamW
 
 from mlora_worker.lora.adapter import Adapter
@@ -37,6 +39,29 @@ class TaskOptimizer:
         self._adamw.step()
         adapter.gradient.zero_()
         adapter.refresh()
+
+    @property
+    def updates(self) -> int:
+        """Steps made so far; the corrections of both moments depend on it."""
+        state = self._adamw.state.get(self._adapter.parameters)
+        return int(state["step"]) if state else 0
+
+    @property
+    def moments(self) -> tuple[Tensor, Tensor]:
+        """Running means of the gradients and of their squares, laid out as the parameters are; zeros before the first
+        step."""
+        state = self._adamw.state.get(self._adapter.parameters)
+        if not state:
+            return torch.zeros_like(self._adapter.gradient), torch.zeros_like(self._adapter.gradient)
+        return state["exp_avg"], state["exp_avg_sq"]
+
+    def restore(self, updates: int, first: Tensor, second: Tensor) -> None:
+        """Go on as after ``updates`` steps. The moments are laid out as the parameters are, and are taken over."""
+        self._adamw.state[self._adapter.parameters] = {
+            "step": torch.tensor(float(updates)),
+            "exp_avg": first,
+            "exp_avg_sq": second,
+        }
 
     @property
     def bytes(self) -> int:

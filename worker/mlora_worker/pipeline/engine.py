@@ -25,6 +25,7 @@ from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
+from mlora_worker.storage.checkpoint import PREFIXES
 from mlora_worker.stream.items import Load, Segment, Train, Update
 
 
@@ -52,6 +53,14 @@ class Backwarded:
 
     gradient: Tensor | None
     squared_norms: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """One stage's part of a checkpoint: ``tensors`` float32 on the CPU, by the names that it has there."""
+
+    updates: int  # that AdamW has made
+    tensors: dict[str, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +99,10 @@ class StageEngine:
         self._tasks: dict[str, _Task] = {}
         self._flights: dict[int, _Flight] = {}
 
-    def load(self, load: Load) -> None:
-        """A task joins with fresh parameters. Raises UnknownTargetModule, InvalidTarget."""
+    def load(self, load: Load, state: Mapping[str, Tensor] | None = None) -> None:
+        """A task joins with fresh parameters, or with those and the moments of ``state`` (as ``snapshot`` gives them; this
+        stage's part at least). Raises UnknownTargetModule, InvalidTarget.
+        """
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is loaded already")
         targets = frozenset(resolve_targets(self._facts, load.lora))
@@ -111,6 +122,10 @@ class StageEngine:
             device=self.stage.device,
         )
         optimizer = TaskOptimizer(adapter, load.training)
+        if load.updates is not None:
+            if state is None:
+                raise OutOfOrder(f"task {load.task} shall be taken up, but its state did not come along")
+            _take_up(adapter, optimizer, load.updates, state)
         self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer, adapted)
 
     def unload(self, task: str) -> None:
@@ -143,6 +158,20 @@ class StageEngine:
     def export(self, task: str) -> dict[str, Tensor]:
         """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
         return self._task(task).adapter.export()
+
+    def snapshot(self, task: str) -> StageState:
+        """A copy, on the CPU, of all that this stage needs to take the task up again after its last update."""
+        own = self._task(task)
+        first, second = own.optimizer.moments
+        flats = (own.adapter.parameters.detach(), first, second)
+        return StageState(
+            own.optimizer.updates,
+            {
+                prefix + name: view
+                for prefix, flat in zip(PREFIXES, flats, strict=True)
+                for name, view in own.adapter.named(flat.to("cpu", copy=True)).items()
+            },
+        )
 
     def restore(self, task: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace this stage's parameters by ``tensors`` (by PEFT's names; those of other stages are passed over)."""
@@ -278,6 +307,15 @@ class StageEngine:
             self._bound.groups = prepared
 
         return bind
+
+
+def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
+    flats = [adapter.parameters.detach(), *map(torch.zeros_like, [adapter.gradient] * 2)]
+    for prefix, flat in zip(PREFIXES, flats, strict=True):
+        for name, view in adapter.named(flat).items():
+            view.copy_(state[prefix + name])
+    adapter.refresh()
+    optimizer.restore(updates, flats[1], flats[2])
 
 
 def _name(path: str) -> str:

@@ -34,6 +34,7 @@ class Phase(StrEnum):
     UPDATE = "update"
     FORWARD = "forward"
     BACKWARD = "backward"
+    CHECKPOINT = "checkpoint"
     SAVE = "save"
 
 

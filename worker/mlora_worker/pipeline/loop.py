@@ -22,12 +22,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.engine import StageEngine, StageState
 from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fatal, recover
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.trace import Record, unrecorded
 from mlora_worker.pipeline.transport import STATS, Returned
-from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload
+from mlora_worker.stream.items import Checkpoint, Load, Save, Segment, Stop, Train, Unload
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Neighbours(Protocol):
 # Rank 0: number, stats [segments, STATS] float64 on the device: loss sum, squared gradient norm, faults of the microbatch.
 OnReturned = Callable[[int, Tensor], None]
 OnExported = Callable[[str, dict[str, Tensor]], None]  # task, this stage's part of the adapter on the CPU
+OnCheckpoint = Callable[[Checkpoint, StageState], None]  # this stage's part of the task's state
 
 
 @dataclass(slots=True)
@@ -66,11 +67,13 @@ class StageLoop:
         on_returned: OnReturned,
         on_exported: OnExported,
         on_fault: OnFault,
+        on_checkpoint: OnCheckpoint | None = None,
         record: Record = unrecorded,
     ) -> None:
         self._first, self._last = first, last
         self._engine, self._mailbox, self._neighbours = engine, mailbox, neighbours
         self._on_returned, self._on_exported, self._on_fault = on_returned, on_exported, on_fault
+        self._on_checkpoint = on_checkpoint
         self._record = record
         self._passing: dict[int, _Passing] = {}
         self._broken: dict[str, Fault] = {}  # tasks that cannot be computed here, by what broke them
@@ -87,7 +90,11 @@ class StageLoop:
                 case Train():
                     self._forward(item, work)
                 case Load():
-                    self._of_task(item.number, item.task, Phase.LOAD, partial(self._engine.load, item))
+                    self._of_task(
+                        item.number, item.task, Phase.LOAD, partial(self._engine.load, item, work.state)
+                    )
+                case Checkpoint():
+                    self._of_task(item.number, item.task, Phase.CHECKPOINT, partial(self._checkpoint, item))
                 case Save():
                     self._of_task(item.number, item.task, Phase.SAVE, partial(self._save, item))
                 case Unload():
@@ -146,6 +153,12 @@ class StageLoop:
         below = out.gradient if out is not None else self._engine.blank(passing.item.tokens)
         assert below is not None
         self._neighbours.send_backward(below, stats)
+
+    def _checkpoint(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.update is not None:
+            self._engine.apply(checkpoint.task, checkpoint.update)
+        assert self._on_checkpoint is not None, "nobody takes checkpoints here"
+        self._on_checkpoint(checkpoint, self._engine.snapshot(checkpoint.task))
 
     def _save(self, save: Save) -> None:
         if save.update is not None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
+from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from mlora_worker.pipeline.transport import Forwarded, Returned
-from mlora_worker.stream.items import Item, Train
+from mlora_worker.stream.items import Item, Load, Train
 from mlora_worker.stream.turns import Turns
 
 
@@ -28,6 +29,9 @@ class Entry:
     token_ids: Tensor | None = None  # [tokens], stage 0
     hidden: Tensor | None = None  # [tokens, hidden], stages > 0
     labels: Tensor | None = None  # [tokens], last stage; -100 where nothing is predicted
+    state: Mapping[str, Tensor] | None = (
+        None  # with a Load that takes a task up: this stage's part of its state
+    )
 
 
 Supply = Callable[[], Entry | None]
@@ -51,15 +55,20 @@ class Mailbox:
         self._turns = turns
         self._clock = clock
         self._handed_out: float | None = None  # when the forward or backward that the loop does now began
-        self._items: deque[tuple[Item, Tensor | None]] = deque()
+        self._items: deque[Entry] = deque()
         self._forwarded: deque[Forwarded] = deque()
         self._returned: deque[Returned] = deque()
         self._error: Exception | None = None
 
-    def put_item(self, item: Item, labels: bytes) -> None:
-        tensor = torch.frombuffer(bytearray(labels), dtype=torch.int64) if labels else None
+    def put_item(self, item: Item, payload: bytes) -> None:
+        """``payload``: a Train's labels as int64, for the last stage; a Load's state as safetensors."""
+        labels = state = None
+        if payload and isinstance(item, Load):
+            state = load_safetensors(payload)
+        elif payload:
+            labels = torch.frombuffer(bytearray(payload), dtype=torch.int64)
         with self.changed:
-            self._items.append((item, tensor))
+            self._items.append(Entry(item, labels=labels, state=state))
             self.changed.notify_all()
 
     def put_forward(self, message: Forwarded) -> None:
@@ -124,10 +133,10 @@ class Mailbox:
     def _next_in_order(self) -> Entry | None:
         if not self._items:
             return None
-        item, labels = self._items[0]
+        entry = self._items[0]
+        item = entry.item
         if not isinstance(item, Train):
-            self._items.popleft()
-            return Entry(item)
+            return self._items.popleft()
         if not self._forwarded:
             return None
         self._items.popleft()
@@ -136,4 +145,4 @@ class Mailbox:
             raise RuntimeError(
                 f"item {item.number} met the hidden states of {message.number}: the stream is out of order"
             )
-        return Entry(item, hidden=message.hidden, labels=labels)
+        return replace(entry, hidden=message.hidden)

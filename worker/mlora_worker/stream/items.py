@@ -59,13 +59,23 @@ class Train(Message):
 
 
 class Load(Message):
-    """A task joins: every stage makes its part of the adapter."""
+    """A task joins: every stage makes its part of the adapter, or takes it up from the state that comes along."""
 
     kind: Literal["load"] = "load"
     number: int
     task: str
     lora: LoRAConfig
     training: Training
+    updates: int | None = None  # that AdamW had made when the state was saved; None: a fresh start
+
+
+class Checkpoint(Message):
+    """Every stage applies the last update and sends a copy of its part of the task's state to rank 0; the task goes on."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    number: int
+    task: str
+    update: Update | None = None
 
 
 class Save(Message):
@@ -92,5 +102,5 @@ class Stop(Message):
     number: int
 
 
-Item = Annotated[Train | Load | Save | Unload | Stop, Field(discriminator="kind")]
+Item = Annotated[Train | Load | Checkpoint | Save | Unload | Stop, Field(discriminator="kind")]
 ITEM: TypeAdapter[Item] = TypeAdapter(Item)
