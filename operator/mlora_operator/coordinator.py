@@ -20,6 +20,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.progress import heard
 from mlora_operator.reconcile.snapshot import Contact, Key
 from mlora_worker.protocol import Plan, Report
 from mlora_worker.stream.timeline import Timeline
@@ -131,7 +132,7 @@ class _Link:
                 await asyncio.sleep(RETRY_AFTER)
                 continue
             before = self.contact
-            self.contact = replace(before, report=report, lost_since=None, error=None, starting=False)
+            self.contact = heard(before, report, self._links.now())
             if before.lost_since is not None or report != before.report:
                 self._links.wake()
             after = report.sequence
@@ -141,7 +142,9 @@ class _Link:
         since = before.lost_since or self._links.now()
         if isinstance(error, Starting):
             # A coordinator without its stages is a new one: nothing that the former said holds.
-            self.contact = Contact(lost_since=since, error=str(error), starting=True)
+            self.contact = Contact(
+                lost_since=since, error=str(error), starting=True, progressed=before.progressed
+            )
         else:
             self.contact = replace(before, lost_since=since, error=str(error), starting=False)
         if before.lost_since is None:

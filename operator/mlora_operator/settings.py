@@ -17,6 +17,8 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         stages: 2
         microbatchTokens: 4096
         idleTimeout: 10m
+        stallTimeout: 10m
+        restarts: {limit: 5, resetAfter: 10m}
         memory: {budget: 20Gi, margin: 0.05}
         storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
@@ -43,6 +45,7 @@ from mlora_operator.api.pipeline import (
     LoRAPipelineSpec,
     Memory,
     Opaque,
+    Restarts,
     Scheduling,
     Worker,
 )
@@ -62,6 +65,8 @@ class CatalogueModel(BaseModelSource):
     recompute_activations: Annotated[bool, Field(strict=True)] = False
     scheduling: Scheduling = Field(default_factory=Scheduling)
     idle_timeout: Duration = "10m"
+    stall_timeout: Duration = "10m"
+    restarts: Restarts = Field(default_factory=Restarts)
     storage: Storage = Field(default_factory=Storage)
     worker: Worker = Field(default_factory=Worker)
 

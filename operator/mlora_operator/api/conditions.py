@@ -14,6 +14,7 @@ FAILED = "Failed"  # it ended without an adapter; reason and message say why
 # Types of a LoRAPipeline.
 READY = "Ready"  # all stages have loaded the model and the coordinator answers
 WORKERS_AVAILABLE = "WorkersAvailable"  # all worker pods of the current group run
+STALLED = "Stalled"  # tasks train but nothing moves; the group is started anew
 
 # Reasons of Accepted.
 REASON_ACCEPTED = "Accepted"
@@ -38,6 +39,16 @@ REASON_SAVING = "Saving"  # adapter is gathered, checked and uploaded
 REASON_FINISHED = "Finished"
 REASON_RESTARTING = "Restarting"  # the worker group was restarted; the task will run again
 REASON_PIPELINE_UPDATING = "PipelineUpdating"  # the workers are to be replaced; nobody new is let in before
+REASON_PIPELINE_FAILED = "PipelineFailed"  # its pipeline is not started again before someone acts
+
+# Reasons of Preempted.
+REASON_PREEMPTED = "PreemptedByPriority"  # a task that goes first has the place
+REASON_RESUMED = "Resumed"  # the task runs again
+
+# Reasons of UploadBlocked: those of the worker while it is True, then this one.
+REASON_UPLOAD_GOES_ON = (
+    "UploadGoesOn"  # the store takes the adapter again, or there is nothing left to upload
+)
 
 # Reasons of Succeeded and Failed beyond those of the worker (mlora_worker.protocol.FailureReason).
 REASON_ADAPTER_UPLOADED = "AdapterUploaded"
@@ -48,3 +59,12 @@ REASON_IDLE = "Idle"  # scaled to zero
 REASON_STARTING = "Starting"
 REASON_POD_NOT_STARTING = "PodNotStarting"  # a pod's container waits; the message has the kubelet's words
 REASON_UNREACHABLE = "CoordinatorUnreachable"
+REASON_RESTART_LIMIT = "RestartLimitReached"  # the workers failed too often in a row
+REASON_CANNOT_SERVE = (
+    "CannotServe"  # the workers refuse the model or their configuration; trying again would not help
+)
+
+# Reasons of Stalled.
+REASON_NO_PROGRESS = "NoProgress"  # tasks train, but no microbatch comes back
+REASON_SILENT = "CoordinatorSilent"  # the workers are ready, but their coordinator does not answer
+REASON_STARTED_ANEW = "StartedAnew"  # another group speaks now

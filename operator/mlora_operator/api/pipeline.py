@@ -86,6 +86,18 @@ class Scheduling(Model):
     )
 
 
+class Restarts(Model):
+    """How often workers that fail are started again."""
+
+    limit: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = Field(
+        default=5,
+        description="Failures in a row after which the pipeline is Failed and its workers are not started again.",
+    )
+    reset_after: Duration = Field(
+        default="10m", description="Progress so long after a restart sets the count back to zero."
+    )
+
+
 class Worker(Model):
     """The worker pods: a pod template's usual fields."""
 
@@ -136,18 +148,48 @@ class LoRAPipelineSpec(Model):
     idle_timeout: Duration = Field(
         default="10m", description="After this long without a task the workers are scaled to zero."
     )
+    stall_timeout: Duration = Field(
+        default="10m",
+        description="When tasks train and no microbatch was trained for so long, or the coordinator of ready workers "
+        "does not answer, the workers are started anew; 0s: never.",
+    )
+    restarts: Restarts = Field(
+        default_factory=Restarts, description="How often workers that fail are started again."
+    )
     storage: Storage = Field(default_factory=Storage, description="The store of the model.")
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")
 
 
+class WorkersSeen(Status):
+    """The worker pods as they were when restarts were last counted."""
+
+    pods: tuple[str, ...] = Field(default=(), description="Uids of the pods.")
+    first: str = Field(default="", description="Uid of the coordinator's pod.")
+    starts: int = Field(default=0, description="How often the coordinator was started again in that pod.")
+    replaced: bool = Field(
+        default=False, description="A pod was replaced since, so the next restart is no failure."
+    )
+
+
 class PipelineStatus(Status):
-    conditions: tuple[Condition, ...] = Field(default=(), description="Ready, WorkersAvailable.")
+    conditions: tuple[Condition, ...] = Field(default=(), description="Ready, WorkersAvailable, Stalled.")
     observed_generation: int | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )
     state: str | None = Field(default=None, description="Idle, Starting, Ready or Failed.")
     replicas: int | None = Field(default=None, description="Worker pods wanted now.")
     ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
+    restarts: int | None = Field(
+        default=None, description="Failures of the workers in a row, each of which restarted all of them."
+    )
+    last_restart: str | None = Field(default=None, description="When such a failure was last seen.")
+    last_failure: str | None = Field(default=None, description="What the workers said last when they failed.")
+    given_up: str | None = Field(
+        default=None, description="Why the workers are not started again: a reason of Ready."
+    )
+    workers_seen: WorkersSeen | None = Field(
+        default=None, description="The worker pods as they were when restarts were last counted."
+    )
     active_tasks: int | None = Field(default=None, description="Tasks that train now.")
     waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
     idle_since: str | None = Field(default=None, description="Since when no task needs the pipeline.")

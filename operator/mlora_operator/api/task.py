@@ -64,6 +64,15 @@ class TaskStatus(Status):
     tokens_per_second: str | None = Field(
         default=None, description="Tokens of this task per second of wall time."
     )
+    checkpoint_step: int | None = Field(
+        default=None, description="Step of the newest complete checkpoint; what a failure costs begins there."
+    )
+    resumed_step: int | None = Field(
+        default=None, description="Step from which the present run went on; absent when it began anew."
+    )
+    preemptions: int | None = Field(
+        default=None, description="How often a task that goes first took the place."
+    )
     restarts: int | None = Field(
         default=None, description="How often the task started again after a failure that was not its own."
     )

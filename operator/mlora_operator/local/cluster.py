@@ -89,7 +89,9 @@ class LocalCluster:
     def revision(self, pipeline: Pipeline) -> str:
         assert pipeline.spec is not None
         spec = pipeline.spec.model_dump(
-            mode="json", by_alias=True, exclude={"allowed_namespaces", "idle_timeout", "scheduling"}
+            mode="json",
+            by_alias=True,
+            exclude={"allowed_namespaces", "idle_timeout", "stall_timeout", "restarts", "scheduling"},
         )
         return digest(spec)
 

@@ -11,6 +11,7 @@ from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.accept import Acceptance, accept
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.health import Health, health
 from mlora_operator.reconcile.pipelines import (
     invalid_status,
     pipeline_status,
@@ -32,7 +33,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     """What to do about a snapshot.
 
     1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again.
-    2. Each pipeline: who has a place in its memory, how many workers it needs, which plan its coordinator
+    2. Each pipeline: who has a place in its memory, how its workers fare, how many it needs, which plan its coordinator
        gets.
     3. Statuses follow, and events from what changed in them.
     """
@@ -46,7 +47,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
         if not pipeline.deleting
     ]
     homeless = {
-        task.key: task_status(task, acceptances[task.key], None, None, now)
+        task.key: task_status(task, acceptances[task.key], None, None, Health(), now)
         for task in open_tasks
         if acceptances[task.key].pipeline is None
     }
@@ -71,19 +72,20 @@ def _decide_pipeline(
         return Decision(pipeline_statuses={key: invalid_status(crew, now)})
     placed = places(crew, now)
     wanting = wanted_by(crew, placed)
-    wish = size(crew, wanting, now)
+    fares = health(crew, bool(wanting), now)
+    wish = size(crew, wanting, fares, now)
     plan = next_plan(crew, wanting, placed, snapshot.secrets)
     generation = plan.generation if plan is not None else known_generation(crew) or None
     group = workers(crew, wish)
     waiting = len([task for task in wanting if task.uid not in crew.active])
     return Decision(
         task_statuses={
-            task.key: task_status(task, acceptances[task.key], crew, placed.get(task.uid), now)
+            task.key: task_status(task, acceptances[task.key], crew, placed.get(task.uid), fares, now)
             for task in crew.tasks
         },
-        pipeline_statuses={key: pipeline_status(crew, wish, waiting, generation, now)},
+        pipeline_statuses={key: pipeline_status(crew, wish, fares, waiting, generation, now)},
         workers={key: group} if group is not None else {},
-        delete_pods=pods_to_delete(crew),
+        delete_pods=pods_to_delete(crew, fares),
         plans={key: plan} if plan is not None else {},
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, REVISION
-from mlora_operator.reconcile.observe import key_of
-from mlora_operator.reconcile.snapshot import Group, Key, Pod, PodProblem
+from mlora_operator.reconcile.observe import key_of, parse_time
+from mlora_operator.reconcile.snapshot import Ending, Group, Key, Pod, PodProblem
 
 Raw = Mapping[str, Any]
 
@@ -47,16 +47,31 @@ def read_groups(
 
 def read_pod(raw: Raw) -> Pod:
     meta, status = raw["metadata"], raw.get("status", {})
-    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
+    ready = next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), None)
+    is_ready = ready is not None and ready["status"] == "True"
+    since = ready.get("lastTransitionTime") if ready is not None and is_ready else None
     deleting = "deletionTimestamp" in meta
     return Pod(
         key=key_of(raw),
         uid=meta["uid"],
         revision=meta.get("annotations", {}).get(REVISION, ""),
-        ready=ready and not deleting,
-        problem=None if ready else pod_problem(status),
+        ready=is_ready and not deleting,
+        problem=None if is_ready else pod_problem(status),
         deleting=deleting,
+        restarts=sum(one.get("restartCount", 0) for one in status.get("containerStatuses", ())),
+        ended=_ending(status),
+        ready_since=parse_time(since) if since else None,
     )
+
+
+def _ending(status: Mapping[str, Any]) -> Ending | None:
+    """Of the worker's container, the only one. It may have ended just now, or before its present start."""
+    for container in status.get("containerStatuses", ()):
+        for state in ("state", "lastState"):
+            ended = container.get(state, {}).get("terminated")
+            if ended is not None:
+                return Ending(ended.get("exitCode", 1), _last_words(ended))
+    return None
 
 
 def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:

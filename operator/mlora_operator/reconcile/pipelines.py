@@ -11,6 +11,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.decision import Workers
+from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
 from mlora_operator.reconcile.tasks import GRACE, starting_message
@@ -40,15 +41,15 @@ def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
     )
 
 
-def size(view: View, wanting: tuple[Task, ...], now: datetime) -> Size:
-    """All stages while a task wants them, none after ``idleTimeout`` without one.
+def size(view: View, wanting: tuple[Task, ...], fares: Health, now: datetime) -> Size:
+    """All stages while a task wants them, none after ``idleTimeout`` without one, none once they are given up.
 
     Workers that are to be replaced keep their number until they are free.
     """
     spec, status = view.pipeline.spec, view.pipeline.status
     assert spec is not None
     present = view.group.replicas if view.group is not None else 0
-    if view.blocked is not None and not view.active:
+    if fares.given_up is not None or (view.blocked is not None and not view.active):
         return Size(0, status.idle_since)
     if wanting:
         return Size(present if view.draining else spec.stages, None)
@@ -67,22 +68,26 @@ def workers(view: View, wish: Size) -> Workers | None:
     return Workers(view.pipeline, wish.replicas)
 
 
-def pods_to_delete(view: View) -> tuple[Pod, ...]:
-    """Workers of a former configuration, once the group itself has the new one: it never replaces them by
-    itself (``updateStrategy: OnDelete``), not even those that cannot start.
+def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
+    """All workers of a group that stands still, so that it meets anew under another run id. Else the workers of a former
+    configuration, once the group itself has the new one: it never replaces them by itself (``updateStrategy: OnDelete``),
+    not even those that cannot start.
     """
+    if fares.stalled is not None and fares.given_up is None and view.group is not None:
+        return tuple(pod for pod in view.group.pods if not pod.deleting)
     if view.group is None or view.stale or view.revision is None or view.in_use:
         return ()
     return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
 
 
 def pipeline_status(
-    view: View, wish: Size, waiting: int, generation: int | None, now: datetime
+    view: View, wish: Size, fares: Health, waiting: int, generation: int | None, now: datetime
 ) -> PipelineStatus:
     """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
     plan.
     """
-    state, wishes = _course(view, wish, now)
+    state, wishes = _course(view, wish, fares, now)
+    wishes += _stalled(view, fares)
     status, report = view.pipeline.status, view.report
     changes: dict[str, object] = {
         "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
@@ -94,6 +99,11 @@ def pipeline_status(
         "waiting_tasks": waiting,
         "idle_since": wish.idle_since,
         "plan_generation": generation,
+        "restarts": fares.restarts or None,
+        "last_restart": fares.last_restart,
+        "last_failure": fares.last_failure,
+        "given_up": fares.given_up.reason if fares.given_up is not None else None,
+        "workers_seen": fares.seen,
     }
     if report is not None and report.facts is not None:
         changes |= {"facts": report.facts, "stages": report.stages}
@@ -119,7 +129,9 @@ def invalid_status(view: View, now: datetime) -> PipelineStatus:
     )
 
 
-def _course(view: View, wish: Size, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+def _course(view: View, wish: Size, fares: Health, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+    if fares.given_up is not None:
+        return "Failed", _both("False", fares.given_up.reason, fares.given_up.message)
     if view.blocked is not None and wish.replicas == 0:
         return "Failed", _both("False", view.blocked.reason, view.blocked.message)
     if wish.replicas == 0:
@@ -138,6 +150,18 @@ def _course(view: View, wish: Size, now: datetime) -> tuple[str, tuple[Wish, ...
     if silent and ready is not None and ready.status == "True":
         return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
     return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view)), available)
+
+
+def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
+    """Spoken of once it has been so, and until another group speaks."""
+    if fares.stalled is not None:
+        return (Wish(c.STALLED, "True", fares.stalled.reason, fares.stalled.message),)
+    held = condition(view.pipeline.status.conditions, c.STALLED)
+    if held is None:
+        return ()
+    if held.status == "True" and (view.report is not None or fares.given_up is not None):
+        return (Wish(c.STALLED, "False", c.REASON_STARTED_ANEW, "the workers were started anew"),)
+    return (Wish(held.type, held.status, held.reason, held.message),)
 
 
 def _available(view: View, wish: Size) -> Wish:

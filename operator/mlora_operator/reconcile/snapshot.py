@@ -80,6 +80,28 @@ class PodProblem:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How a worker's process ended the last time."""
+
+    code: int
+    words: str  # exit code and last lines
+
+    @property
+    def is_cause(self) -> bool:
+        """Not a rank that only lost its peer, nor one that was asked to end."""
+        return self.code not in (0, PEER_LOST, TERMINATED)
+
+    @property
+    def is_final(self) -> bool:
+        """The worker said that it would end the same way again, whoever starts it."""
+        return self.code == CANNOT_SERVE
+
+
+# Exit codes of mlora_worker, and of a process that SIGTERM ended.
+CANNOT_SERVE, PEER_LOST, TERMINATED = 2, 75, 143
+
+
+@dataclass(frozen=True, slots=True)
 class Pod:
     """One worker: a pod, or a local process."""
 
@@ -89,6 +111,9 @@ class Pod:
     ready: bool
     problem: PodProblem | None = None
     deleting: bool = False
+    restarts: int = 0  # how often its process was started again in the same pod
+    ended: Ending | None = None
+    ready_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +141,8 @@ class Contact:
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken
+    progressed: datetime | None = None  # when progress was last seen, in whichever run
+    still_since: datetime | None = None  # since when the tasks in training stand still; None: nobody trains
 
     @property
     def live(self) -> Report | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,11 +10,12 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
-from mlora_operator.reconcile.snapshot import Task, condition
+from mlora_operator.reconcile.health import Health
+from mlora_operator.reconcile.snapshot import Task, condition, is_true
 from mlora_operator.reconcile.transitions import Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.words import not_yet, too_large
+from mlora_operator.scheduling.words import must_leave, not_yet, too_large
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 # A coordinator that does not answer for less than this is not worth a word.
@@ -31,7 +32,12 @@ class Course:
 
 
 def task_status(
-    task: Task, acceptance: Acceptance, view: View | None, place: Place | None, now: datetime
+    task: Task,
+    acceptance: Acceptance,
+    view: View | None,
+    place: Place | None,
+    fares: Health,
+    now: datetime,
 ) -> TaskStatus:
     """The whole status of an unfinished task. ``view`` is that of the accepting pipeline."""
     if view is None:
@@ -40,25 +46,34 @@ def task_status(
     reported = view.reported(task)
     accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
     again = _was_restarted(task, view, reported)
-    course = _course(task, view, reported, place, again, now)
-    course = Course(course.state, course.reason, (accepted, *course.wishes))
-    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **_progress(task, reported)}
+    course = _course(task, view, reported, place, fares, again, now)
+    beside = (*_preempted(task, reported, place, course), *_upload_blocked(task, reported, course))
+    course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
+    begun = {wish.type for wish in course.wishes if wish.status == "True"}
+    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **progress(task, reported)}
     if again:
         changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
-    begun = {wish.type for wish in course.wishes if wish.status == "True"}
+    if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):
+        changes["preemptions"] = (task.status.preemptions or 0) + 1
     if view.report is not None and c.RUNNING in begun:
         changes["run"] = view.report.run_id
     if begun & {c.ADMITTED, c.SUCCEEDED}:
         changes["start_time"] = task.status.start_time or timestamp(now)
     if begun & {c.SUCCEEDED, c.FAILED}:
         changes |= {"completion_time": timestamp(now), "run": None}
-    if course.reason == c.REASON_SUSPENDED:
+    if _is_out(task, reported):
         changes["run"] = None
     return _status(task, course, now, changes)
 
 
 def _course(
-    task: Task, view: View, reported: TaskReport | None, place: Place | None, again: bool, now: datetime
+    task: Task,
+    view: View,
+    reported: TaskReport | None,
+    place: Place | None,
+    fares: Health,
+    again: bool,
+    now: datetime,
 ) -> Course:
     assert task.spec is not None
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
@@ -67,16 +82,21 @@ def _course(
         return _failed(reported.failure, "the task has failed")
     if place is not None and place.outcome is Outcome.REFUSED:
         return _failed(place.failure, "the task does not fit the base model")
+    if reported is not None and reported.phase is TaskPhase.SAVING:
+        return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
     if task.spec.suspend:
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
+    if fares.given_up is not None:
+        message = f"{view.pipeline.key} is not started again: {fares.given_up.message}"
+        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or _is_running(task))
     if view.contact.starting and _is_running(task):
         return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again=True)
     if view.report is None and _is_running(task):
         return _out_of_sight(task, view, now)
     if reported is not None and reported.phase is TaskPhase.TRAINING:
+        if place is not None and place.outcome is Outcome.PREEMPTED:
+            return _leaves(task, place)
         return _runs(view, "Training", c.REASON_TRAINING, f"steps are trained in {view.pipeline.key}")
-    if reported is not None and reported.phase is TaskPhase.SAVING:
-        return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
     if place is not None and place.outcome is Outcome.NEVER_FITS:
         return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, too_large(place), again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
@@ -115,7 +135,7 @@ def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
     wishes = [Wish(c.ACCEPTED, "False", reason, message)]
     wishes += [
         Wish(type_, "False", reason, message)
-        for type_ in (c.ADMITTED, c.RUNNING)
+        for type_ in (c.ADMITTED, c.RUNNING, c.PREEMPTED, c.UPLOAD_BLOCKED)
         if condition(task.status.conditions, type_) is not None
     ]
     state = "Pending" if reason == c.REASON_CREATING_PIPELINE else "Rejected"
@@ -150,6 +170,86 @@ def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wi
 def _runs(view: View, state: str, reason: str, message: str) -> Course:
     admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {view.pipeline.key}")
     return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
+
+
+def _leaves(task: Task, place: Place) -> Course:
+    """It trains to the end of its step and writes its checkpoint; its memory is its own until then."""
+    message = _whom(task, place)
+    wishes = (
+        Wish(c.ADMITTED, "False", c.REASON_PREEMPTED, message),
+        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+    )
+    return Course("Training", c.REASON_PREEMPTED, wishes)
+
+
+def _whom(task: Task, place: Place) -> str:
+    """For whom it leaves: the scheduler knows at the moment of its decision, the condition keeps it."""
+    held = condition(task.status.conditions, c.PREEMPTED)
+    if place.displaced_by is None and held is not None and held.status == "True":
+        return held.message
+    return must_leave(place)
+
+
+def _preempted(
+    task: Task, reported: TaskReport | None, place: Place | None, course: Course
+) -> tuple[Wish, ...]:
+    """Spoken of once a task was displaced, and True until it runs again or ends.
+
+    The scheduler's word starts it. A task that the worker says is out, though it ran by its status, was displaced too: the
+    word was lost with the operator that gave it.
+    """
+    assert task.spec is not None
+    held = condition(task.status.conditions, c.PREEMPTED)
+    if course.reason == c.REASON_PREEMPTED:
+        assert place is not None
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, _whom(task, place)),)
+    out = reported is not None and reported.phase is TaskPhase.PREEMPTED
+    if out and not task.spec.suspend and _is_running(task) and (held is None or held.status != "True"):
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, "a task that goes first took its place"),)
+    if held is None:
+        return ()
+    ran = any(wish.type == c.RUNNING and wish.status == "True" for wish in course.wishes)
+    if held.status == "True" and course.state in ("Succeeded", "Failed"):
+        return (Wish(c.PREEMPTED, "False", c.REASON_FINISHED),)
+    if held.status == "True" and ran:
+        return (Wish(c.PREEMPTED, "False", c.REASON_RESUMED, "the task runs again"),)
+    return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _upload_blocked(task: Task, reported: TaskReport | None, course: Course) -> tuple[Wish, ...]:
+    """Spoken of once the store has refused the adapter; the worker tries again by itself."""
+    held = condition(task.status.conditions, c.UPLOAD_BLOCKED)
+    blocked = reported.blocked if reported is not None else None
+    if blocked is not None and course.state not in ("Succeeded", "Failed"):
+        message = (
+            f"{blocked.message}; the adapter is kept and the upload tried again, nothing is trained again"
+        )
+        return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, message),)
+    if held is None:
+        return ()
+    if held.status == "True" and course.state == "Failed":
+        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
+    if held.status == "True" and reported is not None:
+        return (
+            Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON, "the store is not in the way any more"),
+        )
+    return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _told(course: Course) -> Course:
+    """The most telling condition makes the word for `kubectl get`: what keeps a task from going on."""
+    true = {wish.type: wish for wish in course.wishes if wish.status == "True"}
+    if c.UPLOAD_BLOCKED in true:
+        return replace(course, state="UploadBlocked", reason=true[c.UPLOAD_BLOCKED].reason)
+    if c.PREEMPTED in true and course.state == "Queued" and c.ADMITTED not in true:
+        return replace(course, state="Preempted", reason=true[c.PREEMPTED].reason)
+    return course
+
+
+def _is_out(task: Task, reported: TaskReport | None) -> bool:
+    """It left the group in order, so the group's end is no restart of this task."""
+    assert task.spec is not None
+    return task.spec.suspend or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
 
 
 def _out_of_sight(task: Task, view: View, now: datetime) -> Course:
@@ -208,21 +308,27 @@ def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) 
     )
 
 
-def _progress(task: Task, reported: TaskReport | None) -> dict[str, Any]:
-    """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits."""
+def progress(task: Task, reported: TaskReport | None) -> dict[str, Any]:
+    """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits.
+
+    A restarted worker knows nothing of a task's past before it has read its checkpoint: until it speaks of a step, or of
+    the one from which it went on, what was known stays.
+    """
     if reported is None:
         return {}
-    changes: dict[str, Any] = {"step": reported.step}
-    if reported.total_steps:
-        changes |= {
-            "total_steps": reported.total_steps,
-            "progress": f"{reported.step}/{reported.total_steps}",
-        }
-    changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
+    changes: dict[str, Any] = {"data": reported.data or task.status.data}
+    if reported.checkpoint_step is not None:
+        changes["checkpoint_step"] = reported.checkpoint_step
     speed = reported.tokens_per_second
     changes["tokens_per_second"] = None if speed is None else f"{speed:.0f}"
-    changes["data"] = reported.data or task.status.data
     changes["adapter"] = reported.adapter
+    if not reported.step and reported.resumed_step is None and task.status.step:
+        return changes
+    step = max(reported.step, reported.resumed_step or 0)
+    changes |= {"step": step, "resumed_step": reported.resumed_step}
+    if reported.total_steps:
+        changes |= {"total_steps": reported.total_steps, "progress": f"{step}/{reported.total_steps}"}
+    changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
     return changes
 
 

@@ -59,6 +59,11 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.RUNNING, "True"): "Normal",
     (c.RUNNING, "False", c.REASON_RESTARTING): "Warning",
     (c.RUNNING, "Unknown"): "Warning",
+    (c.PREEMPTED, "True"): "Normal",
+    (c.PREEMPTED, "False", c.REASON_RESUMED): "Normal",
+    (c.UPLOAD_BLOCKED, "True"): "Warning",
+    (c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON): "Normal",
+    (c.ADMITTED, "False", c.REASON_PIPELINE_FAILED): "Warning",
     (c.SUCCEEDED, "True"): "Normal",
     (c.FAILED, "True"): "Warning",
     (c.READY, "True"): "Normal",
@@ -69,6 +74,10 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "False", c.REASON_INVALID_SPEC): "Warning",
     (c.READY, "False", c.REASON_SECRET_NOT_FOUND): "Warning",
     (c.READY, "False", c.REASON_SECRET_INCOMPLETE): "Warning",
+    (c.READY, "False", c.REASON_RESTART_LIMIT): "Warning",
+    (c.READY, "False", c.REASON_CANNOT_SERVE): "Warning",
+    (c.STALLED, "True"): "Warning",
+    (c.STALLED, "False"): "Normal",
 }
 
 

@@ -10,7 +10,17 @@ import pytest
 
 from mlora_operator.api.meta import Condition
 from mlora_operator.reconcile.observe import read_pipeline, read_task
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, PodProblem, Snapshot, Task
+from mlora_operator.reconcile.snapshot import (
+    Contact,
+    Ending,
+    Group,
+    Key,
+    Pipeline,
+    Pod,
+    PodProblem,
+    Snapshot,
+    Task,
+)
 from mlora_operator.settings import Settings
 from mlora_worker.protocol import (
     AdapterInfo,
@@ -164,15 +174,22 @@ class Make:
         problem: PodProblem | None = None,
         refusal: PodProblem | None = None,
         missing: int = 0,
+        starts: int = 0,
+        uids: tuple[str, ...] = (),
+        ended: Mapping[int, Ending] | None = None,
+        ready_since: datetime | None = None,
     ) -> Group:
         up = replicas if ready is None else ready
         pods = tuple(
             Pod(
                 key=Key("team-a", f"mlora-toy-{number}"),
-                uid=f"pod-{number}",
+                uid=uids[number] if uids else f"pod-{number}",
                 revision=pod_revision or revision,
                 ready=number < up,
                 problem=problem if number >= up else None,
+                restarts=starts,
+                ended=(ended or {}).get(number),
+                ready_since=ready_since,
             )
             for number in range(replicas - missing)
         )

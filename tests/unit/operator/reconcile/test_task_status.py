@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
+from mlora_operator.reconcile.standing import candidate
+from mlora_operator.reconcile.tasks import task_status
+from mlora_operator.reconcile.view import view
+from mlora_operator.scheduling.admission import Outcome, Place, Verdict
+from mlora_worker.protocol import Failure, FailureReason
 
 T1 = Key("team-a", "t1")
 
@@ -227,6 +235,153 @@ def test_a_success_found_after_a_restart_is_no_restart(make: Any) -> None:
     contact = Contact(report=make.report(make.reported("Succeeded"), run="run-2"))
     status = status_of(make, task=past, group=make.group(), contact=contact)
     assert (status.state, status.restarts) == ("Succeeded", None)
+
+
+# --- displaced by a task that goes first ---
+
+
+def displaced(
+    make: Any,
+    phase: str,
+    task: dict[str, Any] | None = None,
+    outcome: Outcome = Outcome.WAITING,
+    by: str | None = None,
+    **fields: Any,
+) -> TaskStatus:
+    """The status of t1 when the scheduler has said so of it."""
+    raw = make.task(**(task or {}))
+    contact = Contact(report=make.report(make.reported(phase, step=7, **fields)))
+    seen = view(make.pipeline(), (raw,), make.snapshot(raw, group=make.group(), contact=contact))
+    place = Place(outcome, verdict=Verdict(False, 0, 2**30, 2**29))
+    if by is not None:
+        place = replace(place, displaced_by=candidate(make.task(by, priority=10)))
+    return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), make.now)
+
+
+def kept(status: TaskStatus) -> dict[str, Any]:
+    return {"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_runs_again(make: Any) -> None:
+    past = lived(make, *TRAINED, run="run-1")
+    leaving = displaced(make, "Training", past, Outcome.PREEMPTED, by="urgent")
+    assert said(leaving)["Preempted"] == "True/PreemptedByPriority"
+    assert said(leaving)["Running"] == "True/Training"  # to the end of its step
+    assert said(leaving)["Admitted"] == "False/PreemptedByPriority"
+    assert "urgent" in message(leaving, "Preempted")
+    assert leaving.preemptions == 1
+    later = displaced(
+        make, "Training", kept(leaving), Outcome.PREEMPTED
+    )  # the scheduler has forgotten for whom
+    assert later == leaving
+
+    out = displaced(make, "Preempted", kept(leaving), checkpoint_step=7)
+    assert (out.state, out.reason, out.preemptions) == ("Preempted", "PreemptedByPriority", 1)
+    assert said(out)["Running"] == "False/WaitingForMemory"
+    assert message(out, "Preempted") == message(leaving, "Preempted")
+    assert (out.step, out.checkpoint_step, out.run) == (7, 7, None)
+
+    again = make.reported("Training", step=7, resumed_step=7, checkpoint_step=7)
+    contact = Contact(report=make.report(again))
+    back = status_of(make, task=kept(out), group=make.group(), contact=contact)
+    assert said(back)["Preempted"] == "False/Resumed"
+    assert (back.state, back.resumed_step, back.preemptions, back.restarts) == ("Training", 7, 1, None)
+
+
+def test_a_preemption_whose_decision_was_lost_with_an_operator_is_told_all_the_same(make: Any) -> None:
+    status = displaced(make, "Preempted", lived(make, *TRAINED, run="run-1"))
+    assert said(status)["Preempted"] == "True/PreemptedByPriority"
+    assert (status.state, status.preemptions) == ("Preempted", 1)
+
+
+def test_a_suspended_task_was_not_preempted_by_anybody(make: Any) -> None:
+    task = {"suspend": True, **lived(make, *TRAINED, run="run-1")}
+    contact = Contact(report=make.report(make.reported("Preempted", step=7, checkpoint_step=7)))
+    status = status_of(make, task=task, group=make.group(), contact=contact)
+    assert (status.state, status.checkpoint_step) == ("Suspended", 7)
+    assert "Preempted" not in said(status)
+    resumed = displaced(make, "Preempted", kept(status))
+    assert "Preempted" not in said(resumed)
+    assert resumed.preemptions is None
+
+
+def test_a_task_that_saves_is_not_suspended_any_more(make: Any) -> None:
+    task = {"suspend": True, **lived(make, *TRAINED, run="run-1")}
+    contact = Contact(report=make.report(make.reported("Saving", step=50)))
+    assert status_of(make, task=task, group=make.group(), contact=contact).state == "Saving"
+
+
+def test_a_group_that_ends_while_a_task_is_out_does_not_restart_that_task(make: Any) -> None:
+    past = lived(make, *TRAINED[:1], ("Preempted", "True", "PreemptedByPriority"), preemptions=1)
+    contact = Contact(report=make.report(make.reported("Prepared"), run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert (status.restarts, status.preemptions) == (None, 1)
+    assert said(status)["Preempted"] == "True/PreemptedByPriority"
+
+
+def test_a_displaced_task_that_ends_is_not_displaced_any_more(make: Any) -> None:
+    past = lived(make, *TRAINED, ("Preempted", "True", "PreemptedByPriority"), run="run-1")
+    contact = Contact(report=make.report(make.reported("Succeeded", step=50)))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert said(status)["Preempted"] == "False/Finished"
+
+
+# --- an upload that the store refuses ---
+
+
+def blocked(phase: str = "Saving", **fields: Any) -> dict[str, Any]:
+    refusal = Failure(reason=FailureReason.ACCESS_DENIED, message="403 for s3://adapters/t1: ExpiredToken")
+    return {"phase": phase, "blocked": refusal, "step": 50, **fields}
+
+
+def test_a_refused_upload_is_shown_with_the_stores_words_until_it_goes_on(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported(**blocked())))
+    status = status_of(make, task=lived(make, *TRAINED, run="run-1"), group=make.group(), contact=contact)
+    assert (status.state, status.reason) == ("UploadBlocked", "AccessDenied")
+    assert said(status)["UploadBlocked"] == "True/AccessDenied"
+    assert "ExpiredToken" in message(status, "UploadBlocked")
+    assert said(status)["Running"] == "True/Saving"
+
+    away = Contact(report=contact.report, lost_since=make.now, error="refused")
+    unseen = status_of(make, task=kept(status), group=make.group(), contact=away)
+    assert said(unseen)["UploadBlocked"] == "True/AccessDenied"
+
+    for phase, state in (("Saving", "Saving"), ("Succeeded", "Succeeded")):
+        contact = Contact(report=make.report(make.reported(phase, step=50)))
+        after = status_of(make, task=kept(status), group=make.group(), contact=contact)
+        assert (after.state, said(after)["UploadBlocked"]) == (state, "False/UploadGoesOn")
+
+
+def test_an_upload_that_failed_in_the_end_does_not_go_on(make: Any) -> None:
+    past = lived(make, *TRAINED, ("UploadBlocked", "True", "AccessDenied"), run="run-1")
+    contact = Contact(report=make.report(make.reported("Failed", step=50)))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert said(status)["UploadBlocked"] == "False/Finished"
+
+
+# --- progress over a restart ---
+
+
+def test_progress_stays_until_a_restarted_worker_speaks(make: Any) -> None:
+    numbers = {"step": 12, "totalSteps": 50, "progress": "12/50", "loss": "1.5000", "checkpointStep": 10}
+    past = lived(make, *TRAINED, run="run-1", **numbers)
+    for phase in ("Preparing", "Prepared", "Training"):
+        contact = Contact(report=make.report(make.reported(phase), run="run-2"))
+        status = status_of(make, task=past, group=make.group(), contact=contact)
+        assert (status.step, status.progress, status.loss) == (12, "12/50", "1.5000"), phase
+        assert status.checkpoint_step == 10
+    spoken = make.reported("Training", step=10, resumed_step=10, checkpoint_step=10)
+    contact = Contact(report=make.report(spoken, run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert (status.step, status.progress, status.resumed_step) == (10, "10/50", 10)
+    assert status.restarts == 1
+
+
+def test_a_task_that_had_to_begin_anew_says_so(make: Any) -> None:
+    past = lived(make, *TRAINED, run="run-1", step=12, resumedStep=8)
+    contact = Contact(report=make.report(make.reported("Training", step=1), run="run-2"))
+    status = status_of(make, task=past, group=make.group(), contact=contact)
+    assert (status.step, status.resumed_step) == (1, None)
 
 
 # --- a coordinator that does not answer ---

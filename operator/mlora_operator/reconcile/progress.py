@@ -1,0 +1,57 @@
+"""Whether a group moves: what one report says over the one before. Pure.
+
+Progress is a microbatch that was trained, so that a step may take as long as it takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from mlora_operator.reconcile.snapshot import Contact
+from mlora_worker.protocol import Report, TaskPhase, TaskReport
+
+
+def heard(contact: Contact, report: Report, now: datetime) -> Contact:
+    """The contact after ``report`` came in at ``now``.
+
+    Tasks stand still from the moment at which the first of them began to train, or the group started, until something
+    moves; while nobody trains, nobody stands still.
+    """
+    before = contact.report
+    moved = before is not None and _moved(before, report)
+    fresh = before is None or before.run_id != report.run_id or not _training(before)
+    since = None
+    if _training(report):
+        since = now if moved or fresh or contact.still_since is None else contact.still_since
+    return replace(
+        contact,
+        report=report,
+        lost_since=None,
+        error=None,
+        starting=False,
+        progressed=now if moved else contact.progressed,
+        still_since=since,
+    )
+
+
+def _moved(before: Report, after: Report) -> bool:
+    """1. More microbatches were trained in the same run.
+    2. A task that was in training has more steps behind it, in whichever run, or has left training.
+    """
+    if before.run_id == after.run_id and after.wire.microbatches > before.wire.microbatches:
+        return True
+    now = {task.uid: task for task in after.tasks}
+    return any(
+        task.uid in now
+        and (
+            now[task.uid].step > task.step
+            or (before.run_id == after.run_id and now[task.uid].phase is not TaskPhase.TRAINING)
+        )
+        for task in _training(before)
+    )
+
+
+def _training(report: Report) -> list[TaskReport]:
+    """Tasks that should move. One that waits for its store is not stuck: starting it anew would not help."""
+    return [task for task in report.tasks if task.phase is TaskPhase.TRAINING and task.blocked is None]
