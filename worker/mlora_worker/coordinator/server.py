@@ -47,7 +47,9 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             raise web.HTTPUnprocessableEntity(text=_without_values(error)) from None
         taken = await asyncio.to_thread(coordinator().set_plan, plan)
         if not taken:
-            raise web.HTTPConflict(text=f"generation {plan.generation} is older than the plan in force")
+            raise web.HTTPConflict(
+                text=f"generation {plan.generation} is taken, or older than the plan in force"
+            )
         return web.Response(status=204)
 
     async def get_report(request: web.Request) -> web.Response:

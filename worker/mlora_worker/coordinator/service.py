@@ -16,10 +16,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import publish_task
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import (
@@ -30,9 +33,12 @@ from mlora_worker.protocol import (
     StageReport,
     StorageAccess,
     TaskPhase,
+    TaskPlan,
     WireReport,
 )
+from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline
 
@@ -42,11 +48,9 @@ CollectTimeline = Callable[[Mapping[str, str]], Timeline]  # names of tasks by u
 OpenStore = Callable[[StorageAccess], Store]
 Result = TypeVar("Result")
 
-_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries
-# What may pass by itself: while fetching, a store that is away; while uploading, when a whole training would be lost,
-# also keys that are being exchanged.
-_UNREACHABLE = (FailureReason.STORAGE_UNREACHABLE,)
-_REFUSED = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED, FailureReason.UPLOAD_FAILED)
+CHECKPOINTS_FOLDER = "checkpoints"  # below a task's output
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries to prepare a task that has never trained
+_AT_ONCE = 8  # tries to store something that run at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Surroundings:
     preparing: Executor
     publishing: Executor
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
+    checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
@@ -78,7 +83,19 @@ class Coordinator:
         self._tasks: dict[str, TaskRun] = {}
         self._names: dict[str, str] = {}  # of all tasks that were ever planned, by uid
         self._generation = 0
+        self._plan: Plan | None = None  # in force; a number does not identify what two operators sent
         self._sequence = 0
+        self._turn = threading.BoundedSemaphore(_AT_ONCE)
+        self._checkpoints = Checkpoints(
+            stages=surroundings.stages,
+            tasks=self._tasks,
+            open_place=surroundings.checkpoint_place or self._below_output,
+            pool=surroundings.publishing,
+            changed=changed,
+            on_change=self._note_change,
+            pause=surroundings.pause,
+            turn=self._turn,
+        )
         self._dispatcher = Dispatcher(
             stages=len(surroundings.stages),
             budget=surroundings.microbatch_tokens,
@@ -87,17 +104,21 @@ class Coordinator:
             on_change=self._note_change,
             on_pipeline_fault=surroundings.end,
             clock=surroundings.clock,
+            on_wanted=self._checkpoints.want,
             costs=surroundings.costs,
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
 
     def set_plan(self, plan: Plan) -> bool:
-        """Take a plan; False when a newer one is known already. The same plan twice changes nothing."""
+        """Take a plan; False when a newer one is known already, or another one of the same number: whoever sent it then
+        takes the next number. The same plan twice changes nothing.
+        """
         with self._changed:
-            if plan.generation < self._generation:
+            taken = self._plan is not None and plan.generation == self._generation and plan != self._plan
+            if plan.generation < self._generation or taken:
                 return False
-            self._generation = plan.generation
+            self._generation, self._plan = plan.generation, plan
             wanted = {task.uid: task for task in plan.tasks}
             for task in self._tasks.values():
                 task.withdrawn = task.uid not in wanted
@@ -122,6 +143,11 @@ class Coordinator:
         with self._changed:
             names = dict(self._names)
         return self._with.timeline(names)
+
+    def wind_down(self) -> None:
+        """Let the steps that have begun come back, bring every task's checkpoint to the store, then stop the stream."""
+        with self._changed:
+            self._dispatcher.wind_down()
 
     # --- rank 0's loop ------------------------------------------------------------------------------------------
 
@@ -149,15 +175,23 @@ class Coordinator:
                 task.parts = {}
                 self._with.publishing.submit(self._publish, task, parts)
 
+    def checkpointed(self, stage: int, uid: str, number: int, part: StageState) -> None:
+        """A stage's part of a checkpoint; with the last part it is written in the background."""
+        with self._changed:
+            self._checkpoints.heard(stage, uid, number, part)
+
     # --- pools --------------------------------------------------------------------------------------------------
 
     def _prepare(self, task: TaskRun) -> None:
         try:
-            result = self._persist(task, "fetching", _UNREACHABLE, self._prepared)
+            result, step = self._prepared(task)
+        except Withdrawn:
+            return
         except Exception as error:
             self._fail(task, error)
             return
         with self._changed:
+            task.stored_step = step
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
                 log.info(
@@ -166,48 +200,72 @@ class Coordinator:
             else:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
             self._note_change()
+        if isinstance(result, AdapterInfo):
+            self._checkpoints.forget(task)
 
-    def _prepared(self, task: TaskRun, store: Store) -> PreparedTask | AdapterInfo:
-        return prepare_task(task.plan, self._with.base, store)
+    def _prepared(self, task: TaskRun) -> tuple[PreparedTask | AdapterInfo, int]:
+        """With the step of its newest checkpoint, 0 without one. A task that has trained before is not failed by a store
+        that is away or refuses it for a while; any other one is, so that a wrong address is known at once."""
+
+        def once() -> tuple[PreparedTask | AdapterInfo, int]:
+            made = prepare_task(task.plan, self._with.base, self._with.open_store(task.plan.storage))
+            if isinstance(made, AdapterInfo):
+                return made, 0
+            return made, self._checkpoints.find(task.plan, made.fingerprint)
+
+        if task.plan.started:
+            return self._until_stored(once, task, "fetching its rows and checkpoint")
+        for pause in _PAUSES:
+            try:
+                return once()
+            except StoreUnreachable as error:
+                if task.withdrawn:
+                    raise
+                log.warning("fetching of %s failed, next try in %.0f s: %s", task.name, pause, error)
+                self._with.pause(pause)
+        return once()
 
     def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
         prepared = task.prepared
         assert prepared is not None
         try:
-            adapter = self._persist(
-                task,
-                "uploading",
-                _REFUSED,
-                lambda task, store: publish_task(
-                    task.plan, prepared, task.last, parts, self._with.base, store
+            adapter = self._until_stored(
+                lambda: publish_task(
+                    task.plan,
+                    prepared,
+                    task.last,
+                    parts,
+                    self._with.base,
+                    self._with.open_store(task.plan.storage),
                 ),
+                task,
+                "uploading the adapter",
             )
+        except Withdrawn:
+            return
         except Exception as error:
             self._fail(task, error)
             return
         with self._changed:
             task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
+            task.state = task.snapshot = None
             self._note_change()
+        self._checkpoints.forget(task)
         log.info("adapter of %s/%s is published at %s", task.plan.namespace, task.plan.name, adapter.uri)
 
-    def _persist(
-        self,
-        task: TaskRun,
-        what: str,
-        transient: tuple[FailureReason, ...],
-        work: Callable[[TaskRun, Store], Result],
-    ) -> Result:
-        """Try ``work`` again after a pause while it fails for a reason that may pass, with the newest plan's keys."""
-        for pause in _PAUSES:
-            try:
-                return work(task, self._with.open_store(task.plan.storage))
-            except Exception as error:
-                if getattr(error, "reason", None) not in transient or task.withdrawn:
-                    raise
-                name = f"{task.plan.namespace}/{task.plan.name}"
-                log.warning("%s of %s failed, next try in %.0f s: %s", what, name, pause, error)
-                self._with.pause(pause)
-        return work(task, self._with.open_store(task.plan.storage))
+    def _until_stored(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
+        return until_stored(
+            work,
+            task,
+            what,
+            changed=self._changed,
+            on_change=self._note_change,
+            pause=self._with.pause,
+            turn=self._turn,
+        )
+
+    def _below_output(self, task: TaskPlan) -> tuple[Store, str]:
+        return self._with.open_store(task.storage), join(task.output_uri, CHECKPOINTS_FOLDER)
 
     def _fail(self, task: TaskRun, error: Exception) -> None:
         reason = getattr(error, "reason", None)
@@ -226,6 +284,11 @@ class Coordinator:
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
             del self._tasks[uid]
+        for task in self._tasks.values():
+            diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
+            if diverged and task.stored_step:  # what led there is of no use
+                task.stored_step = 0
+                self._with.publishing.submit(self._checkpoints.forget, task)
         self._sequence += 1
         self._changed.notify_all()
 

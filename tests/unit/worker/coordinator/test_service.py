@@ -102,6 +102,7 @@ def test_plans_are_idempotent_older_ones_are_refused_and_what_is_not_listed_is_f
     assert one.set_plan(Plan(generation=2, tasks=(task("a"), task("b"))))
     assert len(store.asked) == 2, "a task that is known is not prepared again"
     assert not one.set_plan(Plan(generation=1))
+    assert not one.set_plan(Plan(generation=2, tasks=(task("a"),)))  # another operator's, of the same number
     assert one.wait_report(-1, 0).plan_generation == 2
     assert one.set_plan(Plan(generation=3, tasks=(task("b"),)))
     assert [report.uid for report in one.wait_report(-1, 0).tasks] == ["b"]
