@@ -33,7 +33,7 @@ from mlora_worker.stream.items import Load, Segment, Train
 @dataclass(frozen=True)
 class AdapterResult:
     heldout_loss: float  # mean over the answers' tokens
-    logit_difference: float  # largest between PEFT and the trainer, on the first row
+    logit_difference: float  # largest between PEFT and the trainer on the first row, over the largest logit
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def compare(model: Path, adapters: Mapping[str, Path], heldout: Path, rows: int)
     for name in names:
         wrapped.set_adapter(name)
         own = trainer_logits(engine, name, adapters[name], data[0])
-        results[name] = AdapterResult(
-            mean_loss(wrapped, data), (logits_of(wrapped, data[0]) - own).abs().max().item()
-        )
+        theirs = logits_of(wrapped, data[0])
+        difference = ((theirs - own).abs().max() / theirs.abs().max()).item()
+        results[name] = AdapterResult(mean_loss(wrapped, data), difference)
     return Comparison(
         base_loss, results, len(data), sum(int(np.count_nonzero(row.labels >= 0)) for row in data)
     )

@@ -115,7 +115,7 @@ def main() -> int:
             "`make cluster-down` ends it.",
             markup=False,
         )
-    problems = verdict(comparison, least_gain=0.2, most_difference=1e-4)
+    problems = verdict(comparison)
     for problem in problems:
         console.print(f"[red]{problem}[/]")
     return 1 if problems else 0

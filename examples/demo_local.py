@@ -96,7 +96,7 @@ def main() -> int:
         print_table(
             console, tasks, comparison, pipeline_facts(pipeline, time.monotonic() - began, training_seconds)
         )
-    problems = verdict(comparison, least_gain=0.2, most_difference=1e-4)
+    problems = verdict(comparison)
     for problem in problems:
         console.print(f"[red]{problem}[/]")
     return 1 if problems else 0
