@@ -1,12 +1,14 @@
 """``python -m bench launches``: does a step with eight tasks launch more than one with a single task?
 
-The same rows: once one for each of eight tasks, once all of one task; forward, backward, clipping and AdamW. Counted are
+The same rows: once two for each of eight tasks, once all of one task; forward, backward, clipping and AdamW. Counted are
 ATen operators that reach a kernel (by a dispatch mode below autograd, views included) together with this project's own
 compiled kernels, which torch does not see; and, as a second witness, what torch's profiler has at its top level. With a GPU
 also all kernels that it was given.
 
 Two paths: that of this machine's device, and the one that GPUs take. Where there is no GPU, the latter's own kernels are
 counted but not run: everything around them runs on the CPU, so only counts have a meaning there.
+
+Every layer launches the same, so a model cut to a few layers is counted; --long counts the whole one.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from bench.rows import deal, gsm8k_rows, shortest
 from bench.sides import LEARNING_RATE, Setting
 from mlora_worker.lora.triton_products import TritonProducts
 
-TASKS = 8
+TASKS, BATCH = 8, 2
+LAYERS, QUICK_LAYERS = 6, 2
 DEVICE, GPU = "this device", "GPU's kernels"
 TARGETS = {"q,k,v,o": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}
 # File and function; each call is one kernel, however many threads share it.
@@ -87,9 +90,11 @@ def main(arguments: list[str]) -> int:
     device = torch.device("cuda" if cuda else "cpu")
     configs: dict[tuple[str, str], dict[int, Launches]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder = cut_folder(smollm2_folder(), 2, Path(scratch)) if options.quick else smollm2_folder()
+        whole = smollm2_folder()
+        layers = QUICK_LAYERS if options.quick else LAYERS
+        folder = whole if options.long else cut_folder(whole, layers, Path(scratch))
         rows = gsm8k_rows(folder)
-        batch_of = shortest(rows, TASKS) if options.quick else rows
+        batch_of = shortest(rows, TASKS * BATCH) if options.quick else rows
         for path in (DEVICE,) if cuda else (DEVICE, GPU):
             for label, targets in TARGETS.items():
                 configs[path, label] = {}
@@ -106,7 +111,7 @@ def main(arguments: list[str]) -> int:
                         2
                     ):  # AdamW makes its state in the first update, which rides with the second step
                         ours.step(warm, LEARNING_RATE)
-                    batch = deal(batch_of, tasks, TASKS // tasks, 0)
+                    batch = deal(batch_of, tasks, BATCH * TASKS // tasks, 0)
                     work = partial(ours.step, batch, LEARNING_RATE)
                     configs[path, label][tasks] = count(work, launcher)
                 print(
@@ -132,6 +137,7 @@ def main(arguments: list[str]) -> int:
         ],
         "device": device.type,
         "tasks": TASKS,
+        "batch": BATCH,
     }
     print(last_line("launches", result, repetitions=1, threads=options.threads, quick=options.quick))
     return 0

@@ -97,7 +97,7 @@ class Measured:
 
 def main(arguments: list[str]) -> int:
     made = parser("throughput", __doc__)
-    made.add_argument("--minutes", type=float, default=5.0, help="to spend on timing (default: 5)")
+    made.add_argument("--minutes", type=float, default=10.0, help="to spend on timing (default: 10)")
     options = made.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
@@ -213,9 +213,11 @@ def build(folder: Path, dtype: torch.dtype, setting: Setting, peers: Sequence[st
 
 
 def warm_up(sides: Sequence[Side], rows: Sequence[TokenRow]) -> None:
-    """A step on short rows that leaves the adapters as they are: kernels are compiled, optimizers have their state."""
+    """A step as wide as those timed that leaves the adapters as they are: kernels are compiled, optimizers have their
+    state, and each side's largest tensors have had their memory once.
+    """
     for side in sides:
-        side.step(deal(shortest(rows, TASKS), TASKS, 1, 0), 0.0)
+        side.step(deal(rows, TASKS, BATCH, 0), 0.0)
 
 
 def bfloat16_slowdown(clock: Any = time.perf_counter) -> float:
