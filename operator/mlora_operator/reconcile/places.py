@@ -13,7 +13,7 @@ from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import State
 from mlora_operator.scheduling.order import in_order
-from mlora_operator.scheduling.room import AskedAnew
+from mlora_operator.scheduling.room import AskedAnew, Sum
 from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.stream.fit import misfit
 
@@ -40,9 +40,10 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
     if memory is None:
         return {one.uid: Place(Outcome.ADMITTED) for one in inside}
     ready = [] if view.draining else [one for uid in outside if (one := found[uid]) is not None]
+    room = AskedAnew(memory.verdict)
     outcome = schedule(
         (*inside, *ready),
-        AskedAnew(memory.verdict),
+        room,
         policy_of(view, scheduling, now),
         now,
         parse_duration(scheduling.hold_back),
@@ -52,8 +53,11 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
         for uid, place in outcome.items()
         if uid in suspended and place.outcome is Outcome.PREEMPTED
     }
-    alone = {uid: memory.verdict([uid]) for uid in outside - outcome.keys()}
-    never = {uid: Place(Outcome.NEVER_FITS, verdict) for uid, verdict in alone.items() if not verdict.fits}
+    never = {
+        uid: Place(Outcome.NEVER_FITS, Sum(room, room.held((uid,))))
+        for uid in outside - outcome.keys()
+        if not room.fits_alone(uid)
+    }
     return {**outcome, **leave, **never, **refused}
 
 

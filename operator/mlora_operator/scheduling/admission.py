@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Failure
@@ -35,6 +36,12 @@ class Verdict:
     need: Need | None = None  # what ``needed`` is made of
 
 
+class Judged(Protocol):
+    """A set of tasks that was looked at. Most verdicts are never read, and figures cost more than yes or no."""
+
+    def verdict(self) -> Verdict: ...
+
+
 Fits = Callable[[Sequence[str]], Verdict]  # uids of tasks that shall train together -> verdict
 
 
@@ -51,15 +58,20 @@ class Outcome(StrEnum):
 class Place:
     """What became of one task.
 
-    A waiting one does not fit (``verdict``), or stands ``behind`` another one that has waited for long, or comes ``after``
-    one that is about to leave. A refused one has a ``failure``. One that must leave keeps its memory until the worker says
-    that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is None when it is no more known
-    for whom it leaves.
+    A waiting one does not fit beside others (``judged``), or stands ``behind`` another one that has waited for long, or
+    comes ``after`` one that is about to leave. A refused one has a ``failure``. One that must leave keeps its memory until
+    the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is None when it is
+    no more known for whom it leaves.
     """
 
     outcome: Outcome
-    verdict: Verdict | None = None
+    judged: Judged | None = None
     behind: Candidate | None = None
     after: Candidate | None = None
     failure: Failure | None = None
     displaced_by: Candidate | None = None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What the memory says of the task with those beside whom it shall fit."""
+        return self.judged.verdict() if self.judged is not None else None

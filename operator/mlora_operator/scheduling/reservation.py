@@ -6,24 +6,25 @@ fewer steps left than another one is done before it, however fast the pipeline i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.room import Held, Memory
 
 # A task that passes one that is held back must be done in this part of the rounds that the latter has to wait.
 SHARE = 0.5
 LOOKED_AT = 8  # reservations; with more, the first task that may end is taken for all
 
 
-def earliest_round(staying: Sequence[Entrant], fits_beside: Callable[[Iterable[str]], bool]) -> float:
-    """Rounds until so many of ``staying`` are done that a task fits beside the others.
+def earliest_round(staying: Iterable[Entrant], memory: Memory[Held], uid: str) -> float:
+    """Rounds until so many of ``staying`` are done that the task ``uid`` fits beside the others.
 
-    ``fits_beside``: whether it fits beside these uids. A task that saves, or whose steps are not known, may be done at any
-    time. Infinite when it does not fit even beside none.
+    A task that saves, or whose steps are not known, may be done at any time. 0 when it fits beside all of them.
     """
-    by_end = sorted(staying, key=rounds_left)
-    for ended, one in enumerate(by_end, start=1):
-        if fits_beside(other.uid for other in by_end[ended:]):
+    beside = memory.held((uid,))
+    for one in sorted(staying, key=rounds_left, reverse=True):  # who stays longest is there for sure
+        beside = memory.plus(beside, one.task.uid)
+        if not memory.fits(beside):
             return rounds_left(one)
     return 0.0
 

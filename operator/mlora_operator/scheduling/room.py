@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from mlora_operator.scheduling.admission import Fits, Verdict
 
@@ -22,11 +22,24 @@ class Memory(Protocol[Held]):
 
     def plus(self, held: Held, uid: str) -> Held: ...
 
+    def fits_alone(self, uid: str) -> bool: ...
+
     def fits(self, held: Held) -> bool:
         """Whether ``verdict`` would say that it fits."""
         ...
 
     def verdict(self, held: Held) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Generic[Held]):
+    """Tasks added up, in the memory that can say what that means."""
+
+    memory: Memory[Held]
+    held: Held
+
+    def verdict(self) -> Verdict:
+        return self.memory.verdict(self.held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,9 @@ class AskedAnew:
 
     def plus(self, held: tuple[str, ...], uid: str) -> tuple[str, ...]:
         return (*held, uid)
+
+    def fits_alone(self, uid: str) -> bool:
+        return self.judge((uid,)).fits
 
     def fits(self, held: tuple[str, ...]) -> bool:
         return self.judge(held).fits

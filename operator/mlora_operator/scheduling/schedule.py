@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -14,9 +14,10 @@ from mlora_operator.scheduling.entrant import STAYING, Entrant, State
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.reservation import LOOKED_AT, earliest_round, is_over_by, rounds_left
-from mlora_operator.scheduling.room import Held, Memory
+from mlora_operator.scheduling.room import Held, Memory, Sum
 
 HOLD_BACK = timedelta(minutes=10)
+_ADMITTED = Place(Outcome.ADMITTED)
 _MAY_LEAVE = (State.STARTING, State.RUNNING)  # one that starts is only told so once it has begun
 
 
@@ -42,28 +43,28 @@ def schedule(
     """
     ordered = policy.order(tuple(entrants))
     room = _Room(memory, [one for one in ordered if one.state is not State.WAITING])
-    held_back: list[Entrant] = []  # have waited long, in order
+    held_back = 0  # tasks that have waited for long
     gate = math.inf  # rounds until the first of them may begin
+    behind: Place | None = None  # of those that stand behind them
     places: dict[str, Place] = {}
-    for position, one in enumerate(ordered):
+    for one in ordered:
         if one.state is not State.WAITING:
+            room.passed(one)
             continue
-        alone = memory.held((one.uid,))
-        if not memory.fits(alone):
-            places[one.uid] = Place(Outcome.NEVER_FITS, memory.verdict(alone))
+        uid = one.task.uid
+        if not memory.fits_alone(uid):
+            places[uid] = Place(Outcome.NEVER_FITS, Sum(memory, memory.held((uid,))))
             continue
-        passes = not held_back or is_over_by(one, gate)
-        place = (room.admit(one) or room.make_room(one, ordered[position + 1 :], policy)) if passes else None
+        passes = behind is None or is_over_by(one, gate)
+        place = (room.admit(one) or room.make_room(one, policy)) if passes else None
         if place is not None:
-            places[one.uid] = place
+            places[uid] = place
             continue
-        if passes:
-            places[one.uid] = Place(Outcome.WAITING, memory.verdict(memory.plus(room.later, one.uid)))
-        else:
-            places[one.uid] = Place(Outcome.WAITING, behind=held_back[0].task)
-        if now - one.since >= hold_back:
-            held_back.append(one)
-            gate = min(gate, room.begin(one, policy) if len(held_back) <= LOOKED_AT else room.first_end())
+        places[uid] = behind or Place(Outcome.WAITING, Sum(memory, memory.plus(room.later, uid)))
+        if gate > room.first_end and now - one.since >= hold_back:
+            held_back += 1
+            gate = min(gate, room.begin(one, policy) if held_back <= LOOKED_AT else room.first_end)
+            behind = behind or Place(Outcome.WAITING, behind=one.task)
     return {**places, **room.of_those_inside()}
 
 
@@ -75,7 +76,9 @@ class _Room(Generic[Held]):
     inside: list[Entrant]  # at the beginning, in order
     staying: list[Entrant] = field(init=False)  # will be there later: in order, then those who are new
     leaving: list[Entrant] = field(init=False)
+    ahead: list[Entrant] = field(init=False)  # who may leave and is not passed yet: the next in order last
     later: Held = field(init=False)  # of ``staying``
+    first_end: float = field(init=False)  # rounds until the first of ``staying`` may be done
     now: Held = field(init=False)  # of those who are there, and of who is admitted by this decision
     newcomers: list[Candidate] = field(default_factory=list)  # who get the room of those who leave
     displaced: dict[str, Candidate] = field(default_factory=dict)  # by uid: for whom
@@ -83,43 +86,55 @@ class _Room(Generic[Held]):
     def __post_init__(self) -> None:
         self.staying = [one for one in self.inside if one.state in STAYING]
         self.leaving = [one for one in self.inside if one.state is State.LEAVING]
-        self.later = self.memory.held(one.uid for one in self.staying)
+        self.ahead = [one for one in reversed(self.staying) if one.state in _MAY_LEAVE]
+        self.later = self._sum(self.staying)
+        self.first_end = _first_end(self.staying)
         self.now = self.memory.held(one.uid for one in self.inside) if self.leaving else self.later
+
+    def passed(self, one: Entrant) -> None:
+        """The order has come to one who is inside: those after it cannot displace it."""
+        if self.ahead and self.ahead[-1] is one:
+            self.ahead.pop()
 
     def admit(self, one: Entrant) -> Place | None:
         """A place at once, or as soon as those that leave are out; None when it does not fit."""
-        later = self.memory.plus(self.later, one.uid)
+        later = self.memory.plus(self.later, one.task.uid)
         if not self.memory.fits(later):
             return None
         self.later = later
         self.staying.append(one)
+        self.first_end = min(self.first_end, rounds_left(one))
         if not self.leaving:
             self.now = later
-            return Place(Outcome.ADMITTED)
+            return _ADMITTED
         now = self.memory.plus(self.now, one.uid)
         if self.memory.fits(now):
             self.now = now
-            return Place(Outcome.ADMITTED)
+            return _ADMITTED
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=self.leaving[-1].task)
 
-    def make_room(self, one: Entrant, after: Sequence[Entrant], policy: Policy) -> Place | None:
-        """A place once others, who come ``after`` it in the order, are out; None when that does not help."""
-        victims = self._victims(one, after, policy)
+    def make_room(self, one: Entrant, policy: Policy) -> Place | None:
+        """A place once others, who come after it in the order, are out; None when that does not help."""
+        if not self.ahead:
+            return None
+        victims = self._victims(one, policy)
         if not victims:
             return None
         for victim in victims:
             self.displaced[victim.uid] = one.task
         gone = {victim.uid for victim in victims}
         self.leaving += victims
+        self.ahead = [other for other in self.ahead if other.uid not in gone]
         self.staying = [other for other in self.staying if other.uid not in gone] + [one]
         self.later = self._sum(self.staying)
+        self.first_end = _first_end(self.staying)
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=victims[0].task)
 
-    def _victims(self, one: Entrant, after: Sequence[Entrant], policy: Policy) -> list[Entrant]:
+    def _victims(self, one: Entrant, policy: Policy) -> list[Entrant]:
         """Fewest that have to leave, the first to leave first."""
-        able = self._displaceable(one, after, policy)
+        able = [other for other in reversed(self.ahead) if policy.displaces(one, other)]  # in order
         if not able:
             return []
         gone = {other.uid for other in able}
@@ -137,18 +152,6 @@ class _Room(Generic[Held]):
                 victims.append(other)
         return victims[::-1]
 
-    def _displaceable(self, one: Entrant, after: Iterable[Entrant], policy: Policy) -> list[Entrant]:
-        """In order. Who was admitted just now comes before ``one``, and so is not among them."""
-        return [
-            other
-            for other in after
-            if other.state in _MAY_LEAVE and other.uid not in self.displaced and policy.displaces(one, other)
-        ]
-
-    def first_end(self) -> float:
-        """Rounds until the first of those who stay may be done."""
-        return min((rounds_left(one) for one in self.staying), default=0.0)
-
     def begin(self, one: Entrant, policy: Policy) -> float:
         """Rounds before which ``one`` cannot begin, whoever of the others ends when. Those who would leave for it do not
         count: they are gone by then.
@@ -159,10 +162,7 @@ class _Room(Generic[Held]):
             if not (other.state in _MAY_LEAVE and policy.displaces(one, other))
         ]
 
-        def fits_beside(uids: Iterable[str]) -> bool:
-            return self.memory.fits(self.memory.plus(self.memory.held(uids), one.uid))
-
-        return earliest_round(counted, fits_beside)
+        return earliest_round(counted, self.memory, one.task.uid)
 
     def of_those_inside(self) -> Mapping[str, Place]:
         """The places of those who were inside at the beginning."""
@@ -173,7 +173,7 @@ class _Room(Generic[Held]):
             elif one.state is State.LEAVING:
                 places[one.uid] = Place(Outcome.PREEMPTED, displaced_by=self._first_newcomer)
             else:
-                places[one.uid] = Place(Outcome.ADMITTED)
+                places[one.uid] = _ADMITTED
         return places
 
     @cached_property
@@ -182,3 +182,7 @@ class _Room(Generic[Held]):
 
     def _sum(self, entrants: Iterable[Entrant]) -> Held:
         return self.memory.held(one.uid for one in entrants)
+
+
+def _first_end(staying: Iterable[Entrant]) -> float:
+    return min(map(rounds_left, staying), default=math.inf)

@@ -49,6 +49,9 @@ class SimMemory:
         task = self.tasks[uid]
         return held[0] + task.own, max(held[1], task.shared), held[2] + 1
 
+    def fits_alone(self, uid: str) -> bool:
+        return self.tasks[uid].own + self.tasks[uid].shared <= self.budget
+
     def fits(self, held: tuple[int, int, int]) -> bool:
         return held[0] + held[1] <= self.budget and (self.places is None or held[2] <= self.places)
 

@@ -8,10 +8,11 @@ from mlora_operator.scheduling.admission import Place, Verdict
 
 def too_large(place: Place) -> str:
     """Of a task that never fits."""
-    assert place.verdict is not None
+    verdict = place.verdict
+    assert verdict is not None
     return (
-        f"needs {show_bytes(place.verdict.needed)} on stage {place.verdict.stage} even alone{_made_of(place.verdict)}, of "
-        f"{show_bytes(place.verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
+        f"needs {show_bytes(verdict.needed)} on stage {verdict.stage} even alone{_made_of(verdict)}, of "
+        f"{show_bytes(verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
         f"training.maxSeqLength, or use a pipeline with more memory, more stages or a smaller microbatchTokens"
     )
 
@@ -22,10 +23,11 @@ def not_yet(place: Place) -> str:
         return f"gets its place once {place.after} has left the pipeline"
     if place.behind is not None:
         return f"waits behind {place.behind}, which has waited for long and goes first"
-    assert place.verdict is not None
+    verdict = place.verdict
+    assert verdict is not None
     return (
-        f"with the tasks that train now it would take {show_bytes(place.verdict.needed)} on stage "
-        f"{place.verdict.stage}{_made_of(place.verdict)}, of {show_bytes(place.verdict.budget)} that may be used"
+        f"with the tasks that train now it would take {show_bytes(verdict.needed)} on stage {verdict.stage}"
+        f"{_made_of(verdict)}, of {show_bytes(verdict.budget)} that may be used"
     )
 
 
