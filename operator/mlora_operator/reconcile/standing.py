@@ -87,7 +87,7 @@ def progress_of(view: View, task: Task) -> Progress:
     step, total, data = status.step or 0, status.total_steps, status.data
     if reported is not None:
         step, total, data = reported.step, reported.total_steps or total, reported.data or data
-    if data is None or not data.used:
+    if data is None or not data.used or not data.tokens:
         return Progress(step, total)
     rows = min(rows_per_step(task.spec.training), data.used)
     return Progress(step, total, data.tokens / data.used * rows)
