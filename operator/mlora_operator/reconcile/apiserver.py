@@ -30,6 +30,7 @@ from mlora_operator.settings import Settings
 logger = logging.getLogger(__name__)
 OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 EVENT_MESSAGE_LIMIT = 1024  # of the API
+CHANGED_SINCE = "the object has been modified"  # the API server's words for another resourceVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +131,15 @@ class ApiServer:
 
     async def delete_pod(self, pod: Pod) -> None:
         path = f"{collection('v1', 'pods', pod.key.namespace)}/{pod.key.name}"
-        logger.info("deleting pod %s: it has a former configuration", pod.key)
+        logger.info("deleting pod %s, for its group to start anew", pod.key)
         with _gone_when((404, 409)):
             await self._api.delete(path, pod.uid)
 
     async def patch_task_status(self, task_: Task, patch: Manifest) -> None:
-        await self._patch_status(task.PLURAL, task_.key, task_.uid, patch)
+        await self._patch_status(task.PLURAL, task_, patch)
 
     async def patch_pipeline_status(self, pipeline_: Pipeline, patch: Manifest) -> None:
-        await self._patch_status(pipeline.PLURAL, pipeline_.key, pipeline_.uid, patch)
+        await self._patch_status(pipeline.PLURAL, pipeline_, patch)
 
     async def emit_event(self, event: Event) -> None:
         now = datetime.now(UTC)
@@ -222,12 +223,18 @@ class ApiServer:
             if error.status != 409:
                 raise
 
-    async def _patch_status(self, plural: str, key: Key, uid: str, patch: Manifest) -> None:
-        # The uid makes the server refuse (409) when another object of the same name stands there now.
-        body = {"metadata": {"uid": uid}, "status": patch}
-        path = f"{collection(API_VERSION, plural, key.namespace)}/{key.name}"
-        with _gone_when((404, 409)):
-            await self._api.merge_status(path, body)
+    async def _patch_status(self, plural: str, about: Task | Pipeline, patch: Manifest) -> None:
+        """The server refuses (409) when another object of the same name stands there now, and when somebody wrote since
+        the decision: a write that was late must not take back what a later one says.
+        """
+        meta = {"uid": about.uid, **({"resourceVersion": about.version} if about.version else {})}
+        path = f"{collection(API_VERSION, plural, about.key.namespace)}/{about.key.name}"
+        try:
+            await self._api.merge_status(path, {"metadata": meta, "status": patch})
+        except ApiError as error:
+            if error.status == 404 or (error.status == 409 and CHANGED_SINCE not in str(error)):
+                raise Gone(str(error)) from error
+            raise
 
 
 def _owner(pipeline: Pipeline) -> Owner:

@@ -49,7 +49,7 @@ def known_generation(view: View) -> int:
 def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
     """1. Another wish than the one sent last: the next generation.
     2. The same wish, but the coordinator started anew since, or has not taken it though it reported since:
-       again.
+       again; under the next number when others have counted on in between.
     3. Else nothing.
     """
     contact, report = view.contact, view.report
@@ -58,7 +58,8 @@ def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
         return Plan(generation=known_generation(view) + 1, tasks=tasks)
     behind = report.plan_generation < contact.sent.generation
     if behind and (report.run_id != contact.sent_run or report.sequence > contact.sent_sequence):
-        return contact.sent
+        known = known_generation(view)
+        return contact.sent if contact.sent.generation == known else Plan(generation=known + 1, tasks=tasks)
     if report.plan_generation > contact.sent.generation:
         # Someone else has sent a plan in between, such as a former operator that was slow to end.
         return Plan(generation=known_generation(view) + 1, tasks=tasks)
