@@ -15,6 +15,7 @@ BENCHMARKS = {
     "pipeline": "two ranks of one thread each against one",
     "baselines": "two ranks against GPipe and 1F1B of torch.distributed.pipelining",
     "wire": "bytes that two ranks exchange over the formula",
+    "memory": "predicted memory of microbatches over what was measured",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",
 }
 

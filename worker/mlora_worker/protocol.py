@@ -214,6 +214,9 @@ class TaskPlan(Message):
     name: str
     priority: int = 0
     admitted: bool = False
+    started: bool = (
+        False  # it has trained before: what its store refuses is waited out, for its checkpoints may be there
+    )
     base_model: str
     lora: LoRAConfig
     dataset: Dataset
@@ -238,7 +241,9 @@ class TaskPhase(StrEnum):
     PREPARING = "Preparing"  # rows are fetched and tokenised
     PREPARED = "Prepared"  # waits for admission
     TRAINING = "Training"  # from its load item to its last step
-    PREEMPTED = "Preempted"  # left the pipeline, its checkpoint is written; waits for admission, then trains on
+    PREEMPTED = (
+        "Preempted"  # left the pipeline, its checkpoint is written; waits for admission, then trains on
+    )
     SAVING = "Saving"  # adapter is gathered, checked, uploaded
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -346,15 +351,35 @@ class StageReport(Message):
     device: str = Field(description="What it computes on, such as cuda:0.")
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
     capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
+    input_groups: tuple[tuple[str, ...], ...] = Field(
+        default=(),
+        description="Linear modules of a layer that read the same input, in the order of their calls.",
+    )
 
 
 class MemorySample(Message):
-    """Peak bytes above the resident ones of one stage during the microbatch of the given shape."""
+    """What one microbatch took of one stage's memory, in bytes above what was there before it came. Other microbatches
+    that the stage holds meanwhile are not in it."""
 
     stage: Amount
     tokens: Amount
-    squared_tokens: Amount  # sum over sequences of length^2
-    peak_bytes: Amount
+    squared_tokens: Amount  # sum over rows of length^2
+    supervised: Amount = 0  # positions that the loss is taken of; 0 on all stages but the last
+    loss_rows: Amount = 0  # of logits that exist at once
+    exact_bytes: Amount = 0  # what adapters add to what is kept: known exactly (stream/footprint.py)
+    layer_bytes: Amount = 0  # part of it that a peak may be without
+    lowest_group: Amount = 0  # position in the layer of the first adapted input group
+    floor_bytes: Amount = 0  # that the norm of the gradients takes at its end, known exactly, too
+    kept_bytes: Amount = 0  # between its forward and its backward
+    forward_bytes: Amount = 0  # at most, during its forward
+    backward_bytes: Amount = 0  # at most, during its backward
+    rss_bytes: Amount = 0  # of the whole process after its backward, as the kernel has it; 0: not known
+    seconds: Annotated[float, Field(strict=True, ge=0)] = 0.0  # of forward and backward together
+    calibration: bool = False  # it was made up, and no task's
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.forward_bytes, self.backward_bytes)
 
 
 class WireReport(Message):
@@ -407,11 +432,19 @@ class WorkerConfig(Message):
     storage_region: str = "us-east-1"
     storage_keys_dir: str | None = None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; re-read at each use
     cache_dir: str = "/tmp/mlora"
+    checkpoints_uri: str | None = (
+        None  # with the model's keys; None: below each task's own output, with its keys
+    )
+    termination_seconds: Amount = 60  # between SIGTERM and the end, to write checkpoints
     device: Literal["auto", "cpu", "cuda"] = "auto"
     backend: Literal["auto", "gloo", "nccl"] = "auto"  # gloo lets several ranks share a GPU
     threads: Amount = 0  # per rank; 0: torch's default
     microbatch_tokens: Count = 4096  # most tokens of one microbatch; a longer single row travels alone
     recompute_activations: bool = False  # keep a layer's input alone; its forward runs again in the backward
+    memory_budget: Count | None = (
+        None  # bytes of each rank's allocations, base model included; None: what the device has
+    )
+    calibrate: bool = True  # measure a few made-up microbatches before the first task is let in
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
     log_format: Literal["text", "json"] = "text"
 

@@ -1,38 +1,41 @@
-"""Prediction of a stage's peak memory from the shape of the model and the tasks in it. Pure.
+"""Prediction of a stage's peak memory from the tasks in it. Pure.
 
-    bytes(stage) = resident + sum over tasks of adapter + b0 + b1 * T + b2 * S
+    bytes(stage) = resident + sum over tasks of adapter + kept (T - M) / M + peak(M)
 
-``resident`` are the frozen weights, as the worker measured them. An adapter's bytes are exact: for each
-targeted module of the stage, ``rank * (in + out)`` float32 numbers, four times (parameters, gradients and
-AdamW's two moments). ``T`` is the number of tokens whose activations the stage holds at its peak, ``S`` the
-sum of the squared row lengths of one microbatch (attention). The coefficients come from the model's shape;
-``Coefficients`` is where fitted ones go in.
+``resident`` are the frozen weights, as the worker measured them. An adapter's bytes are exact: for each targeted module of
+the stage, ``rank * (in + out)`` numbers (parameter, gradient, AdamW's two moments in float32, and a copy in the base's type
+where that is another one). ``T`` is the number of tokens whose activations the stage holds at most, ``M`` those of one
+microbatch: what it keeps of a microbatch and what it needs at most for one are learned (``fit``). Before anything was
+measured, they come from the model's shape (``prior``).
+
+A microbatch is taken to be as bad as it can be: as wide as it may be, all rows as long as the longest may be, all of it
+supervised, and of the tasks with the widest adapters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from mlora_operator.memory.fit import NONE_BELOW, Coefficients, Line, StageFit
 from mlora_operator.scheduling.admission import Need, Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.fit import ALL_LINEAR
+from mlora_worker.stream.footprint import (
+    InputGroup,
+    Shape,
+    exact_parts,
+    floor_bytes,
+    input_groups,
+    loss_rows,
+    targeted,
+)
 
-BYTES_PER_ADAPTER_PARAMETER = 4 * 4  # float32: parameter, gradient, first and second moment
-LOSS_CHUNK_LOGITS = (
-    16 * 2**20
-)  # so many logits exist at once (mlora_worker.model.loss), in float32 and once more
+_MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the base is
+_MASTERS = 4
+_ALIGNMENT = 16  # elements: matrices start on a cache line (mlora_worker.lora.adapter)
 WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """Of one stage: constant bytes, bytes per token, bytes per squared token."""
-
-    b0: float
-    b1: float
-    b2: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +53,126 @@ def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Deman
     return Demand(lora, rows * longest, longest)
 
 
-def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
-    """Bytes of a task's adapter, gradients and optimizer state on ``stage``: exact."""
+def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
+    """Of a task on ``stage``, with the gaps between matrices."""
     targets = set(lora.target_modules)
-    parameters = sum(
-        lora.rank * (module.in_features + module.out_features) * module.count
+    return sum(
+        (_padded(lora.rank * module.in_features) + _padded(lora.rank * module.out_features)) * module.count
         for module in facts.modules
         if module.stage == stage and (ALL_LINEAR in targets or module.name in targets)
     )
-    return parameters * BYTES_PER_ADAPTER_PARAMETER
 
 
-def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> Coefficients:
-    """Coefficients from the model's shape alone. ``recompute``: the pipeline recomputes activations.
+def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
+    """Bytes of a task's adapter, gradients and optimizer state on ``stage``: exact."""
+    copy = 0 if facts.dtype_bytes == _MASTER_BYTES else facts.dtype_bytes
+    return adapter_parameters(lora, facts, stage) * (_MASTERS * _MASTER_BYTES + copy)
 
-    A token leaves in each decoder layer, for the backward: both norms' inputs (once in float32, twice in the
-    model's type), the inputs and outputs of the attention's projections with their rotated copies, and four
-    tensors of the feed-forward's width. The backward itself holds the gradients of one layer. Attention
-    scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds
-    the loss's logits and their gradient.
+
+def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> StageFit:
+    """From the model's shape alone. ``recompute``: the pipeline recomputes activations.
+
+    A token leaves in each decoder layer, for the backward: both norms' inputs (once in float32, twice in the model's
+    type), the outputs of the attention's projections with their rotated copies, and three tensors of the feed-forward's
+    width; the inputs of adapted modules are exact and not in it. The backward itself holds the gradients of one layer.
+    Attention scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the
+    loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
 
     With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
     runs.
     """
     width = facts.dtype_bytes
     layers = stage.last_layer - stage.first_layer + 1
-    kept = facts.hidden_size * (8 + 11 * width) + facts.intermediate_size * 4 * width
+    one_layer = facts.hidden_size * (8 + 8 * width) + facts.intermediate_size * 3 * width
     passing = (4 * facts.hidden_size + 3 * facts.intermediate_size) * width
-    activations = facts.hidden_size * width * layers + kept if recompute else kept * layers
-    logits = 2 * 4 * LOSS_CHUNK_LOGITS if stage.stage == stages - 1 else 0
-    return Coefficients(
-        b0=float(WORKING_BYTES + logits),
-        b1=float(activations + passing),
+    kept = facts.hidden_size * width * layers if recompute else one_layer * layers
+    working = kept + one_layer + passing if recompute else kept + passing
+    last = stage.stage == stages - 1
+    # Of the first layer, what is not kept where its first groups are not adapted: the attention, its output, gate and up.
+    early = [0.0] * NONE_BELOW
+    if stage.stage == 0 and not recompute:
+        early = [
+            4.0 * facts.hidden_size * width,
+            1.0 * facts.hidden_size * width,
+            2.0 * facts.intermediate_size * width,
+        ]
+    peak = Coefficients(
+        b0=float(WORKING_BYTES),
+        b1=working - sum(early),
         b2=float(2 * facts.attention_heads * width),
+        b3=float(4 * facts.hidden_size * _MASTER_BYTES) if last else 0.0,
+        b4=float(2 * _MASTER_BYTES * facts.vocab_size) if last else 0.0,
+        b5=1.0,
+        r0=early[0],
+        r1=early[1],
+        r2=early[2],
     )
+    below = Coefficients(b1=kept - sum(early), r0=early[0], r1=early[1], r2=early[2])
+    return StageFit(kept=Line(below), forward=Line(peak), backward=Line(peak))
 
 
-def tokens_held(
-    demands: Sequence[Demand], stage: int, stages: int, microbatch_tokens: int
-) -> tuple[int, int]:
-    """Most tokens whose activations ``stage`` holds at once, and the most squared row lengths of a
-    microbatch.
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The most that a stage holds of some tasks. ``tokens``: of all microbatches; ``microbatch``: one of them."""
 
-    Microbatches are taken to be as wide as they may be; how many a stage holds, the planner says.
-    """
+    tokens: int
+    microbatch: Shape
+
+
+def worst_case(
+    demands: Sequence[Demand],
+    facts: ModelFacts,
+    stage: StageReport,
+    stages: int,
+    microbatch_tokens: int,
+    *,
+    recompute: bool = False,
+) -> Worst:
+    """Microbatches are taken to be as wide as they may be; how many a stage holds, the planner says."""
     if not demands:
-        return 0, 0
+        return Worst(0, Shape(0, 0))
     longest = max(demand.longest_row for demand in demands)
     steps = sum(demand.step_tokens for demand in demands)
-    microbatch = min(max(microbatch_tokens, longest), steps)  # a longer single row travels alone
-    return planner.tokens_held(steps, microbatch, stages)[stage], microbatch * longest
+    tokens = min(max(microbatch_tokens, longest), steps)  # a longer single row travels alone
+    last = stage.stage == stages - 1
+    groups = input_groups(facts, stage.stage, stage.input_groups)
+    # On a CPU that cannot multiply half-precision numbers, products are taken in float32.
+    low_bytes = facts.dtype_bytes if stage.device.startswith("cuda") else _MASTER_BYTES
+    exact, layer = exact_parts(
+        _widest(demands, groups, tokens), tokens, groups,
+        input_bytes=facts.dtype_bytes, low_bytes=low_bytes, recompute=recompute,
+    )  # fmt: skip
+    shape = Shape(
+        tokens=tokens,
+        squared_tokens=tokens * longest,
+        supervised=tokens if last else 0,
+        loss_rows=loss_rows(tokens, facts.vocab_size, stage.device) if last else 0,
+        exact_bytes=exact,
+        layer_bytes=layer,
+        floor_bytes=floor_bytes(
+            max(adapter_parameters(one.lora, facts, stage.stage) for one in demands),
+            tokens * facts.hidden_size * facts.dtype_bytes,
+        ),
+        lowest_group=0 if stage.stage == 0 else NONE_BELOW,
+    )
+    return Worst(planner.tokens_held(steps, tokens, stages)[stage.stage], shape)
+
+
+def _widest(
+    demands: Sequence[Demand], groups: Sequence[InputGroup], tokens: int
+) -> list[tuple[LoRAConfig, int]]:
+    """A microbatch of ``tokens`` with as many low-rank activations as it can have: first the rows of the task that leaves
+    most per token. All others are there, too, without a token, as each may bring inputs that are kept."""
+
+    def width(demand: Demand) -> int:
+        return demand.lora.rank * sum(targeted(demand.lora, group) * group.layers for group in groups)
+
+    parts, left = [], tokens
+    for demand in sorted(demands, key=width, reverse=True):
+        own = min(demand.step_tokens, left)
+        parts.append((demand.lora, own))
+        left -= own
+    return parts
 
 
 def stage_need(
@@ -108,13 +181,18 @@ def stage_need(
     stage: StageReport,
     stages: int,
     microbatch_tokens: int,
-    coefficients: Coefficients,
+    fit: StageFit,
+    *,
+    recompute: bool = False,
 ) -> Need:
-    """Predicted peak of one stage with these tasks in training."""
-    tokens, squared = tokens_held(demands, stage.stage, stages, microbatch_tokens)
+    """The most that one stage needs with these tasks in training, as far as the fit's interval goes."""
+    worst = worst_case(demands, facts, stage, stages, microbatch_tokens, recompute=recompute)
     adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
-    activations = coefficients.b0 + coefficients.b1 * tokens + coefficients.b2 * squared
-    return Need(stage.resident_bytes, adapters, int(activations), tokens)
+    shape = worst.microbatch
+    kept = fit.kept_bytes(shape)
+    others = kept * (worst.tokens - shape.tokens) / shape.tokens if shape.tokens else 0.0
+    activations = (others + fit.peak_bytes(shape)) * fit.correction
+    return Need(stage.resident_bytes, adapters, int(activations), worst.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +206,7 @@ class MemoryModel:
     margin: float  # part of the budget that is kept free
     demands: Mapping[str, Demand]  # by uid
     recompute: bool = False  # activations, in the backward
+    learned: Mapping[int, StageFit] = field(default_factory=dict)  # by stage; the prior where there is none
 
     def verdict(self, uids: Iterable[str]) -> Verdict:
         """Whether these tasks fit together. Raises KeyError for a uid without a demand."""
@@ -138,9 +217,43 @@ class MemoryModel:
         demands = [self.demands[uid] for uid in uids]
         return tuple(self._of_stage(stage, demands) for stage in self.stages)
 
+    def fit_of(self, stage: StageReport) -> StageFit:
+        """What was learned of it, else the prior."""
+        known = self.learned.get(stage.stage)
+        return (
+            known
+            if known is not None
+            else prior(self.facts, stage, len(self.stages), recompute=self.recompute)
+        )
+
+    def corrected(self, stage: int, uids: Iterable[str]) -> StageFit:
+        """The fit of ``stage`` after memory ran out there with these tasks in training: they never fit again."""
+        report = self.stages[stage]
+        fit = self.fit_of(report)
+        verdict = self._of_stage(report, [self.demands[uid] for uid in uids if uid in self.demands])
+        need = verdict.need
+        if not verdict.fits or need is None or need.activations <= 0:
+            return fit
+        room = verdict.budget - need.weights - need.adapters
+        return replace(fit, correction=fit.correction * (room / need.activations) * _BEYOND)
+
     def _of_stage(self, stage: StageReport, demands: Sequence[Demand]) -> Verdict:
         count = len(self.stages)
-        coefficients = prior(self.facts, stage, count, recompute=self.recompute)
-        need = stage_need(demands, self.facts, stage, count, self.microbatch_tokens, coefficients)
+        need = stage_need(
+            demands,
+            self.facts,
+            stage,
+            count,
+            self.microbatch_tokens,
+            self.fit_of(stage),
+            recompute=self.recompute,
+        )
         budget = int((self.budget if self.budget is not None else stage.capacity_bytes) * (1 - self.margin))
         return Verdict(need.total <= budget, stage.stage, need.total, budget, need)
+
+
+_BEYOND = 1.02  # so much more than the room there was
+
+
+def _padded(elements: int) -> int:
+    return -(-elements // _ALIGNMENT) * _ALIGNMENT

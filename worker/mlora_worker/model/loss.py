@@ -17,12 +17,11 @@ from torch.nn.functional import linear
 from mlora_worker.kernel_compiler import missing_for_triton
 from mlora_worker.model.transfer import to_device
 from mlora_worker.precision import product_dtype
+from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
 
 IGNORED = -100
-_CHUNK_LOGITS = 16 * 2**20  # elements: what a cache can keep part of
-_CHUNK_LOGITS_CUDA = 128 * 2**20  # so that a product has rows enough for what the head's weight costs to read
-# A product of very few rows may take another path through the matrix library, which rounds otherwise.
-_FEWEST_ROWS = 16
+_CHUNK_LOGITS, _CHUNK_LOGITS_CUDA = CHUNK_LOGITS, CHUNK_LOGITS_CUDA
+_FEWEST_ROWS = FEWEST_LOSS_ROWS
 
 
 def segment_losses(

@@ -147,7 +147,7 @@ def test_memory_lets_in_makes_wait_or_rejects(tmp_path: Path) -> None:
     small = {"batchSize": 4, "maxSeqLength": 128, "maxSteps": 10}
     huge = {"batchSize": 512, "maxSeqLength": 256, "maxSteps": 10}
     objects = [
-        pipeline(memory={"budget": "206Mi", "margin": 0.0}),
+        pipeline(memory={"budget": "95Mi", "margin": 0.0}),
         task("first", priority=9, training=small),
         task("huge", priority=8, training=huge),
         task("second", priority=7, training=small),
@@ -164,7 +164,7 @@ def test_memory_lets_in_makes_wait_or_rejects(tmp_path: Path) -> None:
     }
     told = {t["name"]: t["message"] for t in one["tasks"]}
     assert "on stage 0 even alone (frozen weights 976.56 KiB" in told["huge"]
-    assert "206.00 MiB that may be used" in told["huge"]
+    assert "95.00 MiB that may be used" in told["huge"]
     assert "it would fit alone with microbatchTokens: " in told["huge"]
     assert told["third"].startswith("with the tasks that train now it would take ")
     assert all(stage["neededBytes"] <= stage["allowedBytes"] for stage in one["stages"])

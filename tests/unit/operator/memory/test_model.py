@@ -15,7 +15,7 @@ from mlora_operator.memory.model import (
     demand_of,
     prior,
     stage_need,
-    tokens_held,
+    worst_case,
 )
 from mlora_worker.protocol import LoRAConfig, ModelFacts, ModuleShape, StageReport, Training
 
@@ -68,10 +68,12 @@ STAGES = (
         ("a name that the model lacks takes nothing", LoRAConfig(target_modules=("c_attn",)), 0, 0),
     ],
 )
-def test_an_adapter_takes_four_float32_numbers_a_parameter(
+def test_an_adapter_takes_four_float32_numbers_a_parameter_of_matrices_that_start_on_a_cache_line(
     story: str, lora: LoRAConfig, stage: int, parameters: int
 ) -> None:
     assert adapter_bytes(lora, FACTS, stage) == parameters * 16, story
+    half = FACTS.model_copy(update={"dtype_bytes": 2})
+    assert adapter_bytes(lora, half, stage) == parameters * 18, "and a copy in the base's type"
 
 
 def demand(rank: int = 8, rows: int = 4, longest: int = 32) -> Demand:
@@ -94,25 +96,39 @@ def test_rows_are_never_longer_than_the_model_takes() -> None:
     ],
 )
 def test_tokens_held(story: str, stage: int, stages: int, budget: int, rows: int, tokens: int) -> None:
-    assert tokens_held([demand(rows=rows)], stage, stages, budget)[0] == tokens, story
+    report = STAGES[0].model_copy(update={"stage": stage})
+    assert worst_case([demand(rows=rows)], FACTS, report, stages, budget).tokens == tokens, story
 
 
 def test_the_last_stage_pays_for_the_loss() -> None:
-    first = STAGES[0].model_copy(update={"last_layer": 1})  # as many layers as the last one
     last = STAGES[1]
-    assert prior(FACTS, last, 2).b0 - prior(FACTS, first, 2).b0 == 128 * 2**20
-    assert prior(FACTS, last, 2).b1 == prior(FACTS, first, 2).b1
+    assert prior(FACTS, last, 2).forward.coefficients.b4 == 8 * FACTS.vocab_size
+    assert prior(FACTS, STAGES[0], 2).forward.coefficients.b4 == 0
+    shape = worst_case([demand(rows=1)], FACTS, last, 2, 128).microbatch
+    assert (shape.supervised, shape.loss_rows) == (32, 32)
+    assert worst_case([demand(rows=1)], FACTS, STAGES[0], 2, 128).microbatch.loss_rows == 0
 
 
 def test_recomputation_leaves_one_hidden_state_a_layer_and_one_layers_activations() -> None:
-    def per_token(layers: int, recompute: bool) -> float:
-        stage = STAGES[0].model_copy(update={"last_layer": layers - 1})
-        return prior(FACTS, stage, 2, recompute=recompute).b1
+    def per_token(layers: int, recompute: bool) -> tuple[float, float]:
+        stage = STAGES[1].model_copy(update={"last_layer": 4 + layers - 1})
+        fit = prior(FACTS, stage, 2, recompute=recompute)
+        return fit.kept.coefficients.b1, fit.backward.coefficients.b1
 
-    one_layer = per_token(2, False) - per_token(1, False)
-    assert per_token(4, True) == per_token(1, False) + 4 * HIDDEN * FACTS.dtype_bytes
-    assert per_token(4, False) == per_token(1, False) + 3 * one_layer
-    assert prior(FACTS, STAGES[1], 2, recompute=True).b0 == prior(FACTS, STAGES[1], 2).b0
+    one_layer = per_token(2, False)[0] - per_token(1, False)[0]
+    assert per_token(4, False)[0] == 4 * one_layer
+    hidden = HIDDEN * FACTS.dtype_bytes
+    assert per_token(4, True)[0] == 4 * hidden
+    assert per_token(4, True)[1] == per_token(1, False)[1] + 4 * hidden
+    assert worst_case([demand()], FACTS, STAGES[1], 2, 128, recompute=True).microbatch.exact_bytes == 0
+
+
+def test_a_microbatch_is_full_of_the_rows_that_leave_most_and_keeps_every_adapted_input_once() -> None:
+    narrow, wide = demand(rank=2, rows=4), demand(rank=50, rows=1)  # 128 and 32 tokens
+    groups = {"input_groups": (("q_proj",), ("down_proj",))}
+    shape = worst_case([narrow, wide], FACTS, STAGES[1].model_copy(update=groups), 2, 64).microbatch
+    low = 32 * 50 + 32 * 2  # both adapt q_proj and v_proj, of which the model has q_proj
+    assert shape.exact_bytes == 2 * (64 * HIDDEN + low) * 4
 
 
 def test_a_task_that_does_not_fit_may_fit_with_recomputation() -> None:
@@ -127,11 +143,12 @@ def model(budget: int | None = None, margin: float = 0.0, **demands: Demand) -> 
     return MemoryModel(FACTS, STAGES, 128, budget, margin, demands)
 
 
-def test_the_verdict_is_that_of_the_tightest_stage() -> None:
-    verdict = model(a=demand()).verdict(["a"])
-    assert (verdict.fits, verdict.stage) == (True, 1)  # which holds the loss
-    heavy = (STAGES[0].model_copy(update={"resident_bytes": 900_000_000}), STAGES[1])
-    assert MemoryModel(FACTS, heavy, 128, None, 0.0, {"a": demand()}).verdict(["a"]).stage == 0
+@pytest.mark.parametrize("tightest", [0, 1])
+def test_the_verdict_is_that_of_the_tightest_stage(tightest: int) -> None:
+    stages = list(STAGES)
+    stages[tightest] = stages[tightest].model_copy(update={"resident_bytes": 800_000_000})
+    verdict = MemoryModel(FACTS, tuple(stages), 128, None, 0.0, {"a": demand()}).verdict(["a"])
+    assert (verdict.fits, verdict.stage) == (True, tightest)
 
 
 def test_the_budget_of_the_spec_comes_before_the_device_and_the_margin_is_kept_free() -> None:
@@ -148,10 +165,20 @@ demands = st.lists(
 
 @given(demands, st.integers(16, 512), st.sampled_from([0, 1]))
 def test_a_task_less_never_needs_more(many: list[Demand], budget: int, stage: int) -> None:
-    coefficients = prior(FACTS, STAGES[stage], 2)
+    fit = prior(FACTS, STAGES[stage], 2)
 
     def needed(some: list[Demand]) -> int:
-        return stage_need(some, FACTS, STAGES[stage], 2, budget, coefficients).total
+        return stage_need(some, FACTS, STAGES[stage], 2, budget, fit).total
 
     assert needed(many[1:]) <= needed(many)
-    assert needed([]) == STAGES[stage].resident_bytes + int(coefficients.b0)
+    assert needed([]) < needed(many)
+
+
+def test_after_memory_ran_out_the_same_tasks_never_fit_again_and_one_of_them_still_does() -> None:
+    two = model(a=demand(), b=demand())
+    two = replace(two, budget=two.verdict(["a", "b"]).needed)
+    assert two.verdict(["a", "b"]).fits
+    learned = {0: two.fit_of(STAGES[0]), 1: two.corrected(1, ["a", "b"])}
+    assert not replace(two, learned=learned).verdict(["a", "b"]).fits
+    again = replace(two, learned=learned)
+    assert again.corrected(1, ["a", "b"]) == learned[1], "it is corrected once"

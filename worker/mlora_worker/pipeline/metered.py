@@ -1,0 +1,167 @@
+"""A stage engine that measures some of its microbatches and tells what they took of the memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mlora_worker.lora.groups import Products
+from mlora_worker.model.loss import IGNORED
+from mlora_worker.model.stage import Stage
+from mlora_worker.pipeline.allocations import Ledger, bytes_of, ledger_for, resident_set_bytes
+from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
+from mlora_worker.precision import product_dtype
+from mlora_worker.protocol import MemorySample
+from mlora_worker.stream.footprint import (
+    exact_parts,
+    floor_bytes,
+    input_groups,
+    loss_rows,
+    lowest_adapted,
+)
+from mlora_worker.stream.items import Train
+
+OnSample = Callable[[MemorySample], None]
+
+_FIRST = 6  # microbatches measured in a row at the start
+_WIDER = 1.15  # one that is so much wider than all before is measured, too
+_EVERY = 64  # and each 64th, for what changes with time
+
+# Torch's profiler, which counts for us on the CPU, would write lines of its own into the log.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def group_names(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    """Names of a layer's modules that read the same input, in the order of their calls. ``groups``: paths of the modules of
+    each group, of all layers (``Stage.input_groups``)."""
+    return tuple(dict.fromkeys(tuple(path.rpartition(".")[2] for path in group) for group in groups))
+
+
+@dataclass(slots=True)
+class Sampling:
+    """Which microbatches are measured. Pure but for its counts."""
+
+    seen: int = 0
+    widest: int = 0  # tokens of the widest one that was measured
+
+    def takes(self, tokens: int) -> bool:
+        self.seen += 1
+        wider = tokens > _WIDER * self.widest
+        if not (self.seen <= _FIRST or wider or self.seen % _EVERY == 0):
+            return False
+        self.widest = max(self.widest, tokens)
+        return True
+
+
+@dataclass(slots=True)
+class _Measured:
+    """A microbatch that is being measured, between its forward and its backward."""
+
+    ledger: Ledger
+    input_bytes: int  # of its hidden states, which came from outside
+    seconds: float
+    sample: MemorySample
+
+
+class MeteredEngine(StageEngine):
+    """``deliver`` gets a sample of each measured microbatch at the end of its backward."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        deliver: OnSample,
+        *,
+        recompute: bool = False,
+        products: Products | None = None,
+        sampling: Sampling | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(stage, recompute=recompute, products=products)
+        self._deliver, self._clock = deliver, clock
+        self._sampling = sampling if sampling is not None else Sampling()
+        self._measured: dict[int, _Measured] = {}
+        self._input_groups = input_groups(
+            self._facts, stage.index, group_names(group.paths for group in self._groups)
+        )
+        self.measures_all = self.calibrates = False  # ``calibrates`` also marks the samples
+
+    def forward(
+        self, item: Train, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
+    ) -> Forwarded:
+        if not (self.measures_all or self.calibrates or self._sampling.takes(item.tokens)):
+            return super().forward(item, token_ids=token_ids, hidden=hidden, labels=labels)
+        ledger, started = ledger_for(self.stage.device), self._clock()
+        with ledger.follow("forward"):
+            out = super().forward(item, token_ids=token_ids, hidden=hidden, labels=labels)
+        if ledger.complete:
+            own = bytes_of(hidden)
+            sample = self._sample(item, labels).model_copy(
+                update={"kept_bytes": own + ledger.held, "forward_bytes": own + ledger.peak("forward")}
+            )
+            self._measured[item.number] = _Measured(ledger, own, self._clock() - started, sample)
+        return out
+
+    def backward(self, number: int, grad: Tensor | None) -> Backwarded:
+        measured = self._measured.pop(number, None)
+        if measured is None:
+            return super().backward(number, grad)
+        ledger, started = measured.ledger, self._clock()
+        with ledger.follow("backward"):
+            out = super().backward(number, grad)
+        if ledger.complete:
+            most = measured.input_bytes + bytes_of(grad) + ledger.peak("backward")
+            seconds = measured.seconds + self._clock() - started
+            self._deliver(
+                measured.sample.model_copy(
+                    update={
+                        "backward_bytes": most,
+                        "seconds": round(seconds, 6),
+                        "rss_bytes": resident_set_bytes(),
+                    }
+                )
+            )
+        return out
+
+    def abandon(self, number: int) -> None:
+        self._measured.pop(number, None)
+        super().abandon(number)
+
+    def _sample(self, item: Train, labels: Tensor | None) -> MemorySample:
+        """With the shape of ``item``; nothing measured yet."""
+        stage = self.stage
+        supervised = 0
+        if stage.last:
+            assert labels is not None
+            supervised = int((labels != IGNORED).sum())
+        loras = [self._task(segment.task).lora for segment in item.segments]
+        closing = [segment for segment in item.segments if segment.closes_step]
+        exact, layer = exact_parts(
+            [(lora, segment.tokens) for lora, segment in zip(loras, item.segments, strict=True)],
+            item.tokens,
+            self._input_groups,
+            input_bytes=stage.dtype.itemsize,
+            # These are in the type that products are taken in.
+            low_bytes=product_dtype(stage.dtype, stage.device).itemsize,
+            recompute=self._recompute,
+        )
+        return MemorySample(
+            stage=stage.index,
+            tokens=item.tokens,
+            squared_tokens=sum(length**2 for segment in item.segments for length in segment.lengths),
+            supervised=supervised,
+            loss_rows=loss_rows(supervised, self._facts.vocab_size, stage.device.type),
+            exact_bytes=exact,
+            layer_bytes=layer,
+            floor_bytes=floor_bytes(
+                max(self._task(segment.task).adapter.parameters.numel() for segment in closing),
+                item.tokens * self._facts.hidden_size * stage.dtype.itemsize,
+            )
+            if closing
+            else 0,
+            lowest_group=lowest_adapted(loras, self._input_groups) if stage.first else 0,
+            calibration=self.calibrates,
+        )
