@@ -16,7 +16,7 @@ from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
 from mlora_operator.reconcile.standing import candidate
 from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.view import view
-from mlora_operator.scheduling.admission import Outcome, Place, Verdict
+from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Failure, FailureReason
 
 T1 = Key("team-a", "t1")
@@ -252,7 +252,7 @@ def displaced(
     raw = make.task(**(task or {}))
     contact = Contact(report=make.report(make.reported(phase, step=7, **fields)))
     seen = view(make.pipeline(), (raw,), make.snapshot(raw, group=make.group(), contact=contact))
-    place = Place(outcome, verdict=Verdict(False, 0, 2**30, 2**29))
+    place = Place(outcome, behind=candidate(make.task("older")))
     if by is not None:
         place = replace(place, displaced_by=candidate(make.task(by, priority=10)))
     return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), make.now)
