@@ -26,16 +26,19 @@ from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline import collect
-from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.budget import limit_memory
+from mlora_worker.pipeline.calibrate import calibrate
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header
 from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
+from mlora_worker.pipeline.metered import MeteredEngine, OnSample
+from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
-from mlora_worker.protocol import ModelFacts, StageReport, WorkerConfig
+from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, WorkerConfig
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.store import open_store, open_store_from_files
 from mlora_worker.stream.costs import launch_tokens, stage_costs
@@ -73,6 +76,7 @@ class _FirstRank:
         self._coordinator: Coordinator | None = None
         self._spans: collect.SpanCollector | None = None
         self._ready: dict[int, StageReport] = {}
+        self._samples = SampleBook(config.stages)
         self._wire: dict[int, int] = {}  # payload bytes that each rank has sent, as last heard
         self._changed = threading.Condition()
 
@@ -98,7 +102,13 @@ class _FirstRank:
         facts = facts_of(architecture, config.stages, getattr(torch, config.model.dtype))
         stage = _load(config, 0, files, self._device)
         transport = _transport(config, 0, facts, self._device, backend, mailbox)
-        self._note_ready(0, stage_report(0, stage, self._device))
+
+        def sampled(sample: MemorySample) -> None:
+            with self._changed:
+                self._samples.add(sample)
+
+        engine = _measured_engine(config, stage, sampled)
+        self._note_ready(0, stage_report(0, stage, self._device, engine.group_names))
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
         tokenizer = load_tokenizer(folder)
@@ -129,6 +139,7 @@ class _FirstRank:
                 end=mailbox.fail,
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
+                memory=self._samples.all,
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
             ),
             self._changed,
@@ -136,7 +147,7 @@ class _FirstRank:
         loop = StageLoop(
             first=True,
             last=config.stages == 1,
-            engine=StageEngine(stage, recompute=config.recompute_activations),
+            engine=engine,
             mailbox=mailbox,
             neighbours=transport,
             on_returned=LateReader(device_of(self._device), coordinator.returned, mailbox.fail).read,
@@ -165,6 +176,9 @@ class _FirstRank:
             case collect.ANSWER:
                 assert self._spans is not None
                 self._spans.heard(rank, header, payload)
+            case "memory":
+                with self._changed:
+                    self._samples.add(MemorySample.model_validate(header["sample"]))
             case "fault":
                 assert self._coordinator is not None
                 self._coordinator.faulted(Fault.model_validate(header["fault"]))
@@ -199,8 +213,20 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
     facts = model_facts(files.folder(), config.stages, getattr(torch, config.model.dtype))
     stage = _load(config, rank, files, device)
     transport = _transport(config, rank, facts, device, backend, mailbox)
+    engine = _measured_engine(
+        config,
+        stage,
+        lambda sample: spoke.send(
+            {"kind": "memory", "sample": sample.model_dump(mode="json", by_alias=True)}
+        ),
+    )
     spoke.start(heard, mailbox.fail)
-    spoke.send({"kind": "ready", "stage": json.loads(stage_report(rank, stage, device).to_json())})
+    spoke.send(
+        {
+            "kind": "ready",
+            "stage": json.loads(stage_report(rank, stage, device, engine.group_names).to_json()),
+        }
+    )
 
     def exported(task: str, tensors: dict[str, Tensor]) -> None:
         assert transport is not None
@@ -212,7 +238,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
     StageLoop(
         first=False,
         last=last,
-        engine=StageEngine(stage, recompute=config.recompute_activations),
+        engine=engine,
         mailbox=mailbox,
         neighbours=transport,
         on_returned=_never,
@@ -222,6 +248,16 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         ),
         record=recorder.span,
     ).run()
+
+
+def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> MeteredEngine:
+    """The engine of ``stage``, measured before it serves and limited to its budget."""
+    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations)
+    if config.calibrate:
+        calibrate(engine, config.microbatch_tokens)
+    if config.memory_budget is not None:
+        limit_memory(stage.device, config.memory_budget, stage.resident_bytes)
+    return engine
 
 
 def choose_backend(config: WorkerConfig, device: torch.device) -> Backend:
@@ -238,7 +274,9 @@ def open_model(config: WorkerConfig) -> ModelFiles:
     return ModelFiles(store, config.model, Path(config.cache_dir))
 
 
-def stage_report(rank: int, stage: Stage, device: torch.device) -> StageReport:
+def stage_report(
+    rank: int, stage: Stage, device: torch.device, groups: tuple[tuple[str, ...], ...]
+) -> StageReport:
     """What the operator's memory model needs to know of this stage."""
     return StageReport(
         stage=rank,
@@ -247,6 +285,7 @@ def stage_report(rank: int, stage: Stage, device: torch.device) -> StageReport:
         device=str(device),
         resident_bytes=stage.resident_bytes,
         capacity_bytes=capacity_bytes(device),
+        input_groups=groups,
     )
 
 

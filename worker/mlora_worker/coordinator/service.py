@@ -28,6 +28,7 @@ from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import (
     AdapterInfo,
     FailureReason,
+    MemorySample,
     Plan,
     Report,
     StageReport,
@@ -69,6 +70,7 @@ class Surroundings:
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
+    memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
@@ -302,6 +304,7 @@ class Coordinator:
             facts=self._with.base.facts,
             stages=self._with.stages,
             tasks=tuple(task.report() for task in self._tasks.values()),
+            memory=self._with.memory(),
             wire=WireReport(
                 payload_bytes=payload,
                 descriptor_bytes=descriptors,

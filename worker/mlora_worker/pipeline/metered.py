@@ -84,10 +84,14 @@ class MeteredEngine(StageEngine):
         self._deliver, self._clock = deliver, clock
         self._sampling = sampling if sampling is not None else Sampling()
         self._measured: dict[int, _Measured] = {}
-        self._input_groups = input_groups(
-            self._facts, stage.index, group_names(group.paths for group in self._groups)
-        )
+        self.group_names = group_names(group.paths for group in self._groups)
+        self._input_groups = input_groups(self._facts, stage.index, self.group_names)
         self.measures_all = self.calibrates = False  # ``calibrates`` also marks the samples
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens that the model knows positions for."""
+        return self._facts.max_positions
 
     def forward(
         self, item: Train, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None

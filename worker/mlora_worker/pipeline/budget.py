@@ -1,0 +1,73 @@
+"""A hard limit on the memory of a rank: beyond it, allocations fail as they do on a full device.
+
+On CUDA torch's allocator keeps it. On the CPU the kernel does (``RLIMIT_DATA``): the process may grow, from where it is
+with its model loaded, by what the budget leaves beside the model. Blocks that were freed and kept are not counted against
+it. A failed allocation is a fault like any other lack of memory (``faults.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import resource
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+
+def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
+    """``budget``: bytes of this rank, of which the model takes ``resident``. False where it cannot be set. Raises
+    ValueError when not even the model fits."""
+    if budget <= resident:
+        raise ValueError(
+            f"a memory budget of {budget} bytes is less than the model's {resident} on this stage"
+        )
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
+        return True
+    used = _data_bytes()
+    if used is None:
+        return False
+    limit = used - _free_heap_bytes() + budget - resident
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard not in (resource.RLIM_INFINITY, -1):
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    log.info("memory budget: %d bytes, %d beside the model", budget, budget - resident)
+    return True
+
+
+def _data_bytes() -> int | None:
+    """What RLIMIT_DATA counts; None where the kernel does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
+
+
+class _MallInfo(ctypes.Structure):
+    """``struct mallinfo2`` of malloc.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+            "keepcost",
+        )
+    )  # fmt: skip
+
+
+def _free_heap_bytes() -> int:
+    """Of the C library's heap, what is free; 0 where it does not tell (another library than glibc 2.33 or later)."""
+    try:
+        library = ctypes.CDLL(None)
+        library.malloc_trim(0)
+        mallinfo = library.mallinfo2
+    except (OSError, AttributeError):
+        return 0
+    mallinfo.restype = _MallInfo
+    return int(mallinfo().fordblks)
