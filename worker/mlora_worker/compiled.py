@@ -36,6 +36,11 @@ def compiled(function: Callable[..., None], *, reorder_sums: bool = False) -> An
         return numba.njit(function, **options)
 
 
+def part_of_kernels(function: Callable[..., Any]) -> Any:
+    """``function``, to be called by functions that ``compiled`` is given: it becomes a part of each."""
+    return numba.njit(function, nogil=True, error_model="numpy") if AVAILABLE else function
+
+
 def spread(work: Callable[[slice], None], rows: int, features: int) -> None:
     """``work`` over all rows, on as many threads as torch has where there is enough to do."""
     threads = min(torch.get_num_threads(), rows * features // _WORTH_A_THREAD)

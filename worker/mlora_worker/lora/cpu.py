@@ -18,7 +18,7 @@ from mlora_worker.lora.groups import GroupSegment
 class CpuProducts:
     """``Products`` by torch's own operations; runs on other devices, too, where it is only slow."""
 
-    rows_per_block: int | None = 448
+    rows_per_block: int | None = 384
 
     def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
         return groups

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlora_worker.compiled import AVAILABLE, compiled, spread
+from mlora_worker.compiled import AVAILABLE, compiled, part_of_kernels, spread
 from mlora_worker.lora.dropout import MIX_1, MIX_2, MULTIPLIER, DropoutMask, keep
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -68,34 +68,39 @@ def _kernels() -> _Compiled:
     return _Compiled()
 
 
+@part_of_kernels
+def _row_key(token_key: Any, module_key: Any) -> Any:
+    """``DropoutMask.row_keys`` of one token."""
+    key = np.int64(token_key ^ module_key)
+    key = np.int64((key ^ (key >> 30)) * MIX_1)
+    key = np.int64((key ^ (key >> 27)) * MIX_2)
+    key ^= key >> 31
+    return np.int32(np.int32(key >> 32) | np.int32(1))
+
+
+@part_of_kernels
+def _is_kept(row_key: Any, feature_key: Any, threshold: Any) -> Any:
+    """``DropoutMask.bits`` of one element, as a truth value."""
+    bits = np.int32(row_key * feature_key)
+    bits ^= bits >> np.int32(15)
+    bits = np.int32(bits * np.int32(MULTIPLIER))
+    bits >>= np.int32(1)
+    return bits < threshold
+
+
 def _masked(x: Any, token_keys: Any, module_key: Any, feature_keys: Any, threshold: Any, out: Any) -> None:
     for token in range(x.shape[0]):
-        key = np.int64(token_keys[token] ^ module_key)
-        key = np.int64((key ^ (key >> 30)) * MIX_1)
-        key = np.int64((key ^ (key >> 27)) * MIX_2)
-        key ^= key >> 31
-        row_key = np.int32(np.int32(key >> 32) | np.int32(1))
+        row_key = _row_key(token_keys[token], module_key)
         for feature in range(x.shape[1]):
-            bits = np.int32(row_key * feature_keys[feature])
-            bits ^= bits >> np.int32(15)
-            bits = np.int32(bits * np.int32(MULTIPLIER))
-            bits >>= np.int32(1)
-            out[token, feature] = x[token, feature] if bits < threshold else 0
+            kept = _is_kept(row_key, feature_keys[feature], threshold)
+            out[token, feature] = x[token, feature] if kept else 0
 
 
 def _add_masked(
     x: Any, token_keys: Any, module_key: Any, feature_keys: Any, threshold: Any, factor: Any, total: Any
 ) -> None:
     for token in range(x.shape[0]):
-        key = np.int64(token_keys[token] ^ module_key)
-        key = np.int64((key ^ (key >> 30)) * MIX_1)
-        key = np.int64((key ^ (key >> 27)) * MIX_2)
-        key ^= key >> 31
-        row_key = np.int32(np.int32(key >> 32) | np.int32(1))
+        row_key = _row_key(token_keys[token], module_key)
         for feature in range(x.shape[1]):
-            bits = np.int32(row_key * feature_keys[feature])
-            bits ^= bits >> np.int32(15)
-            bits = np.int32(bits * np.int32(MULTIPLIER))
-            bits >>= np.int32(1)
-            kept = x[token, feature] if bits < threshold else np.float32(0)
-            total[token, feature] += factor * kept
+            kept = _is_kept(row_key, feature_keys[feature], threshold)
+            total[token, feature] += factor * (x[token, feature] if kept else np.float32(0))

@@ -15,9 +15,14 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Integers = TypeVar("Integers", Tensor, npt.NDArray[np.int64])
 
 # Odd multipliers of splitmix64's finalizer and of Knuth's multiplicative hash, as signed integers.
 MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -34,13 +39,15 @@ def token_keys(
 ) -> Tensor:
     """[tokens] int64: a key per token of a segment whose rows have ``lengths``; on the host unless told otherwise.
 
-    ``first_row``: ordinal of its first row within the whole optimizer step.
+    ``first_row``: ordinal of its first row within the whole optimizer step. Made by numpy: it is done for each segment of
+    each microbatch, and ten operators of torch take longer than the arithmetic.
     """
     start = _signed(hashlib.sha256(f"{seed}/{step}".encode()).digest())
-    rows = torch.arange(first_row, first_row + len(lengths), device=device)
+    rows = np.arange(first_row, first_row + len(lengths), dtype=np.int64)
     row_keys = _mix(rows * _GOLDEN + start)
-    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-    return _mix(torch.repeat_interleave(row_keys, torch.tensor(lengths, device=device)) + positions * _GOLDEN)
+    positions = np.concatenate([np.arange(length, dtype=np.int64) for length in lengths])
+    keys = torch.from_numpy(_mix(np.repeat(row_keys, lengths) + positions * _GOLDEN))
+    return keys if device is None else keys.to(device)
 
 
 @dataclass(frozen=True)
@@ -128,8 +135,8 @@ def feature_keys(features: int, device: torch.device) -> Tensor:
     return _odd(_mix(torch.arange(1, features + 1, device=device) * _GOLDEN))
 
 
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finalizer, but with arithmetic shifts, on int64."""
+def _mix(x: Integers) -> Integers:
+    """splitmix64's finalizer, but with arithmetic shifts, on int64; products wrap around."""
     x = (x ^ (x >> 30)) * MIX_1
     x = (x ^ (x >> 27)) * MIX_2
     return x ^ (x >> 31)
