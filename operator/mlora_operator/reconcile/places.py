@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from mlora_operator.api.units import parse_bytes, parse_duration
+from mlora_operator.memory.fit import StageFit
+from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import MemoryModel, demand_of
+from mlora_operator.memory.room import room_of
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import candidate, entrant, policy_of
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import State
 from mlora_operator.scheduling.order import in_order
-from mlora_operator.scheduling.room import AskedAnew, Sum
+from mlora_operator.scheduling.room import Sum
 from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.stream.fit import misfit
 
@@ -40,7 +44,7 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
     if memory is None:
         return {one.uid: Place(Outcome.ADMITTED) for one in inside}
     ready = [] if view.draining else [one for uid in outside if (one := found[uid]) is not None]
-    room = AskedAnew(memory.verdict)
+    room = room_of(memory)
     outcome = schedule(
         (*inside, *ready),
         room,
@@ -88,7 +92,7 @@ def memory_model(view: View) -> MemoryModel | None:
     if spec is None or view.shape is None:
         return None
     facts, stages = view.shape
-    return MemoryModel(
+    model = MemoryModel(
         facts=facts,
         stages=stages,
         microbatch_tokens=spec.microbatch_tokens,
@@ -100,4 +104,17 @@ def memory_model(view: View) -> MemoryModel | None:
             if task.spec is not None
         },
         recompute=spec.recompute_activations,
+    )
+    return replace(model, learned=_learned(view, model))
+
+
+def _learned(view: View, model: MemoryModel) -> Mapping[int, StageFit]:
+    """From the status, as far as it speaks of this spec, and from what the workers say now."""
+    status, report = view.pipeline.status, view.report
+    held = status.memory if status.observed_generation == view.pipeline.generation else ()
+    return learn(
+        model,
+        held,
+        report.memory if report is not None else (),
+        report.exhausted if report is not None else (),
     )

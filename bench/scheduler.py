@@ -1,0 +1,178 @@
+"""The scheduler: how long a decision takes, how near its makespan is to a bound, and a trace against other ways to share.
+
+decision: the scheduling of 16 pipelines for which 1,000 tasks of mixed shapes wait: from the objects and reports to who has
+a place, with the real memory model. Between two decisions all tasks train a step, one ends and one comes. "first" is the
+very first one, with nothing remembered.
+
+makespan: small instances on one pipeline, simulated, over the bound of a mixed-integer program (bench/scheduling/bound.py).
+Both sides count rounds as long as the worker's planner expects them; loading and saving are left out on both sides.
+
+trace: synthetic tasks of four tenants (bench/scheduling/trace.py) on simulated pipelines of four GPUs, each with its own
+base model. "GPU for each": no pipeline, a job alone on one of the same GPUs, which must hold the whole model. Utilisation:
+tokens trained over what the GPUs could train until the last task has ended.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench.options import parser, repetitions
+from bench.report import last_line, table
+from bench.scheduling.bound import least_makespan
+from bench.scheduling.crowd import Crowd
+from bench.scheduling.pace import Gpus, Together
+from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
+from bench.scheduling.trace import BUDGET, small_instance, trace
+from mlora_operator.reconcile.places import places
+from mlora_operator.reconcile.view import view
+from mlora_operator.scheduling.admission import Outcome
+from mlora_operator.scheduling.priority import Priority
+from mlora_operator.scheduling.schedule import schedule
+from mlora_operator.scheduling.simulate import Life, SimMemory, SimPipeline
+
+WAITING, PIPELINES = 1000, 16
+GOAL_MS, GOAL_MAKESPAN = 10.0, 1.05
+GPUS = Gpus(count=4, rate=5_000)
+LOAD = 0.85
+WEIGHTS = {"research": 1.0, "search": 1.0, "support": 1.0, "legal": 1.0}
+WAYS = {
+    "priority": "ours, priority",
+    "fairShare": "ours, fairShare",
+    "shortestRemaining": "ours, shortestRemaining",
+    "fifo": "pipeline, first come",
+    "alone": "GPU for each job",
+}
+
+
+def main(arguments: list[str]) -> int:
+    options = parser("scheduler", __doc__).parse_args(arguments)
+    decisions = 20 if options.quick else 5000 if options.long else 500
+    instances = 3 if options.quick else 100 if options.long else 30
+    tasks, pipelines = (60, 1) if options.quick else (1000, 8) if options.long else (500, 4)
+    repeat = repetitions(options, 1, 1)
+
+    first, times = decide_often(decisions)
+    p50, p99 = _percentile(times, 50), _percentile(times, 99)
+    print(f"decision with {WAITING} waiting tasks and {PIPELINES} pipelines, {decisions} times, in ms:")
+    print(table(("median", "p99", "most", "first"), [(p50, p99, max(times), first)]))
+
+    ratios = [makespan_ratio(seed) for seed in range(instances)]
+    print(f"\nmakespan over the bound, {instances} instances:")
+    print(
+        table(("mean", "median", "most"), [(statistics.mean(ratios), statistics.median(ratios), max(ratios))])
+    )
+
+    results = {way: replay(way, tasks, pipelines) for way in WAYS}
+    print(f"\ntrace of {tasks * pipelines} tasks on {pipelines} pipelines of {GPUS.count} GPUs, in minutes:")
+    head = ("", "wait mean", "p95", "p99", "urgent p95", "took mean", "p95", "p99", "used", "preempted")
+    print(table(head, [(WAYS[way], *result.row()) for way, result in results.items()]))
+
+    figures = {
+        "decision_ms": p99,
+        "decision_median_ms": p50,
+        "decision_first_ms": first,
+        "decision_goal_ms": GOAL_MS,
+        "makespan": statistics.mean(ratios),
+        "makespan_most": max(ratios),
+        "makespan_goal": GOAL_MAKESPAN,
+        "trace": {way: result.figures() for way, result in results.items()},
+    }
+    print(last_line("scheduler", figures, repetitions=repeat, threads=1, quick=options.quick))
+    return 0
+
+
+def decide_often(number: int) -> tuple[float, list[float]]:
+    """Milliseconds of the first decision, and of ``number`` later ones."""
+    crowd = Crowd(PIPELINES, WAITING, seed=1)
+    living = crowd.live()
+    times = []
+    for _ in range(number + 1):
+        snapshot, now = crowd.snapshot(), crowd.now
+        gc.collect()
+        started = time.perf_counter()
+        found = [
+            places(view(pipeline, tuple(tasks), snapshot), now)
+            for pipeline, tasks in zip(crowd.known, crowd.tasks, strict=True)
+        ]
+        times.append((time.perf_counter() - started) * 1e3)
+        for at, result in enumerate(found):
+            crowd.follow(
+                at,
+                {uid for uid, place in result.items() if place.outcome is Outcome.ADMITTED},
+                {uid for uid, place in result.items() if place.outcome is Outcome.PREEMPTED},
+            )
+        next(living)
+    return times[0], times[1:]
+
+
+def makespan_ratio(seed: int) -> float:
+    """Of one small instance: simulated time over the bound."""
+    tasks = small_instance(seed)
+    pace = Together(GPUS)
+    pipeline = SimPipeline(
+        tasks, BUDGET, lambda entrants, memory, now: schedule(entrants, memory, Priority(), now), pace
+    )
+    lives = pipeline.run()
+    bound = least_makespan(tasks, SimMemory({task.uid: task for task in tasks}, BUDGET), pace.round)
+    return max(life.ended or 0.0 for life in lives.values()) / bound
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One way over the whole trace. Times in minutes."""
+
+    waited: list[float]
+    urgent: list[float]  # waiting of the highest priority
+    took: list[float]
+    used: float
+    preemptions: int
+
+    def row(self) -> tuple[object, ...]:
+        return (
+            statistics.mean(self.waited), _percentile(self.waited, 95), _percentile(self.waited, 99),
+            _percentile(self.urgent, 95), statistics.mean(self.took), _percentile(self.took, 95),
+            _percentile(self.took, 99), self.used, self.preemptions,
+        )  # fmt: skip
+
+    def figures(self) -> Mapping[str, object]:
+        names = (
+            "wait_mean", "wait_p95", "wait_p99", "urgent_wait_p95", "took_mean", "took_p95", "took_p99", "used",
+            "preemptions",
+        )  # fmt: skip
+        return dict(zip(names, self.row(), strict=True))
+
+
+def replay(way: str, tasks: int, pipelines: int) -> Replay:
+    lives: list[Life] = []
+    tokens, available = 0.0, 0.0
+    pace = Together(GPUS)
+    for seed in range(pipelines):
+        drawn = trace(tasks, seed, GPUS, LOAD)
+        own = (
+            a_gpu_for_each(drawn, GPUS)
+            if way == "alone"
+            else on_a_pipeline(drawn, BUDGET, GPUS, pace, way, WEIGHTS)
+        )
+        ended = [life for life in own.values() if life.ended is not None]
+        lives += ended
+        tokens += sum(life.task.steps * life.task.step_tokens for life in ended)
+        available += max(life.ended or 0.0 for life in ended) * GPUS.rate * GPUS.count
+    highest = max(life.task.priority for life in lives)
+    return Replay(
+        waited=[life.waited / 60 for life in lives],
+        urgent=[life.waited / 60 for life in lives if life.task.priority == highest],
+        took=[life.took / 60 for life in lives],
+        used=tokens / available,
+        preemptions=sum(life.preemptions for life in lives),
+    )
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
