@@ -62,8 +62,9 @@ def run(
         ),
     ] = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="How often a pipeline that died is started again.")
-    ] = 3,
+        int | None,
+        typer.Option(min=0, help="How often in a row a pipeline that died is started again; 5 by default."),
+    ] = None,
     timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -73,7 +74,7 @@ def run(
     and with 1 when one did not.
     """
     machine = this_machine(os.environ)
-    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint)
+    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts)
     world = world_of(read_manifests(read_texts(files)), wishes, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
@@ -91,7 +92,6 @@ def run(
         cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
         machine=machine,
         environment=dict(os.environ),
-        restarts=restarts,
         timeline=timeline,
     )
     view: View = Lines() if output is Output.JSON else Bars()

@@ -33,6 +33,7 @@ class Wishes:
     threads: int | None = None
     device: Device = "auto"
     s3_endpoint: str | None = None
+    restarts: int | None = None  # how often in a row ranks that fail are started again
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ def _pipeline(manifest: PipelineManifest, wishes: Wishes, machine: Machine) -> d
         spec["stages"] = wishes.stages
     threads = wishes.threads or manifest.spec.worker.threads
     spec["worker"]["threads"] = threads or machine.threads_of(spec["stages"])
+    if wishes.restarts is not None:
+        spec["restarts"]["limit"] = wishes.restarts
     if manifest.spec.memory.budget is None:
         spec["memory"]["budget"] = _share(machine, spec["stages"], wishes.device)
     made["spec"] = _dump(LoRAPipelineSpec.model_validate(spec))
@@ -127,6 +130,7 @@ def _catalogue_model(name: str, uri: str, wishes: Wishes, machine: Machine) -> C
             "stages": stages,
             "memory": {"budget": _share(machine, stages, wishes.device)},
             "storage": {"endpoint": wishes.s3_endpoint},
+            "restarts": {} if wishes.restarts is None else {"limit": wishes.restarts},
             "worker": {"threads": wishes.threads or machine.threads_of(stages)},
         }
     )

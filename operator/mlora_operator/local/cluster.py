@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlora_operator.api import conditions
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.local.adapt import World
@@ -30,7 +31,6 @@ class Surroundings:
     cache: Path
     environment: Mapping[str, str]  # of the ranks
     machine: Machine
-    restarts: int
     command: Sequence[str]
 
 
@@ -61,8 +61,14 @@ class LocalCluster:
 
     @property
     def given_up(self) -> Mapping[Key, str]:
-        """Pipelines whose ranks are not started any more, with the reason."""
-        return {key: one.given_up for key, one in self._groups.items() if one.given_up is not None}
+        """Pipelines whose ranks are not started any more, with the reason: the reconcile loop's, or the machine's."""
+        told = {}
+        for raw in self._objects.of_kind(lorapipeline.KIND):
+            status, meta = raw.get("status", {}), raw["metadata"]
+            if status.get("givenUp") is not None:
+                ready = next(one for one in status["conditions"] if one["type"] == conditions.READY)
+                told[Key(meta["namespace"], meta["name"])] = ready["message"]
+        return told | {key: one.given_up for key, one in self._groups.items() if one.given_up is not None}
 
     def endpoints(self) -> Mapping[Key, ports.Endpoint]:
         """Of the coordinators of all pipelines whose ranks run, by the pipeline's key."""
@@ -128,6 +134,8 @@ class LocalCluster:
 
     async def patch_pipeline_status(self, pipeline: Pipeline, patch: Manifest) -> None:
         self._objects.patch_status(lorapipeline.KIND, pipeline.key, pipeline.uid, patch)
+        if "givenUp" in patch:
+            self.wake()
 
     async def emit_event(self, event: Event) -> None:
         self._on_event(event)
@@ -152,7 +160,6 @@ class LocalCluster:
             logs=self._around.state / "logs" / f"{pipeline.key.namespace}.{name}",
             environment=self._around.environment,
             on_change=lambda: self.wake(),
-            restarts=self._around.restarts,
             command=self._around.command,
         )
 

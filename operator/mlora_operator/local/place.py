@@ -16,6 +16,5 @@ class Place:
     cache: Path  # base models that were downloaded
     machine: Machine
     environment: Mapping[str, str]  # of the ranks
-    restarts: int = 3  # of a pipeline's ranks
     command: Sequence[str] = WORKER
     timeline: Path | None = None  # where to write what the stages did

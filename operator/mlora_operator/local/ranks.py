@@ -9,22 +9,19 @@ import os
 import signal
 import socket
 import sys
-import uuid
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mlora_operator.local.machine import Machine
-from mlora_operator.reconcile.snapshot import Group, Key, Pod, PodProblem
+from mlora_operator.reconcile.snapshot import PEER_LOST, Ending, Group, Key, Pod, PodProblem
 from mlora_worker.protocol import WorkerConfig
 
 WORKER = (sys.executable, "-m", "mlora_worker")
 HOST = "127.0.0.1"
 
-# How mlora_worker ends.
-_EXIT_USAGE = 2  # its configuration is wrong; starting it again would not help
-_EXIT_PEER_LOST = 75  # another rank is the cause
 _PEERS_LEAVE = 10.0  # seconds that the other ranks get to notice a lost peer and leave by themselves
 _TERM_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _LONGEST_PAUSE = 10.0
@@ -66,8 +63,9 @@ class _Rank:
 class RankGroup:
     """The ranks of one pipeline. ``resize`` says how many there shall be: all stages or none.
 
-    When one rank ends, all end and are started again, at most ``restarts`` times; after that ``given_up``
-    says why. ``on_change`` is called when what ``group`` shows has changed.
+    When one rank ends, all end and are started again, as the kubelet would do it: who counts and says when it is enough is
+    the reconcile loop. ``given_up`` says why ranks cannot be started at all. ``on_change`` is called when what ``group``
+    shows has changed.
     """
 
     def __init__(
@@ -79,7 +77,6 @@ class RankGroup:
         logs: Path,
         environment: Mapping[str, str],
         on_change: Callable[[], None],
-        restarts: int,
         command: Sequence[str] = WORKER,
     ) -> None:
         self._key = key
@@ -89,14 +86,16 @@ class RankGroup:
         self._logs = logs
         self._environment = environment
         self._on_change = on_change
-        self._most_restarts = restarts
         self._command = command
         self._wanted = 0
         self._ranks: list[_Rank] = []
         self._keeper: asyncio.Task[None] | None = None
-        self._failures = 0
+        self._failures = 0  # since the ranks were last replaced
+        self._replacements = 0
+        self._replaced = False  # somebody outside ends them
+        self._endings: dict[int, Ending] = {}
         self._last_words: str | None = None
-        self._listens = False
+        self._listens_since: datetime | None = None
         self.ports = free_ports()
         self.given_up: str | None = None
 
@@ -108,7 +107,10 @@ class RankGroup:
                 key=Key(self._key.namespace, f"{self._key.name}-{rank.number}"),
                 uid=rank.uid,
                 revision=self._revision,
-                ready=rank.alive and self._listens,
+                ready=rank.alive and self._listens_since is not None,
+                restarts=self._failures,
+                ended=self._endings.get(rank.number),
+                ready_since=self._listens_since,
             )
             for rank in self._ranks
         )
@@ -125,10 +127,11 @@ class RankGroup:
             self._cancel()
 
     def kill(self, uid: str) -> None:
-        """End one rank; the group then starts again."""
+        """End one rank; the group then starts again, with ranks of other uids: this is no failure of its own."""
         for rank in self._ranks:
             if rank.uid == uid and rank.alive:
-                rank.process.kill()
+                self._replaced = True
+                rank.process.kill()  # SIGTERM would not reach one that is stopped
 
     async def stop(self) -> None:
         """End all ranks and wait until they are gone."""
@@ -144,26 +147,26 @@ class RankGroup:
     async def _keep(self) -> None:
         """Start, wait for the first end, end the others, start again; until cancelled or given up."""
         try:
-            while self.given_up is None:
+            while True:
                 await self._start(self._wanted)
                 probe = asyncio.create_task(self._probe())
                 try:
                     await _wait(self._ranks, asyncio.FIRST_COMPLETED, None)
                 finally:
                     probe.cancel()
-                self._listens = False
+                self._listens_since = None
                 # The others notice the lost peer and leave; what they say then may be the cause.
                 await _wait(self._ranks, asyncio.ALL_COMPLETED, _PEERS_LEAVE)
-                self._note_failure([rank for rank in self._ranks if not rank.alive])
+                ended = [rank for rank in self._ranks if not rank.alive]
                 await _end(self._ranks)
-                if self.given_up is None:
-                    await asyncio.sleep(min(2.0**self._failures / 4, _LONGEST_PAUSE))
+                self._note_end(ended)
+                await asyncio.sleep(min(2.0**self._failures / 4, _LONGEST_PAUSE))
         except OSError as error:  # no memory, no processes, no such program
             self.given_up = f"the ranks cannot be started: {error}"
         finally:
             await asyncio.shield(_end(self._ranks))
             self._ranks = []
-            self._listens = False
+            self._listens_since = None
             self._keeper = None
             self._on_change()
 
@@ -171,32 +174,40 @@ class RankGroup:
         self.ports = free_ports()
         config = self._configure(self.ports)
         self._logs.mkdir(parents=True, exist_ok=True)
-        self._ranks = []
-        for number in range(count):
-            log = self._logs / f"rank-{number}.log"
-            with log.open("ab") as output:
-                process = await asyncio.create_subprocess_exec(
-                    *self._command,
-                    env=self._environment_of(number, config),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,  # Ctrl-C is for us; we end the ranks in order
-                    preexec_fn=_dying_with(os.getpid()),
-                )
-            self._ranks.append(_Rank(number, str(uuid.uuid4()), process, log))
+        fresh: list[_Rank] = []
+        try:
+            for number in range(count):
+                fresh.append(await self._start_rank(number, config))
+        except BaseException:
+            await asyncio.shield(_end(fresh))
+            raise
+        self._ranks = fresh  # all at once: half a group would look as if a rank had been taken away
         self._on_change()
+
+    async def _start_rank(self, number: int, config: WorkerConfig) -> _Rank:
+        log = self._logs / f"rank-{number}.log"
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env=self._environment_of(number, config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for us; we end the ranks in order
+                preexec_fn=_dying_with(os.getpid()),
+            )
+        return _Rank(number, f"{self._key}-{number}-{self._replacements}", process, log)
 
     async def _probe(self) -> None:
         """Until the coordinator listens: a rank needs a while to import what it trains with."""
-        while not self._listens:
+        while self._listens_since is None:
             try:
                 _, writer = await asyncio.open_connection(HOST, self.ports.http)
             except OSError:
                 await asyncio.sleep(_PROBE_EVERY)
                 continue
             writer.close()
-            self._listens = True
+            self._listens_since = datetime.now(UTC)
         self._on_change()
 
     def _environment_of(self, number: int, config: WorkerConfig) -> dict[str, str]:
@@ -205,17 +216,25 @@ class RankGroup:
         gpu = self._machine.gpu_of(number) if config.device != "cpu" else None
         return environment | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {})
 
-    def _note_failure(self, ended: Sequence[_Rank]) -> None:
+    def _note_end(self, ended: Sequence[_Rank]) -> None:
         """Of the ranks that ended by themselves, the one that only lost its peer explains least."""
-        cause = min(ended, key=lambda rank: rank.process.returncode in (0, _EXIT_PEER_LOST))
-        code = cause.process.returncode
-        assert code is not None
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        self._last_words = f"rank {cause.number} {how}: {_last_line(cause.log)} (log: {cause.log})"
-        self._failures += 1
-        if code == _EXIT_USAGE or self._failures > self._most_restarts:
-            self.given_up = self._last_words
+        if self._replaced:
+            self._replaced, self._failures, self._endings = False, 0, {}
+            self._replacements += 1
+        else:
+            self._endings = {rank.number: _ending(rank) for rank in ended}
+            cause = min(self._endings.values(), key=lambda ending: ending.code in (0, PEER_LOST))
+            self._last_words = cause.words
+            self._failures += 1
         self._on_change()
+
+
+def _ending(rank: _Rank) -> Ending:
+    code = rank.process.returncode
+    assert code is not None
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    words = f"rank {rank.number} {how}: {_last_line(rank.log)} (log: {rank.log})"
+    return Ending(code if code >= 0 else 128 - code, words)  # as a shell or a kubelet would say it
 
 
 async def _wait(ranks: Sequence[_Rank], until: str, seconds: float | None) -> None:

@@ -45,7 +45,6 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
             cache=place.cache,
             environment=place.environment,
             machine=place.machine,
-            restarts=place.restarts,
             command=place.command,
         ),
         on_task=task_changed,

@@ -5,7 +5,7 @@ is given up. Pure; all it remembers is in the pipeline's status.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
@@ -16,6 +16,9 @@ from mlora_operator.reconcile.snapshot import Ending, Group, Pod, is_true
 from mlora_operator.reconcile.view import View
 
 WORDS_LIMIT = 1024  # characters of a failure that are kept in the status
+SILENCE = timedelta(
+    seconds=30
+)  # twice as long as the operator waits for an answer; less than this says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ def stall(view: View, now: datetime) -> Verdict | None:
     if contact.starting or contact.lost_since is None or not _whole(group):
         return None
     since = max([contact.lost_since, *(pod.ready_since for pod in group.pods if pod.ready_since is not None)])
-    if now - since < patience:
+    if now - since < max(patience, SILENCE):
         return None
     return Verdict(
         c.REASON_SILENT,

@@ -3,7 +3,8 @@
 Rank 0 serves; other ranks hold a connection to it and leave with 75 when it is gone, like real ones. A file
 ``script.json`` beside the token says what shall go wrong:
 
-    {"die": {"rank": 0, "after_step": 3, "code": 1, "times": 1}, "fail": {"a": "InvalidRow"}, "step_seconds": 0.01}
+    {"die": {"rank": 0, "after_step": 3, "code": 1, "times": 1}, "fail": {"a": "InvalidRow"}, "step_seconds": 0.01,
+     "stall": {"after_step": 3, "times": 1}}
 """
 
 from __future__ import annotations
@@ -59,6 +60,18 @@ def die_if_told(step: int) -> None:
     os._exit(wish["code"])
 
 
+async def stall_if_told(step: int) -> None:
+    """Trains no further where the script says so, a limited number of times over all starts."""
+    wish = SCRIPT.get("stall")
+    stalls = HOME / "stalls"
+    if wish is None or step < wish["after_step"]:
+        return
+    if stalls.exists() and len(stalls.read_text().split()) >= wish["times"]:
+        return
+    note("stalls", str(step))
+    await asyncio.Event().wait()
+
+
 class Coordinator:
     def __init__(self) -> None:
         self.run_id = uuid.uuid4().hex
@@ -108,6 +121,7 @@ class Coordinator:
         for step in range(1, steps + 1):
             await asyncio.sleep(SCRIPT.get("step_seconds", 0.01))
             die_if_told(step)
+            await stall_if_told(step)
             await self.say(
                 TaskReport(
                     uid=task.uid,

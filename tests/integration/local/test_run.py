@@ -77,13 +77,12 @@ class Bench:
     def script(self, **content: Any) -> None:
         (self.home / "script.json").write_text(json.dumps(content))
 
-    def place(self, restarts: int = 3, gpus: tuple[str, ...] = (), timeline: Path | None = None) -> Place:
+    def place(self, gpus: tuple[str, ...] = (), timeline: Path | None = None) -> Place:
         return Place(
             state=self.home / "state",
             cache=self.home / "cache",
             machine=Machine(cpus=2, memory_bytes=8 << 30, gpus=gpus),
             environment={**os.environ, "FAKE_HOME": str(self.home)},
-            restarts=restarts,
             command=(sys.executable, str(WORKER)),
             timeline=timeline,
         )
@@ -185,10 +184,25 @@ async def test_a_rank_that_dies_restarts_the_group_and_the_tasks_succeed(bench: 
 
 async def test_a_group_that_dies_again_and_again_is_given_up_with_its_last_words(bench: Bench) -> None:
     bench.script(die={"rank": 0, "after_step": 1, "code": 1, "times": 99})
-    ends = await bench.run(world("a", stages=2), restarts=1)
+    ends = await bench.run(world("a", stages=2, restarts=1))
     assert (ends["a"].result, ends["a"].reason) == (Result.ABANDONED, "WorkersEnded")
     assert "rank 0 ended with exit code 1: out of luck" in ends["a"].message
     assert len(bench.noted("deaths")) == 2
+    assert bench.alive() == []
+
+
+async def test_a_group_that_stands_still_is_started_anew_and_says_so(bench: Bench) -> None:
+    bench.script(stall={"after_step": 2, "times": 1})
+    pipeline = """\
+apiVersion: mlora.dev/v1alpha1
+kind: LoRAPipeline
+metadata: {name: p}
+spec: {model: {name: m, uri: "file:///models/m"}, stages: 2, stallTimeout: 2s}
+"""
+    ends = await bench.run(world("a", text=SECRET + pipeline))
+    assert ends["a"].result is Result.SUCCEEDED
+    assert len(bench.noted("pids")) == 4
+    assert [event.reason for event in bench.heard.events].count("NoProgress") == 1
     assert bench.alive() == []
 
 
@@ -196,6 +210,7 @@ async def test_a_wrong_configuration_is_not_tried_again(bench: Bench) -> None:
     bench.script(die={"rank": 0, "after_step": 1, "code": 2, "times": 99})
     ends = await bench.run(world("a"))
     assert ends["a"].result is Result.ABANDONED
+    assert "exit code 2: out of luck" in ends["a"].message
     assert len(bench.noted("deaths")) == 1
 
 
@@ -279,7 +294,7 @@ spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
 '''
 machine = Machine(cpus=2, memory_bytes=8 << 30)
 world = adapt(read_manifests([("f", text)]), Wishes(models={"m": "file:///m"}, device="cpu"), machine)
-place = Place(home / "state", home / "cache", machine, dict(os.environ), 0, (sys.executable, worker))
+place = Place(home / "state", home / "cache", machine, dict(os.environ), (sys.executable, worker))
 asyncio.run(run(world, place, Nobody()))
 """
 

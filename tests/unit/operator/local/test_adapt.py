@@ -73,11 +73,13 @@ def test_a_pipeline_of_the_manifests_serves_its_model_as_it_says() -> None:
 
 
 def test_options_override_a_pipeline_of_the_manifests() -> None:
-    wishes = {"models": {"m": "file:///m"}, "stages": 2, "dtype": "float32", "threads": 1}
+    wishes = {"models": {"m": "file:///m"}, "stages": 2, "dtype": "float32", "threads": 1, "restarts": 7}
     (pipeline,) = world(TASK + PIPELINE, **wishes).pipelines
     spec = pipeline["spec"]
     assert (spec["model"]["uri"], spec["model"]["dtype"], spec["stages"]) == ("file:///m", "float32", 2)
-    assert spec["worker"]["threads"] == 1
+    assert (spec["worker"]["threads"], spec["restarts"]["limit"]) == (1, 7)
+    (model,) = world(TASK, models={"m": "file:///m"}, restarts=0).settings.models
+    assert model.restarts.limit == 0
 
 
 def test_the_given_endpoint_replaces_every_other() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.groups import pod_problem, read_groups
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.groups import pod_problem, read_groups, read_pod
+from mlora_operator.reconcile.snapshot import Ending, Key
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
@@ -145,3 +146,35 @@ def test_pods_that_cannot_even_be_made_are_explained_by_the_newest_event() -> No
 
 def test_a_group_that_is_being_deleted_is_none() -> None:
     assert read_groups([statefulset(deletionTimestamp="2026-03-01T12:00:00Z")], [pod(0)], []) == {}
+
+
+def test_a_pod_says_how_often_it_was_started_and_how_it_ended() -> None:
+    status = {
+        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-03-01T12:00:00Z"}],
+        "containerStatuses": [
+            {
+                "restartCount": 3,
+                "state": {"running": {}},
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "message": "step 7"}},
+            }
+        ],
+    }
+    pod = read_pod({"metadata": {"namespace": "team-a", "name": "mlora-toy-0", "uid": "u"}, "status": status})
+    assert (pod.restarts, pod.ready_since) == (3, datetime(2026, 3, 1, 12, tzinfo=UTC))
+    assert pod.ended == Ending(137, "OOMKilled, exit code 137: step 7")
+
+
+@pytest.mark.parametrize(
+    ("story", "code", "cause", "final"),
+    [
+        ("an exception", 1, True, False),
+        ("killed, such as for memory", 137, True, False),
+        ("the model cannot be served", 2, True, True),
+        ("it only lost its peer", 75, False, False),
+        ("it was asked to end", 143, False, False),
+        ("it ended in order", 0, False, False),
+    ],
+)
+def test_what_an_exit_code_tells(story: str, code: int, cause: bool, final: bool) -> None:
+    ending = Ending(code, "")
+    assert (ending.is_cause, ending.is_final) == (cause, final), story

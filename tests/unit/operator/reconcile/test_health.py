@@ -205,7 +205,7 @@ def test_words_of_a_former_configuration_are_nobodys(days: Days) -> None:
 def test_tasks_that_train_without_moving_get_a_new_group(days: Days) -> None:
     days.look(contact=days.training())
     days.look(contact=days.training(still=9.9))
-    assert days.decision.delete_pods == ()
+    assert not days.decision.delete_pods
     assert days.stalled() is None
     status = days.look(contact=days.training(still=10))
     assert [pod.key.name for pod in days.decision.delete_pods] == ["mlora-toy-0", "mlora-toy-1"]
@@ -237,7 +237,7 @@ def test_a_group_that_stalls_again_and_again_is_given_up(make: Any) -> None:
     days.look(uids=("a", "b"), contact=days.training("run-2", moved=None))
     days.look(uids=("a", "b"), contact=days.training("run-2", still=10, moved=None))
     assert days.ready() == ("Failed", "False", "RestartLimitReached")
-    assert days.decision.delete_pods == ()  # scaled to zero, they go by themselves
+    assert not days.decision.delete_pods  # scaled to zero, they go by themselves
     assert days.replicas() == 0
 
 
@@ -280,4 +280,4 @@ def test_an_idle_group_does_not_stall(days: Days) -> None:
     silent = Contact(lost_since=days.now - timedelta(hours=1), error="refused")
     days.look(contact=silent)
     assert days.stalled() is None
-    assert days.decision.delete_pods == ()
+    assert not days.decision.delete_pods
