@@ -6,13 +6,14 @@ marks in gradient buffers, which is the worst moment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from mlora_worker.coordinator.dispatch import PipelineFault
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
@@ -64,9 +65,9 @@ class FaultyEngine(StageEngine):
         super().__init__(*args)
         self._items: dict[int, Train] = {}
 
-    def load(self, load: Load) -> None:
+    def load(self, load: Load, state: Mapping[str, Tensor] | None = None) -> None:
         self._strike("load", of(load.task, 0))
-        super().load(load)
+        super().load(load, state)
 
     def settle(self, segment: Segment) -> None:
         if segment.update is not None:

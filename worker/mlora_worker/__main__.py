@@ -1,7 +1,8 @@
 """``python -m mlora_worker``: one rank of a pipeline, until it is told to stop or its group is over.
 
-Exit codes: 0 stopped by SIGTERM; 1 this rank failed; 2 its configuration is wrong, or its model cannot be served so, which
-another start would not change; 75 a peer was lost, start again.
+Exit codes: 0 stopped by SIGTERM, after what it has in hand was saved (``termination.py``); 1 this rank failed; 2 its
+configuration is wrong, or its model cannot be served so, which another start would not change; 75 a peer was lost, start
+again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from types import FrameType
 from pydantic import ValidationError
 
 from mlora_worker.protocol import WorkerConfig
+from mlora_worker.termination import Termination
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PEER_LOST = 1, 2, 75
 
@@ -29,8 +31,14 @@ def main() -> None:
         print(f"mlora_worker: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
     set_up_logging(config.log_format, rank)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    termination = Termination(config.termination_seconds, lambda: _leave(0))
+
+    def stop(signum: int, _: FrameType | None) -> None:
+        logging.getLogger("mlora_worker").info("asked to stop by %s", signal.Signals(signum).name)
+        termination.ask()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     # torch is imported only once the configuration is known to be good
     from mlora_worker.data.errors import DataError
     from mlora_worker.model.errors import ModelError
@@ -40,7 +48,7 @@ def main() -> None:
 
     log = logging.getLogger("mlora_worker")
     try:
-        run_rank(config, rank)
+        run_rank(config, rank, termination)
         code = 0
     except LinkClosed as error:
         log.error("the group is over: %s", error)
@@ -102,11 +110,6 @@ def set_up_logging(style: str, rank: int) -> None:
     text = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter(rank) if style == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-
-def _stop(signum: int, _: FrameType | None) -> None:
-    logging.getLogger("mlora_worker").info("stopped by %s", signal.Signals(signum).name)
-    _leave(0)
 
 
 def _leave(code: int) -> None:

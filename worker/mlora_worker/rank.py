@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import uuid
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mlora_worker.allocator import keep_freed_memory
+from mlora_worker.coordinator.checkpoints import OpenPlace
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
@@ -28,6 +30,7 @@ from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.budget import limit_memory
 from mlora_worker.pipeline.calibrate import calibrate
+from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header
 from mlora_worker.pipeline.lanes import LateReader, device_of
@@ -38,18 +41,26 @@ from mlora_worker.pipeline.metered import MeteredEngine, OnSample
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
-from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, WorkerConfig
+from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, TaskPlan, WorkerConfig
 from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.store import open_store, open_store_from_files
+from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import launch_tokens, stage_costs
-from mlora_worker.stream.items import ITEM, Item, Train
+from mlora_worker.stream.items import ITEM, Checkpoint, Item, Train
 from mlora_worker.stream.turns import Turns
+from mlora_worker.termination import Termination
 
 log = logging.getLogger(__name__)
 
+_MOST_STORING = 64  # threads of what is being stored; most of them wait for a store that is away
+_PEERS_LEAVE = 5.0  # seconds that the other ranks get to read the stream's last item
 
-def run_rank(config: WorkerConfig, rank: int) -> None:
-    """Run until the stream stops. Raises ``LinkClosed`` when a peer is lost, other errors when this rank fails."""
+
+def run_rank(config: WorkerConfig, rank: int, termination: Termination) -> None:
+    """Run until the stream stops. When asked to end, the group saves what it has done first.
+
+    Raises ``LinkClosed`` when a peer is lost, other errors when this rank fails.
+    """
     if config.threads:
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
@@ -57,9 +68,9 @@ def run_rank(config: WorkerConfig, rank: int) -> None:
         keep_freed_memory()
     token = Path(config.token_file).read_text().strip()
     if rank == 0:
-        _FirstRank(config, device, token).run()
+        _FirstRank(config, device, token).run(termination)
     else:
-        _run_later_rank(config, rank, device, token)
+        _run_later_rank(config, rank, device, token, termination)
 
 
 def choose_device(wish: str) -> torch.device:
@@ -80,7 +91,7 @@ class _FirstRank:
         self._wire: dict[int, int] = {}  # payload bytes that each rank has sent, as last heard
         self._changed = threading.Condition()
 
-    def run(self) -> None:
+    def run(self, termination: Termination) -> None:
         config, run_id = self._config, uuid.uuid4().hex
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
         host = None if _has_own_network() else config.coordinator_host
@@ -113,10 +124,9 @@ class _FirstRank:
             self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
         tokenizer = load_tokenizer(folder)
 
-        def announce(item: Item, labels: bytes) -> None:
+        def announce(item: Item, payloads: Mapping[int, bytes]) -> None:
             if config.stages > 1:
-                last = config.stages - 1
-                hub.broadcast(item.model_dump(mode="json", by_alias=True), {last: labels} if labels else {})
+                hub.broadcast(item.model_dump(mode="json", by_alias=True), payloads)
                 if isinstance(item, Train):
                     transport.expect_backward(item.number, item.tokens, len(item.segments))
 
@@ -135,8 +145,9 @@ class _FirstRank:
                 open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
                 announce=announce,
                 preparing=ThreadPoolExecutor(2, "prepare"),
-                publishing=ThreadPoolExecutor(2, "publish"),
+                publishing=ThreadPoolExecutor(_MOST_STORING, "publish"),
                 end=mailbox.fail,
+                checkpoint_place=checkpoint_place(config),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
                 memory=self._samples.all,
@@ -153,11 +164,15 @@ class _FirstRank:
             on_returned=LateReader(device_of(self._device), coordinator.returned, mailbox.fail).read,
             on_exported=lambda task, tensors: coordinator.exported(0, task, tensors),
             on_fault=coordinator.faulted,
+            on_checkpoint=lambda item, part: coordinator.checkpointed(0, item.task, item.number, part),
             record=recorder.span,
         )
         self._coordinator = coordinator
+        termination.listen(coordinator.wind_down)
         log.info("ready: %s on %d stages", config.model.name, config.stages)
         loop.run()
+        with self._changed:  # a link that is closed with something unread in it may lose what was sent last
+            self._changed.wait_for(lambda: config.stages == 1 or mailbox.failed, _PEERS_LEAVE)
 
     def _note_ready(self, rank: int, report: StageReport) -> None:
         with self._changed:
@@ -173,6 +188,14 @@ class _FirstRank:
                 self._wire[rank] = int(header["payloadBytes"])
                 assert self._coordinator is not None
                 self._coordinator.exported(rank, header["task"], load_safetensors(payload))
+            case "checkpoint":
+                assert self._coordinator is not None
+                part = StageState(int(header["updates"]), load_safetensors(payload))
+                self._coordinator.checkpointed(rank, header["task"], int(header["number"]), part)
+            case "terminating":
+                log.info("rank %d was asked to stop: the group ends", rank)
+                if self._coordinator is not None:
+                    self._coordinator.wind_down()
             case collect.ANSWER:
                 assert self._spans is not None
                 self._spans.heard(rank, header, payload)
@@ -184,8 +207,10 @@ class _FirstRank:
                 self._coordinator.faulted(Fault.model_validate(header["fault"]))
 
 
-def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token: str) -> None:
-    """Any rank but 0."""
+def _run_later_rank(
+    config: WorkerConfig, rank: int, device: torch.device, token: str, termination: Termination
+) -> None:
+    """Any rank but 0. Asked to end, it tells rank 0 and serves on until the stream stops."""
     if _has_own_network():
         serve_in_thread(health_app(), None, config.http_port)
     spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
@@ -235,6 +260,19 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
             save_safetensors(tensors),
         )
 
+    sending = ThreadPoolExecutor(1, "checkpoints")  # the loop goes on meanwhile
+
+    def checkpointed(item: Checkpoint, part: StageState) -> None:
+        def send() -> None:
+            try:
+                header = {"kind": "checkpoint", "task": item.task, "number": item.number}
+                spoke.send(header | {"updates": part.updates}, save_safetensors(part.tensors))
+            except Exception as error:  # rank 0 would wait for it for ever
+                mailbox.fail(error)
+
+        sending.submit(send)
+
+    termination.listen(lambda: spoke.send({"kind": "terminating"}))
     StageLoop(
         first=False,
         last=last,
@@ -246,6 +284,7 @@ def _run_later_rank(config: WorkerConfig, rank: int, device: torch.device, token
         on_fault=lambda fault: spoke.send(
             {"kind": "fault", "fault": fault.model_dump(mode="json", by_alias=True)}
         ),
+        on_checkpoint=checkpointed,
         record=recorder.span,
     ).run()
 
@@ -272,6 +311,21 @@ def open_model(config: WorkerConfig) -> ModelFiles:
         config.storage_endpoint, config.storage_region, config.storage_keys_dir, allow_files=True
     )
     return ModelFiles(store, config.model, Path(config.cache_dir))
+
+
+def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
+    """The pipeline's own place for checkpoints, with the keys of its model; None where each task has its own."""
+    root = config.checkpoints_uri
+    if root is None:
+        return None
+
+    def place(task: TaskPlan) -> tuple[Store, str]:
+        store = open_store_from_files(
+            config.storage_endpoint, config.storage_region, config.storage_keys_dir, allow_files=True
+        )
+        return store, join(root, f"{task.namespace}/{task.name}")
+
+    return place
 
 
 def stage_report(

@@ -2,13 +2,17 @@
 
 ``supply`` is asked by rank 0's loop whenever it has nothing more urgent; it answers with the next item in this order:
 
-1. unload what is leaving and has nothing in flight,
+1. unload what is leaving and has nothing in flight, behind a checkpoint of what it has done,
 2. save what has done all its steps,
-3. load what is admitted and prepared,
-4. the step of a task that is on trial, alone,
-5. the next microbatch that the issue rule allows.
+3. load what is admitted and prepared, or has its checkpoint at hand,
+4. take the checkpoint of a task that is due,
+5. the step of a task that is on trial, alone,
+6. the next microbatch that the issue rule allows.
 
-So a task joins, saves and leaves between microbatches of the others, which never wait for it.
+So a task joins, is saved and leaves between microbatches of the others, which never wait for it.
+
+After ``wind_down`` no task is loaded and no step begins. Steps that have begun come back, every task has its checkpoint,
+and once these are in the store the stream stops.
 
 A step of which any microbatch came back with a fault is void: no update follows, and it is issued again with the word to
 discard what it left behind. ``trials.py`` finds out whose fault it was.
@@ -24,21 +28,20 @@ import torch
 from torch import Tensor
 
 from mlora_worker.coordinator.explain import explain
-from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
-from mlora_worker.stream.items import Item, Load, Save, Segment, Train, Unload
+from mlora_worker.stream.items import Checkpoint, Item, Load, Save, Segment, Stop, Train, Unload
 from mlora_worker.stream.rule import IssueRule
 
 log = logging.getLogger(__name__)
 
-Announce = Callable[
-    [Item, bytes], None
-]  # sends an item to all other ranks; the payload (labels) to the last one
+# Sends an item to all other ranks, and to some stages a payload with it: labels to the last one, states to be taken up.
+Announce = Callable[[Item, Mapping[int, bytes]], None]
 
 
 class PipelineFault(RuntimeError):
@@ -58,14 +61,18 @@ class Dispatcher:
         on_change: Callable[[], None],
         on_pipeline_fault: Callable[[Exception], None],
         clock: Callable[[], float],
+        on_wanted: Callable[[TaskRun], None] | None = None,
         costs: Sequence[StageCost] | None = None,
     ) -> None:
-        """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them."""
+        """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them.
+        ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``.
+        """
         self._stages = stages
         self._tasks = tasks
         self._rule = IssueRule(stages, budget, costs)
         self._announce, self._on_change, self._clock = announce, on_change, clock
-        self._on_pipeline_fault = on_pipeline_fault
+        self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
+        self._winding_down = self._stopped = False
         self._number = 0
         self._trains: dict[int, Train] = {}  # in flight
         self._faults: dict[int, list[Fault]] = {}  # of those, as far as they have been told
@@ -80,25 +87,38 @@ class Dispatcher:
     def supply(self) -> Entry | None:
         """The next entry for rank 0, already announced to the others; None when there is nothing to issue."""
         for task in list(self._tasks.values()):
-            if task.leaving and self._rule.is_idle(task.uid):
+            if not task.leaving or not self._rule.is_idle(task.uid):
+                continue
+            if not task.unsaved:
                 return self._unload(task)
+            if task.snapshot is None:
+                return self._checkpoint(task)
+        if self._winding_down:
+            return self._wind_down()
         for task in self._tasks.values():
-            done = task.phase is TaskPhase.TRAINING and task.in_stream and task.steps_done >= task.total_steps
-            if done and self._rule.is_idle(task.uid):
+            if task.at_end and self._rule.is_idle(task.uid):
                 return self._save(task)
         for task in self._tasks.values():
-            if (
-                task.phase is TaskPhase.PREPARED
-                and task.plan.admitted
-                and not task.in_stream
-                and not task.withdrawn
-            ):
+            if task.may_load and self._is_at_hand(task):
                 return self._load(task)
+        for task in self._tasks.values():
+            if task.checkpoint_is_due and self._rule.is_idle(task.uid):
+                return self._checkpoint(task)
         if self._trials.next is not None:
             parts = self._rule.next_alone(self._trials.next, self._row_lengths)
         else:
             parts = self._rule.next(self._row_lengths, lambda uid: self._tasks[uid].may_step)
         return self._train(parts) if parts is not None else None
+
+    def wind_down(self) -> None:
+        """Come to an end, with all that was done in checkpoints."""
+        self._winding_down = True
+        self._on_change()
+
+    @property
+    def stopped(self) -> bool:
+        """The last item was issued."""
+        return self._stopped
 
     def returned(self, number: int, stats: Tensor) -> None:
         """Microbatch ``number`` is back on rank 0 with stats [segments, 3] of (loss sum, squared gradient norm, faults)."""
@@ -193,9 +213,33 @@ class Dispatcher:
         return self._number
 
     def _issue(self, item: Item) -> Entry:
-        self._announce(item, b"")
+        self._announce(item, {})
         self._on_change()
         return Entry(item)
+
+    def _wind_down(self) -> Entry | None:
+        for task in self._tasks.values():
+            if task.unsaved and task.snapshot is None and self._rule.is_idle(task.uid):
+                return self._checkpoint(task)
+        for task in self._tasks.values():
+            if task.at_end and not task.unsaved and self._rule.is_idle(task.uid):
+                return self._save(task)
+        parts = self._rule.next(self._row_lengths, lambda _: False)  # the rest of a step that has begun
+        if parts is not None:
+            return self._train(parts)
+        if self._stopped or self._rule.in_flight or any(task.is_in_hand for task in self._tasks.values()):
+            return None
+        self._stopped = True
+        return self._issue(Stop(number=self._next_number()))
+
+    def _is_at_hand(self, task: TaskRun) -> bool:
+        """It has nothing to be taken up, or that is here. If it is not, it is asked for."""
+        if not task.resumable or task.restoration is not None:
+            return True
+        if not task.fetching and self._on_wanted is not None:
+            task.fetching = True
+            self._on_wanted(task)
+        return False
 
     def _load(self, task: TaskRun) -> Entry:
         assert task.prepared is not None
@@ -205,9 +249,26 @@ class Dispatcher:
         self._rule.join(task.uid, load.tokens, load.rows, load.spread)
         lora = task.plan.lora.model_copy(update={"target_modules": task.prepared.targets})
         task.load_number = self._next_number()
-        return self._issue(
-            Load(number=task.load_number, task=task.uid, lora=lora, training=task.plan.training)
-        )
+        item = Load(number=task.load_number, task=task.uid, lora=lora, training=task.plan.training)
+        restoration, task.restoration = task.restoration, None
+        if restoration is None:
+            return self._issue(item)
+        task.resume(restoration.progress)
+        if not task.writing:
+            task.state = None
+        log.info("%s goes on after step %d", task.name, task.steps_done)
+        item = item.model_copy(update={"updates": task.updates})
+        self._announce(item, restoration.payloads)
+        self._on_change()
+        return Entry(item, state=restoration.own)
+
+    def _checkpoint(self, task: TaskRun) -> Entry:
+        """What it has done up to now, also if a later try of its next step was void: that is not in it."""
+        update, task.update = task.update, None
+        item = Checkpoint(number=self._next_number(), task=task.uid, update=update)
+        task.snapshot = Snapshot(item.number, task.progress())
+        task.taken_step = task.steps_done
+        return self._issue(item)
 
     def _save(self, task: TaskRun) -> Entry:
         task.phase = TaskPhase.SAVING
@@ -220,7 +281,7 @@ class Dispatcher:
         self._judge()
         task.in_stream = False
         if task.phase is TaskPhase.TRAINING:
-            task.restart()
+            task.step_out()
         return self._issue(Unload(number=self._next_number(), task=task.uid))
 
     def _row_lengths(self, uid: str) -> list[int]:
@@ -260,7 +321,7 @@ class Dispatcher:
         self.tokens += item.tokens
         self.concurrent_tasks = max(self.concurrent_tasks, self._rule.in_flight)
         targets = np.concatenate(labels).astype(np.int64)
-        self._announce(item, b"" if (self._stages == 1) else targets.tobytes())
+        self._announce(item, {} if self._stages == 1 else {self._stages - 1: targets.tobytes()})
         return Entry(
             item,
             token_ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)),

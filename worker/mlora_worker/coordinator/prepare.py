@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mlora_worker.coordinator.fingerprint import fingerprint_of
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import prepare
@@ -41,10 +42,14 @@ def prepare_task(task: TaskPlan, base: BaseModel, store: Store) -> PreparedTask 
     targets = resolve_targets(base.facts, task.lora)
     probe_output(store, task.output_uri)
     prepared = prepare(task.dataset, task.training, base.tokenizer, store, base.facts.max_positions)
+    steps = StepPlan(len(prepared.rows), task.training)
     return PreparedTask(
         rows=prepared.rows,
         counts=prepared.counts,
-        steps=StepPlan(len(prepared.rows), task.training),
+        steps=steps,
         targets=targets,
+        fingerprint=fingerprint_of(
+            task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
+        ),
         load=load_of([len(row.ids) for row in prepared.rows], rows_per_step(task.training)),
     )

@@ -1,9 +1,14 @@
 """What the coordinator knows of one task.
 
     PREPARING -> PREPARED -> TRAINING -> SAVING -> SUCCEEDED
-         |           ^          |           |
-         |           +-- no longer admitted |
+         |                    |    ^        |
+         |    no longer admitted   admitted again
+         |                    v    |        |
+         |                   PREEMPTED      |
          +--------- any of them -----------+--> FAILED
+
+A task that is no longer admitted leaves the stream behind a checkpoint, and is PREEMPTED once that is in the store; until
+then it is TRAINING without being in the stream. One that has made no step yet is PREPARED again.
 
 All fields are read and written with the coordinator's lock held.
 """
@@ -11,6 +16,7 @@ All fields are read and written with the coordinator's lock held.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +37,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     TaskReport,
 )
+from mlora_worker.storage.checkpoint import Fingerprint, Progress, TaskState
 from mlora_worker.stream.items import Update
 from mlora_worker.stream.planner import TaskLoad
 
@@ -44,6 +51,7 @@ class PreparedTask:
     steps: StepPlan
     targets: tuple[str, ...]  # resolved names of linear modules
     load: TaskLoad  # what a usual step holds
+    fingerprint: Fingerprint = field(default_factory=dict)  # a checkpoint of other facts is not its own
 
 
 @dataclass(slots=True)
@@ -72,6 +80,24 @@ class StepInFlight:
 
 
 @dataclass(slots=True)
+class Snapshot:
+    """A checkpoint whose parts are on their way from the stages to rank 0."""
+
+    number: int  # of the item
+    progress: Progress
+    parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Restoration:
+    """What a Load brings along so that the task goes on from a checkpoint."""
+
+    progress: Progress
+    own: Mapping[str, Tensor]  # stage 0's part
+    payloads: Mapping[int, bytes]  # of each other stage, as safetensors
+
+
+@dataclass(slots=True)
 class TaskRun:
     plan: TaskPlan
     phase: TaskPhase = TaskPhase.PREPARING
@@ -90,6 +116,17 @@ class TaskRun:
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter
     adapter: AdapterInfo | None = None
     failure: Failure | None = None
+    updates: int = 0  # that AdamW has made
+    seconds_before: float = 0.0  # of training, before it was loaded last
+    snapshot: Snapshot | None = None
+    state: TaskState | None = None  # its newest checkpoint in memory: in writing, or kept for its return
+    writing: bool = False  # a pool works on bringing ``state`` to the store
+    taken_step: int = 0  # up to where a checkpoint item was issued, or it was taken up; 0: never
+    stored_step: int = 0  # of the newest complete checkpoint in the store; 0: none
+    resumed_step: int | None = None
+    fetching: bool = False  # a pool makes its restoration
+    restoration: Restoration | None = None
+    blocked: Failure | None = None
 
     @property
     def uid(self) -> str:
@@ -108,6 +145,47 @@ class TaskRun:
         return self.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
 
     @property
+    def at_end(self) -> bool:
+        """It has done all its steps and is to be saved."""
+        return self.in_stream and self.phase is TaskPhase.TRAINING and self.steps_done >= self.total_steps
+
+    @property
+    def unsaved(self) -> bool:
+        """It has made steps that no checkpoint holds, and will be wanted again."""
+        return (
+            self.in_stream
+            and self.phase is TaskPhase.TRAINING
+            and not self.withdrawn
+            and self.steps_done > self.taken_step
+        )
+
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """One at a time: while the former is gathered or written, the next one waits."""
+        every = self.plan.training.checkpoint_every_steps
+        passed = every > 0 and self.steps_done // every > self.taken_step // every
+        return passed and self.unsaved and not self.at_end and self.snapshot is None and not self.writing
+
+    @property
+    def is_in_hand(self) -> bool:
+        """Something of it would be lost if the group ended now: a step on its way, a checkpoint, its adapter."""
+        if self.phase is TaskPhase.SAVING:
+            return not self.withdrawn
+        return self.unsaved or self.snapshot is not None or self.writing
+
+    @property
+    def may_load(self) -> bool:
+        """It may enter the stream, with its restoration if it has one to wait for."""
+        waits = self.phase in (TaskPhase.PREPARED, TaskPhase.PREEMPTED, TaskPhase.TRAINING)
+        gathered = self.snapshot is None
+        return waits and gathered and self.plan.admitted and not self.in_stream and not self.withdrawn
+
+    @property
+    def resumable(self) -> bool:
+        """There is a checkpoint from which it goes on."""
+        return self.state is not None or self.stored_step > 0
+
+    @property
     def may_step(self) -> bool:
         """It may enter the pipeline with its next step."""
         return self.phase is TaskPhase.TRAINING and not self.leaving and self.steps_done < self.total_steps
@@ -116,7 +194,9 @@ class TaskRun:
     def leaving(self) -> bool:
         """It shall be unloaded as soon as nothing of it is in flight."""
         return self.in_stream and (
-            self.withdrawn or not self.plan.admitted or self.phase is not TaskPhase.TRAINING
+            self.withdrawn
+            or self.phase is not TaskPhase.TRAINING
+            or (not self.plan.admitted and not self.at_end)  # what has only to be saved is saved
         )
 
     def begin_step(self) -> StepInFlight:
@@ -158,9 +238,10 @@ class TaskRun:
         if trains:
             clip = min(1.0, training.max_grad_norm / (norm + 1e-6)) if training.max_grad_norm > 0 else 1.0
             self.update = Update(step=flight.step, learning_rate=rate, clip=clip)
+            self.updates += 1
         self.steps_done = flight.step
         self.tokens_done += flight.tokens
-        self.seconds = now - (self.started if self.started is not None else now)
+        self.seconds = self.seconds_before + now - (self.started if self.started is not None else now)
         self.last = StepRecord(
             step=flight.step,
             loss=loss if trains else None,
@@ -176,19 +257,67 @@ class TaskRun:
         self.in_flight = StepInFlight(flight.step, flight.rows, flight.supervised, flight.tokens)
         self.discard = True
 
+    def progress(self) -> Progress:
+        """Where it stands once its last update is applied."""
+        assert self.prepared is not None
+        epoch, epoch_step = divmod(self.steps_done, self.prepared.steps.steps_per_epoch)
+        return Progress(
+            step=self.steps_done,
+            total_steps=self.total_steps,
+            updates=self.updates,
+            epoch=epoch,
+            epoch_step=epoch_step,
+            learning_rate=learning_rate(self.steps_done, self.total_steps, self.plan.training),
+            last=self.last,
+            tokens=self.tokens_done,
+            seconds=self.seconds,
+            task_uid=self.uid,
+            task=self.name,
+            fingerprint=dict(self.prepared.fingerprint),
+        )
+
+    def resume(self, progress: Progress) -> None:
+        """It is in the stream again, as ``progress`` says."""
+        self.steps_done = self.taken_step = self.resumed_step = progress.step
+        self.updates, self.tokens_done = progress.updates, progress.tokens
+        self.seconds = self.seconds_before = progress.seconds
+        self.last = progress.last
+
+    def step_out(self) -> None:
+        """It left the stream before its end, with all its steps in a checkpoint, if it has made any."""
+        self.discard = False
+        self.in_flight = self.update = self.started = None
+        self.parts = {}
+        if self.steps_done == 0:
+            self.restart()
+        else:
+            self.note_stored()
+
+    def note_stored(self) -> None:
+        """PREEMPTED, where all that it has done is in the store and it is out of the stream."""
+        out = self.phase is TaskPhase.TRAINING and not self.in_stream
+        if out and self.steps_done > 0 and self.stored_step == self.steps_done:
+            self.phase = TaskPhase.PREEMPTED
+
     def restart(self) -> None:
-        """Back to PREPARED: it left the stream before its end and will train from its start."""
+        """Back to PREPARED: it will train from its start."""
         self.phase = TaskPhase.PREPARED
-        self.steps_done = self.tokens_done = 0
-        self.seconds = 0.0
+        self.steps_done = self.tokens_done = self.updates = self.taken_step = self.stored_step = 0
+        self.seconds = self.seconds_before = 0.0
         self.discard = False
         self.in_flight = self.update = self.last = self.started = None
+        self.snapshot = self.state = self.restoration = self.resumed_step = None
         self.parts = {}
 
     def fail(self, reason: FailureReason, message: str) -> None:
         self.phase = TaskPhase.FAILED
         self.failure = Failure(reason=reason, message=message[:2048])
         self.parts = {}
+        self.snapshot = self.state = self.restoration = self.blocked = None
+
+    def block(self, reason: FailureReason, message: str) -> None:
+        """Something of it cannot be stored at present, and is tried again."""
+        self.blocked = Failure(reason=reason, message=message[:2048])
 
     def report(self) -> TaskReport:
         return TaskReport(
@@ -201,4 +330,7 @@ class TaskRun:
             data=self.prepared.counts if self.prepared else None,
             adapter=self.adapter,
             failure=self.failure,
+            checkpoint_step=self.stored_step or None,
+            resumed_step=self.resumed_step,
+            blocked=self.blocked,
         )

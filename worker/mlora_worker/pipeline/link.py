@@ -11,7 +11,7 @@ import hmac
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from mlora_worker.pipeline.frames import Header, LinkClosed, keep_alive, receive_frame, send_frame
 from mlora_worker.protocol import PROTOCOL_VERSION
@@ -69,7 +69,7 @@ class Hub:
         if self._peers:
             threading.Thread(target=self._watch_door, args=(on_lost,), name="link-door", daemon=True).start()
 
-    def broadcast(self, header: Header, payload_for: dict[int, bytes]) -> None:
+    def broadcast(self, header: Header, payload_for: Mapping[int, bytes]) -> None:
         """Send a descriptor to every rank; ``payload_for`` has the ranks that also get a payload."""
         for rank, sock in self._peers.items():
             self.sent_bytes += send_frame(sock, header, payload_for.get(rank, b""))

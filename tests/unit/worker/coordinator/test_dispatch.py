@@ -23,7 +23,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.stream.items import Item, Load, Save, Train, Unload, Update
+from mlora_worker.stream.items import Checkpoint, Item, Load, Save, Train, Unload, Update
 from mlora_worker.stream.planner import load_of, rows_per_step
 
 
@@ -66,8 +66,16 @@ class Play:
     """Runs the stream with microbatches that come back at once, each segment with the given stats."""
 
     def __init__(
-        self, *tasks: TaskRun, stages: int = 1, loss_sum: float = 8.0, squared_norm: float = 4.0
+        self,
+        *tasks: TaskRun,
+        stages: int = 1,
+        loss_sum: float = 8.0,
+        squared_norm: float = 4.0,
+        at_once: bool = False,
     ) -> None:
+        """``at_once``: checkpoints are gathered and written as soon as they are taken."""
+        self.at_once = at_once
+        self.taken: list[int] = []
         self.tasks = {task.uid: task for task in tasks}
         self.announced: list[Item] = []
         self.stats = [loss_sum, squared_norm]
@@ -96,6 +104,10 @@ class Play:
                     [self.stats[0], self.stats[1] if s.closes_step else 0.0, 0.0] for s in entry.item.segments
                 ]
                 self.dispatcher.returned(entry.item.number, torch.tensor(stats, dtype=torch.float64))
+            elif isinstance(entry.item, Checkpoint) and self.at_once:
+                task = self.tasks[entry.item.task]
+                self.taken.append(task.steps_done)
+                task.stored_step, task.snapshot = task.steps_done, None
         return self.announced[first:]
 
 
@@ -171,15 +183,69 @@ def test_tasks_share_microbatches_on_one_stage() -> None:
     assert [[segment.task for segment in train.segments] for train in trains] == [["a", "b"], ["a"]]
 
 
-def test_a_task_that_is_not_admitted_waits_and_one_that_lost_its_place_starts_over() -> None:
+def test_a_task_that_is_not_admitted_waits_and_one_that_lost_its_place_leaves_behind_a_checkpoint() -> None:
     task = prepared_task("a", admitted=False, max_steps=5)
     play = Play(task)
     assert play.run() == []
     task.plan = task.plan.model_copy(update={"admitted": True})
     assert kinds(play.run(items=3)) == ["load", "train", "train"]
     task.plan = task.plan.model_copy(update={"admitted": False})
+    checkpoint, unload = play.run()
+    assert isinstance(checkpoint, Checkpoint)
+    assert isinstance(unload, Unload)
+    assert checkpoint.update is not None
+    assert checkpoint.update.step == 2, "what it holds is what two steps made"
+    assert task.snapshot is not None
+    assert (task.snapshot.number, task.snapshot.progress.step) == (checkpoint.number, 2)
+    assert task.phase is TaskPhase.TRAINING, "until the checkpoint is in the store"
+    task.plan = task.plan.model_copy(update={"admitted": True})
+    assert play.run() == [], "nor is it loaded before its state is here"
+
+
+def test_a_task_that_has_made_no_step_leaves_without_a_checkpoint_and_begins_anew() -> None:
+    task = prepared_task("a")
+    play = Play(task)
+    assert kinds(play.run(items=1)) == ["load"]
+    task.plan = task.plan.model_copy(update={"admitted": False})
     assert kinds(play.run()) == ["unload"]
-    assert (task.phase, task.steps_done, task.update) == (TaskPhase.PREPARED, 0, None)
+    assert task.phase is TaskPhase.PREPARED
+
+
+def test_what_has_done_all_its_steps_is_saved_also_when_it_lost_its_place() -> None:
+    task = prepared_task("a", max_steps=2)
+    play = Play(task)
+    play.run(items=3)
+    task.plan = task.plan.model_copy(update={"admitted": False})
+    assert kinds(play.run()) == ["save", "unload"]
+
+
+@pytest.mark.parametrize(("every", "taken"), [(0, []), (2, [2, 4, 6]), (3, [3, 6]), (50, [])])
+def test_checkpoints_are_taken_at_multiples_of_the_interval_but_not_at_the_end(
+    every: int, taken: list[int]
+) -> None:
+    task = prepared_task("a", max_steps=7, checkpoint_every_steps=every)
+    play = Play(task, at_once=True)
+    play.run()
+    assert play.taken == taken
+
+
+def test_there_is_one_checkpoint_of_a_task_at_a_time() -> None:
+    task = prepared_task("a", max_steps=9, checkpoint_every_steps=2)
+    items = Play(task).run()
+    assert kinds(items).count("checkpoint") == 1, "the parts of the first one never came"
+    assert kinds(items)[-2:] == ["save", "unload"]
+
+
+def test_winding_down_ends_the_stream_behind_the_checkpoints() -> None:
+    a, b = prepared_task("a", max_steps=9), prepared_task("b", max_steps=9)
+    waits = prepared_task("c", admitted=False)
+    play = Play(a, b, waits, at_once=True)
+    play.run(items=4)
+    waits.plan = waits.plan.model_copy(update={"admitted": True})
+    play.dispatcher.wind_down()
+    assert kinds(play.run()) == ["checkpoint", "checkpoint", "stop"]
+    assert play.dispatcher.stopped
+    assert play.run() == []
 
 
 def test_a_withdrawn_task_leaves_once_its_step_is_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,9 @@ class Odd(StageEngine):
         if phase in self.raising:
             raise KeyError(phase.value)
 
-    def load(self, load: Load) -> None:
+    def load(self, load: Load, state: Mapping[str, Tensor] | None = None) -> None:
         self._after(Phase.LOAD)
-        super().load(load)
+        super().load(load, state)
 
     def settle(self, segment: Segment) -> None:
         if segment.task == "bad":

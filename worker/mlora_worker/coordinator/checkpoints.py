@@ -1,0 +1,218 @@
+"""Checkpoints on rank 0: the stages' parts joined, written and fetched in the background, and kept in memory until safe.
+
+A state that could not be written stays in memory and is tried again; a newer one takes its place. That of a task which
+waits for its return stays too, as long as there is room (``KEPT_BYTES``), and spares it the way to the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from mlora_worker.coordinator.patience import Withdrawn, until_stored
+from mlora_worker.coordinator.tasks import Restoration, TaskRun
+from mlora_worker.pipeline.engine import OutOfOrder, StageState
+from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
+from mlora_worker.storage.checkpoint import (
+    CheckpointMismatch,
+    Fingerprint,
+    Progress,
+    TaskState,
+    check_fingerprint,
+    delete_checkpoints,
+    newest_progress,
+    newest_state,
+    stage_part,
+    write_checkpoint,
+)
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+OpenPlace = Callable[
+    [TaskPlan], tuple[Store, str]
+]  # where a task's checkpoints lie, opened with the newest keys
+
+Result = TypeVar("Result")
+
+KEPT_BYTES = 2**30  # of tasks that wait for their return, in rank 0's memory
+
+
+class Checkpoints:
+    """``changed`` guards the tasks' state. ``on_change`` is called with it held. Nothing here blocks but in the pool."""
+
+    def __init__(
+        self,
+        *,
+        stages: Sequence[StageReport],
+        tasks: Mapping[str, TaskRun],
+        open_place: OpenPlace,
+        pool: Executor,
+        changed: threading.Condition,
+        on_change: Callable[[], None],
+        pause: Callable[[float], None],
+        turn: AbstractContextManager[object],
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
+        self._tasks = tasks
+        self._open, self._pool = open_place, pool
+        self._changed, self._on_change = changed, on_change
+        self._pause, self._turn = pause, turn
+        self._kept_bytes = kept_bytes
+
+    # --- with the lock held -------------------------------------------------------------------------------------
+
+    def heard(self, stage: int, uid: str, number: int, part: StageState) -> None:
+        """A stage's part of the checkpoint with that item number. Raises ``OutOfOrder`` when it is of another step."""
+        task = self._tasks.get(uid)
+        snapshot = task.snapshot if task is not None else None
+        if task is None or snapshot is None or snapshot.number != number:
+            return
+        if part.updates != snapshot.progress.updates:
+            raise OutOfOrder(
+                f"stage {stage} has made {part.updates} updates of {task.name}, not {snapshot.progress.updates}"
+            )
+        snapshot.parts[stage] = part.tensors
+        if len(snapshot.parts) == len(self._layers):
+            self._gathered(task, snapshot.progress, snapshot.parts)
+
+    def want(self, task: TaskRun) -> None:
+        """Make the restoration of a task."""
+        self._pool.submit(self._restore, task)
+
+    def _gathered(self, task: TaskRun, progress: Progress, parts: Mapping[int, Mapping[str, Tensor]]) -> None:
+        tensors = {name: tensor for stage in sorted(parts) for name, tensor in parts[stage].items()}
+        if len(tensors) != sum(map(len, parts.values())):
+            raise OutOfOrder(f"two stages sent the same tensor of {task.name}")
+        task.snapshot, task.state = None, TaskState(progress, tensors)
+        if not task.writing:
+            task.writing = True
+            self._pool.submit(self._write, task)
+        self._on_change()
+
+    def _make_room(self) -> None:
+        waiting = [task for task in self._tasks.values() if task.phase is TaskPhase.PREEMPTED and task.state]
+        held = sum(task.state.bytes for task in waiting if task.state)
+        for task in waiting:  # it is all in the store
+            if held <= self._kept_bytes:
+                return
+            assert task.state is not None
+            held -= task.state.bytes
+            task.state = None
+
+    # --- in the pool --------------------------------------------------------------------------------------------
+
+    def find(self, task: TaskPlan, fingerprint: Fingerprint) -> int:
+        """Step of the newest checkpoint of ``task``; 0 when there is none. Raises ``CheckpointMismatch``, StorageError."""
+        store, folder = self._open(task)
+        found = newest_progress(store, folder)
+        if found is None:
+            return 0
+        check_fingerprint(found.fingerprint, fingerprint, folder)
+        return found.step
+
+    def forget(self, task: TaskRun) -> None:
+        """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room."""
+        try:
+            with self._turn:
+                delete_checkpoints(*self._open(task.plan))
+        except StorageError as error:
+            log.warning("checkpoints of %s stay: %s", task.name, error)
+
+    def _write(self, task: TaskRun) -> None:
+        """Bring the newest state of ``task`` to the store, again if a newer one came meanwhile."""
+        while True:
+            try:
+                step = self._persist(lambda: self._write_newest(task), task, "writing a checkpoint")
+            except Withdrawn:
+                with self._changed:
+                    task.writing = False
+                    self._on_change()
+                return
+            with self._changed:
+                task.stored_step = max(task.stored_step, step)
+                task.note_stored()
+                newer = task.state is not None and task.state.progress.step > task.stored_step
+                if not newer:
+                    task.writing = False
+                    if task.in_stream:
+                        task.state = None
+                    self._make_room()
+                ended = task.phase is TaskPhase.SUCCEEDED
+                self._on_change()
+            if ended:
+                self.forget(task)
+            if not newer:
+                return
+
+    def _write_newest(self, task: TaskRun) -> int:
+        """The step that was written."""
+        with self._changed:
+            state = task.state
+        if state is None:  # it failed, or is published
+            raise Withdrawn(task.name)
+        try:
+            write_checkpoint(*self._open(task.plan), state)
+        except StorageError:
+            raise
+        except Exception as error:  # whatever it is: what a task has done is not given up
+            log.exception("a checkpoint of %s cannot be written", task.name)
+            raise StorageError(FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}") from error
+        return state.progress.step
+
+    def _restore(self, task: TaskRun) -> None:
+        try:
+            state = self._persist(lambda: self._newest_state(task), task, "fetching a checkpoint")
+            made = self._restoration(state) if state is not None else None
+        except Withdrawn:
+            return
+        except Exception as error:
+            reason = error.reason if isinstance(error, CheckpointMismatch) else FailureReason.INTERNAL_ERROR
+            log.warning("%s cannot be taken up", task.name, exc_info=error)
+            with self._changed:
+                task.fail(reason, str(error) if isinstance(error, CheckpointMismatch) else repr(error))
+                self._on_change()
+            return
+        with self._changed:
+            task.fetching = False
+            if made is None:
+                log.warning("the checkpoints of %s are gone from the store: it begins anew", task.name)
+                task.restart()
+            else:
+                task.restoration = made
+            self._on_change()
+
+    def _newest_state(self, task: TaskRun) -> TaskState | None:
+        with self._changed:
+            state = task.state
+        if state is None:
+            store, folder = self._open(task.plan)
+            state = newest_state(store, folder)
+            if state is not None and task.prepared is not None:
+                check_fingerprint(state.progress.fingerprint, task.prepared.fingerprint, folder)
+        return state
+
+    def _restoration(self, state: TaskState) -> Restoration:
+        parts = [stage_part(state.tensors, layers) for layers in self._layers]
+        payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
+        return Restoration(state.progress, parts[0], payloads)
+
+    def _persist(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
+        return until_stored(
+            work,
+            task,
+            what,
+            changed=self._changed,
+            on_change=self._on_change,
+            pause=self._pause,
+            turn=self._turn,
+        )

@@ -1,0 +1,59 @@
+"""All that decides a task's result, by names that a user understands. Pure.
+
+A checkpoint carries these facts, and is taken up only by a task that has the same ones. Where the rows came from is not
+among them, nor on how many stages they were trained: what counts is which tokens they became, in which order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+from mlora_worker.data.prepare import TokenRow
+from mlora_worker.protocol import PROTOCOL_VERSION, LoRAConfig, ModelFacts, ModelSource, Training
+from mlora_worker.storage.checkpoint import Fact
+
+# How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
+_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
+
+
+def fingerprint_of(
+    lora: LoRAConfig,
+    training: Training,
+    targets: Sequence[str],
+    rows: Sequence[TokenRow],
+    total_steps: int,
+    source: ModelSource,
+    shape: ModelFacts,
+) -> dict[str, Fact]:
+    """``targets``: resolved names of modules; ``rows`` in training order."""
+    facts: dict[str, Fact] = {
+        "protocol": PROTOCOL_VERSION,
+        "model.name": source.name,
+        "model.revision": source.revision,
+        "model.dtype": source.dtype,
+        "model.layers": shape.layers,
+        "model.hiddenSize": shape.hidden_size,
+        "model.intermediateSize": shape.intermediate_size,
+        "model.attentionHeads": shape.attention_heads,
+        "model.vocabSize": shape.vocab_size,
+        "lora.rank": lora.rank,
+        "lora.alpha": float(lora.alpha),
+        "lora.dropout": float(lora.dropout),
+        "lora.targetModules": tuple(sorted(targets)),
+        "training.totalSteps": total_steps,
+        "dataset.rows": len(rows),
+        "dataset.sha256": rows_digest(rows),
+    }
+    settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS)
+    return facts | {f"training.{name}": value for name, value in settings.items()}
+
+
+def rows_digest(rows: Iterable[TokenRow]) -> str:
+    """SHA-256 over the tokens and labels of all rows, each with its length in front."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(len(row.ids).to_bytes(8, "little"))
+        digest.update(row.ids.astype("<i4").tobytes())
+        digest.update(row.labels.astype("<i4").tobytes())
+    return digest.hexdigest()
