@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,18 @@ def set_adapter(model: Any, tensors: Mapping[str, Tensor]) -> None:
     left = set_peft_model_state_dict(model, dict(tensors)).unexpected_keys
     if left:
         raise ValueError(f"the adapter has tensors that PEFT does not know: {left[:3]}")
+
+
+class PeftTasks:
+    """One PEFT model and one optimizer a task; those who train them say how a step goes."""
+
+    def __init__(self, base: Any, setting: Setting, attention: str) -> None:
+        self.models = peft_models(base, setting, attention)
+        self.optimizers = [TaskAdamW(model.parameters()) for model in self.models]
+
+    def restore(self, adapters: Sequence[Mapping[str, Tensor]]) -> None:
+        for model, tensors in zip(self.models, adapters, strict=True):
+            set_adapter(model, tensors)
 
 
 class TaskAdamW:

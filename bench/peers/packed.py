@@ -6,7 +6,6 @@ What was taken from TRL 1.16 (``SFTConfig``), and what it is spared here, is in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from bench.peers.adapters import TaskAdamW, peft_models, set_adapter
+from bench.peers.adapters import PeftTasks
 from bench.rows import Batch, pack
 from bench.sides import Setting
 from mlora_worker.data.prepare import IGNORED
@@ -57,21 +56,16 @@ AttentionInterface.register(ATTENTION, attention_by_row)
 AttentionMaskInterface.register(ATTENTION, _no_mask)
 
 
-class Packed:
+class Packed(PeftTasks):
     name = "packed"
 
     def __init__(self, base: Any, setting: Setting) -> None:
-        self._models = peft_models(base, setting, ATTENTION)
-        self._optimizers = [TaskAdamW(model.parameters()) for model in self._models]
+        super().__init__(base, setting, ATTENTION)
         self._half = base.dtype is torch.bfloat16
-
-    def restore(self, adapters: Sequence[Mapping[str, Tensor]]) -> None:
-        for model, tensors in zip(self._models, adapters, strict=True):
-            set_adapter(model, tensors)
 
     def step(self, batch: Batch, learning_rate: float) -> list[float]:
         losses = []
-        for model, optimizer, rows in zip(self._models, self._optimizers, batch.rows, strict=True):
+        for model, optimizer, rows in zip(self.models, self.optimizers, batch.rows, strict=True):
             packed = pack(rows)
             with torch.autocast("cpu", torch.bfloat16, enabled=self._half):
                 causal = model.get_base_model()
