@@ -109,12 +109,12 @@ def judge(folder: Path, longest_row: int, seed: int) -> list[Errors]:
 
 def errors_of(samples: Sequence[MemorySample], start: StageFit, rss_before: int) -> Errors:
     """Fitted to the first samples, judged by the others."""
-    fit = fit_stage(samples[:FITTED], start)
+    fit = fit_stage(tuple(samples[:FITTED]), start)
     off = [
         (fit.expected_peak(shape_of(one)) - one.peak_bytes) / one.peak_bytes * 100 for one in samples[FITTED:]
     ]
     by_rss = [_as_rss(one, rss_before) for one in samples]
-    rss = fit_stage(by_rss[:FITTED], start)
+    rss = fit_stage(tuple(by_rss[:FITTED]), start)
     rss_off = [
         abs(rss.expected_peak(shape_of(one)) - one.peak_bytes) / one.peak_bytes * 100
         for one in by_rss[FITTED:]

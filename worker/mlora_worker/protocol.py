@@ -382,6 +382,13 @@ class MemorySample(Message):
         return max(self.forward_bytes, self.backward_bytes)
 
 
+class MemoryExhausted(Message):
+    """Memory ran out on a stage though each of these tasks fits alone: they were too many together."""
+
+    stage: Amount
+    tasks: tuple[str, ...]  # uids of all that were in training
+
+
 class WireReport(Message):
     """Bytes that crossed between stages since the start. ``payload`` is hidden states and their gradients alone."""
 
@@ -402,7 +409,8 @@ class Report(Message):
     facts: ModelFacts | None = None
     stages: tuple[StageReport, ...] = ()
     tasks: tuple[TaskReport, ...] = ()
-    memory: tuple[MemorySample, ...] = ()
+    memory: tuple[MemorySample, ...] = ()  # the newest of each stage
+    exhausted: tuple[MemoryExhausted, ...] = ()  # the newest
     wire: WireReport = WireReport()
 
 

@@ -171,6 +171,39 @@ class WorkersSeen(Status):
     )
 
 
+class LearnedLine(Status):
+    """Bytes of a microbatch in one regard. Numbers are text, as elsewhere in a status."""
+
+    coefficients: tuple[str, ...] = Field(
+        default=(),
+        description="Bytes: constant, per token, per squared token, per supervised position, per row of logits, and "
+        "the smaller terms (docs/operators/memory.md).",
+    )
+    interval: str = Field(
+        default="0", description="By how much more it may be, as part of what is predicted."
+    )
+
+
+class LearnedMemory(Status):
+    """What microbatches take of one stage's memory, as measured."""
+
+    stage: int = Field(description="Number of the stage, from 0.")
+    samples: int = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
+    widest: int = Field(default=0, description="Tokens of the widest of them.")
+    correction: str = Field(
+        default="1", description="Factor on what is predicted, above 1 after memory ran out."
+    )
+    kept: LearnedLine = Field(
+        default_factory=LearnedLine, description="Bytes kept between forward and backward."
+    )
+    forward: LearnedLine = Field(
+        default_factory=LearnedLine, description="Most bytes there during a forward."
+    )
+    backward: LearnedLine = Field(
+        default_factory=LearnedLine, description="Most bytes there during a backward."
+    )
+
+
 class PipelineStatus(Status):
     conditions: tuple[Condition, ...] = Field(default=(), description="Ready, WorkersAvailable, Stalled.")
     observed_generation: int | None = Field(
@@ -206,4 +239,7 @@ class PipelineStatus(Status):
     )
     stages: tuple[StageReport, ...] = Field(
         default=(), description="The stages with their layers and memory."
+    )
+    memory: tuple[LearnedMemory, ...] = Field(
+        default=(), description="What was learned of each stage's memory; a restart goes on from it."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.units import parse_bytes
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.secret import TOKEN_KEY
 from mlora_worker.protocol import ModelSource, WorkerConfig
@@ -42,5 +43,6 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         threads=spec.worker.threads,
         microbatch_tokens=spec.microbatch_tokens,
         recompute_activations=spec.recompute_activations,
+        memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
         log_format=log_format,
     )

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,8 @@ class StageFit:
         return (exact + line.coefficients.of(shape)) * (1 + line.interval * (1 + beyond))
 
 
-def fit_stage(samples: Sequence[MemorySample], prior: StageFit) -> StageFit:
+@lru_cache(maxsize=256)
+def fit_stage(samples: tuple[MemorySample, ...], prior: StageFit) -> StageFit:
     """The fit of one stage's samples, oldest first. ``prior``: of the model's shape, or an earlier fit."""
     usable = [one for one in samples if one.tokens and one.peak_bytes > _FLOOR * one.floor_bytes][-WINDOW:]
     widths = [one.tokens for one in usable]

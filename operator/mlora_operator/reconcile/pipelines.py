@@ -10,9 +10,11 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.units import parse_duration
+from mlora_operator.memory.learned import to_status
 from mlora_operator.reconcile.decision import Workers
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.places import memory_model
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
 from mlora_operator.reconcile.tasks import GRACE, starting_message
 from mlora_operator.reconcile.transitions import Truth, Wish, conclude
@@ -107,11 +109,14 @@ def pipeline_status(
     }
     if report is not None and report.facts is not None:
         changes |= {"facts": report.facts, "stages": report.stages}
+        memory = memory_model(view)
+        if memory is not None:
+            changes["memory"] = to_status(memory.learned)
         if not view.active:  # while tasks train it moves with each step, which is no reason to write
             changes["wire"] = report.wire
     elif status.observed_generation != view.pipeline.generation:
         # Another model or another number of stages: what was measured before says nothing about it.
-        changes |= {"facts": None, "stages": ()}
+        changes |= {"facts": None, "stages": (), "memory": ()}
     return status.model_copy(update=changes)
 
 
