@@ -1,6 +1,6 @@
 # The operator's and the worker's image: `--target operator` or `--target worker`.
 #
-#   BASE_IMAGE     any image with Python 3.11 or newer as `python3`, with its `venv` module
+#   BASE_IMAGE     any image of Debian or Ubuntu with Python 3.11 or newer as `python3`, with its `venv` module
 #   INSTALL_DEPS   true: the image holds its dependencies, at the versions of constraints.txt
 #                  false: it holds the project alone, and expects the packages mounted at /opt/env
 #   PIP_INDEX_URL, PIP_CERT   another package index, and the certificates to trust it by (docs/operators/images.md)
@@ -44,7 +44,16 @@ COPY operator/ worker/ /opt/project/
 USER 65532:65532
 ENTRYPOINT ["python3", "-m", "mlora_operator"]
 
-FROM base AS worker
+# Triton, which compiles the worker's GPU kernels, calls a C compiler and needs Python's headers.
+FROM base AS compiler
+ARG INSTALL_DEPS=true
+RUN [ "$INSTALL_DEPS" = false ] || { \
+      apt-get update && \
+      apt-get install -y --no-install-recommends gcc libc6-dev \
+        $(python3 -c 'import os, sysconfig; p = sysconfig.get_paths()["include"]; print("" if os.path.exists(p + "/Python.h") else "python3-dev")') && \
+      rm -rf /var/lib/apt/lists/*; }
+
+FROM compiler AS worker
 COPY --from=worker-packages /opt/mlora /opt/mlora
 COPY worker/ /opt/project/
 USER 65532:65532
