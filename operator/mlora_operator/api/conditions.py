@@ -7,7 +7,7 @@ ACCEPTED = "Accepted"  # the spec is valid and a pipeline serves the base model
 ADMITTED = "Admitted"  # the task has a place in the pipeline's memory
 RUNNING = "Running"  # steps are being trained
 PREEMPTED = "Preempted"  # a task of higher priority took the place; it comes back by itself
-UPLOAD_BLOCKED = "UploadBlocked"  # the adapter is finished but the store refuses it; retried
+UPLOAD_BLOCKED = "UploadBlocked"  # the store refuses the adapter or a checkpoint; tried again
 SUCCEEDED = "Succeeded"  # the adapter is in the store, checked
 FAILED = "Failed"  # it ended without an adapter; reason and message say why
 

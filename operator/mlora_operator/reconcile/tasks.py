@@ -10,12 +10,14 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.figures import figures
 from mlora_operator.reconcile.health import Health
+from mlora_operator.reconcile.hindrances import for_whom, is_running, preempted, upload_blocked
 from mlora_operator.reconcile.snapshot import Task, condition, is_true
 from mlora_operator.reconcile.transitions import Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.words import must_leave, not_yet, too_large
+from mlora_operator.scheduling.words import not_yet, too_large
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 # A coordinator that does not answer for less than this is not worth a word.
@@ -47,10 +49,13 @@ def task_status(
     accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
     again = _was_restarted(task, view, reported)
     course = _course(task, view, reported, place, fares, again, now)
-    beside = (*_preempted(task, reported, place, course), *_upload_blocked(task, reported, course))
+    beside = (
+        *preempted(task, reported, place, course.wishes),
+        *upload_blocked(task, reported, course.wishes),
+    )
     course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
     begun = {wish.type for wish in course.wishes if wish.status == "True"}
-    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **progress(task, reported)}
+    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **figures(task, reported)}
     if again:
         changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
     if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):
@@ -88,10 +93,10 @@ def _course(
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
     if fares.given_up is not None:
         message = f"{view.pipeline.key} is not started again: {fares.given_up.message}"
-        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or _is_running(task))
-    if view.contact.starting and _is_running(task):
+        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or is_running(task))
+    if view.contact.starting and is_running(task):
         return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again=True)
-    if view.report is None and _is_running(task):
+    if view.report is None and is_running(task):
         return _out_of_sight(task, view, now)
     if reported is not None and reported.phase is TaskPhase.TRAINING:
         if place is not None and place.outcome is Outcome.PREEMPTED:
@@ -174,7 +179,7 @@ def _runs(view: View, state: str, reason: str, message: str) -> Course:
 
 def _leaves(task: Task, place: Place) -> Course:
     """It trains to the end of its step and writes its checkpoint; its memory is its own until then."""
-    message = _whom(task, place)
+    message = for_whom(task, place)
     wishes = (
         Wish(c.ADMITTED, "False", c.REASON_PREEMPTED, message),
         Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
@@ -182,64 +187,12 @@ def _leaves(task: Task, place: Place) -> Course:
     return Course("Training", c.REASON_PREEMPTED, wishes)
 
 
-def _whom(task: Task, place: Place) -> str:
-    """For whom it leaves: the scheduler knows at the moment of its decision, the condition keeps it."""
-    held = condition(task.status.conditions, c.PREEMPTED)
-    if place.displaced_by is None and held is not None and held.status == "True":
-        return held.message
-    return must_leave(place)
-
-
-def _preempted(
-    task: Task, reported: TaskReport | None, place: Place | None, course: Course
-) -> tuple[Wish, ...]:
-    """Spoken of once a task was displaced, and True until it runs again or ends.
-
-    The scheduler's word starts it. A task that the worker says is out, though it ran by its status, was displaced too: the
-    word was lost with the operator that gave it.
-    """
-    assert task.spec is not None
-    held = condition(task.status.conditions, c.PREEMPTED)
-    if course.reason == c.REASON_PREEMPTED:
-        assert place is not None
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, _whom(task, place)),)
-    out = reported is not None and reported.phase is TaskPhase.PREEMPTED
-    if out and not task.spec.suspend and _is_running(task) and (held is None or held.status != "True"):
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, "a task that goes first took its place"),)
-    if held is None:
-        return ()
-    ran = any(wish.type == c.RUNNING and wish.status == "True" for wish in course.wishes)
-    if held.status == "True" and course.state in ("Succeeded", "Failed"):
-        return (Wish(c.PREEMPTED, "False", c.REASON_FINISHED),)
-    if held.status == "True" and ran:
-        return (Wish(c.PREEMPTED, "False", c.REASON_RESUMED, "the task runs again"),)
-    return (Wish(held.type, held.status, held.reason, held.message),)
-
-
-def _upload_blocked(task: Task, reported: TaskReport | None, course: Course) -> tuple[Wish, ...]:
-    """Spoken of once the store has refused the adapter; the worker tries again by itself."""
-    held = condition(task.status.conditions, c.UPLOAD_BLOCKED)
-    blocked = reported.blocked if reported is not None else None
-    if blocked is not None and course.state not in ("Succeeded", "Failed"):
-        message = (
-            f"{blocked.message}; the adapter is kept and the upload tried again, nothing is trained again"
-        )
-        return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, message),)
-    if held is None:
-        return ()
-    if held.status == "True" and course.state == "Failed":
-        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
-    if held.status == "True" and reported is not None:
-        return (
-            Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON, "the store is not in the way any more"),
-        )
-    return (Wish(held.type, held.status, held.reason, held.message),)
-
-
 def _told(course: Course) -> Course:
-    """The most telling condition makes the word for `kubectl get`: what keeps a task from going on."""
+    """The most telling condition makes the word for `kubectl get`: what keeps a task from going on. One that trains on
+    while its checkpoint is refused is not kept from anything.
+    """
     true = {wish.type: wish for wish in course.wishes if wish.status == "True"}
-    if c.UPLOAD_BLOCKED in true:
+    if c.UPLOAD_BLOCKED in true and course.state == "Saving":
         return replace(course, state="UploadBlocked", reason=true[c.UPLOAD_BLOCKED].reason)
     if c.PREEMPTED in true and course.state == "Queued" and c.ADMITTED not in true:
         return replace(course, state="Preempted", reason=true[c.PREEMPTED].reason)
@@ -306,35 +259,6 @@ def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) 
             **changes,
         }
     )
-
-
-def progress(task: Task, reported: TaskReport | None) -> dict[str, Any]:
-    """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits.
-
-    A restarted worker knows nothing of a task's past before it has read its checkpoint: until it speaks of a step, or of
-    the one from which it went on, what was known stays.
-    """
-    if reported is None:
-        return {}
-    changes: dict[str, Any] = {"data": reported.data or task.status.data}
-    if reported.checkpoint_step is not None:
-        changes["checkpoint_step"] = reported.checkpoint_step
-    speed = reported.tokens_per_second
-    changes["tokens_per_second"] = None if speed is None else f"{speed:.0f}"
-    changes["adapter"] = reported.adapter
-    if not reported.step and reported.resumed_step is None and task.status.step:
-        return changes
-    step = max(reported.step, reported.resumed_step or 0)
-    changes |= {"step": step, "resumed_step": reported.resumed_step}
-    if reported.total_steps:
-        changes |= {"total_steps": reported.total_steps, "progress": f"{step}/{reported.total_steps}"}
-    changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
-    return changes
-
-
-def _is_running(task: Task) -> bool:
-    held = condition(task.status.conditions, c.RUNNING)
-    return held is not None and held.status != "False"
 
 
 def _was_restarted(task: Task, view: View, reported: TaskReport | None) -> bool:

@@ -16,7 +16,7 @@ from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
 from mlora_operator.reconcile.standing import candidate
 from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.view import view
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.admission import Judged, Outcome, Place, Verdict
 from mlora_worker.protocol import Failure, FailureReason
 
 T1 = Key("team-a", "t1")
@@ -160,22 +160,6 @@ def test_a_task_too_large_for_the_memory_is_told_so_at_once_and_never_runs(make:
     assert "maxSeqLength" in message(status, "Admitted")
 
 
-def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
-    capacity = 350_000_000  # enough for one of them
-    contact = Contact(
-        report=make.report(make.reported("Training", "big"), make.reported("Prepared"), capacity=capacity)
-    )
-    tasks = [make.task("big", training={"batchSize": 64}), make.task()]
-    decision = decide(make.snapshot(*tasks, group=make.group(), contact=contact), make.settings(), make.now)
-    status = decision.task_statuses[T1]
-    assert (status.state, said(status)["Admitted"]) == ("Queued", "False/WaitingForMemory")
-    assert "MiB" in message(status, "Admitted")
-    assert [(task.name, task.admitted) for task in decision.plans[Key("team-a", "toy")].tasks] == [
-        ("big", True),
-        ("t1", False),
-    ]
-
-
 @pytest.mark.parametrize("phase", ["Prepared", "Training"])
 def test_a_suspended_task_gives_its_place_back(make: Any, phase: str) -> None:
     task = {"suspend": True, **lived(make, *TRAINED, run="run-1")}
@@ -246,13 +230,15 @@ def displaced(
     task: dict[str, Any] | None = None,
     outcome: Outcome = Outcome.WAITING,
     by: str | None = None,
+    judged: Judged | None = None,
     **fields: Any,
 ) -> TaskStatus:
     """The status of t1 when the scheduler has said so of it."""
     raw = make.task(**(task or {}))
     contact = Contact(report=make.report(make.reported(phase, step=7, **fields)))
     seen = view(make.pipeline(), (raw,), make.snapshot(raw, group=make.group(), contact=contact))
-    place = Place(outcome, behind=candidate(make.task("older")))
+    behind = candidate(make.task("older")) if judged is None else None
+    place = Place(outcome, judged=judged, behind=behind)
     if by is not None:
         place = replace(place, displaced_by=candidate(make.task(by, priority=10)))
     return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), make.now)
@@ -260,6 +246,17 @@ def displaced(
 
 def kept(status: TaskStatus) -> dict[str, Any]:
     return {"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+
+
+def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
+    class TooMuch:
+        def verdict(self) -> Verdict:
+            return Verdict(fits=False, stage=1, needed=3 * 2**20, budget=2 * 2**20)
+
+    status = displaced(make, "Prepared", judged=TooMuch())
+    assert (status.state, said(status)["Admitted"]) == ("Queued", "False/WaitingForMemory")
+    assert "3.00 MiB on stage 1" in message(status, "Admitted")
+    assert "2.00 MiB" in message(status, "Admitted")
 
 
 def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_runs_again(make: Any) -> None:
@@ -350,6 +347,12 @@ def test_a_refused_upload_is_shown_with_the_stores_words_until_it_goes_on(make: 
         contact = Contact(report=make.report(make.reported(phase, step=50)))
         after = status_of(make, task=kept(status), group=make.group(), contact=contact)
         assert (after.state, said(after)["UploadBlocked"]) == (state, "False/UploadGoesOn")
+
+
+def test_a_task_that_trains_on_while_its_checkpoint_is_refused_is_training(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported(**blocked("Training"))))
+    status = status_of(make, task=lived(make, *TRAINED, run="run-1"), group=make.group(), contact=contact)
+    assert (status.state, said(status)["UploadBlocked"]) == ("Training", "True/AccessDenied")
 
 
 def test_an_upload_that_failed_in_the_end_does_not_go_on(make: Any) -> None:

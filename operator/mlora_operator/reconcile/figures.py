@@ -1,0 +1,32 @@
+"""A task's numbers, from what its coordinator reports. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlora_operator.reconcile.snapshot import Task
+from mlora_worker.protocol import TaskReport
+
+
+def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
+    """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits.
+
+    A restarted worker knows nothing of a task's past before it has read its checkpoint: until it speaks of a step, or of
+    the one from which it went on, what was known stays.
+    """
+    if reported is None:
+        return {}
+    changes: dict[str, Any] = {"data": reported.data or task.status.data}
+    if reported.checkpoint_step is not None:
+        changes["checkpoint_step"] = reported.checkpoint_step
+    speed = reported.tokens_per_second
+    changes["tokens_per_second"] = None if speed is None else f"{speed:.0f}"
+    changes["adapter"] = reported.adapter
+    if not reported.step and reported.resumed_step is None and task.status.step:
+        return changes
+    step = max(reported.step, reported.resumed_step or 0)
+    changes |= {"step": step, "resumed_step": reported.resumed_step}
+    if reported.total_steps:
+        changes |= {"total_steps": reported.total_steps, "progress": f"{step}/{reported.total_steps}"}
+    changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
+    return changes
