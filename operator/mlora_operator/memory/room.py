@@ -1,7 +1,11 @@
 """The memory model as the scheduler asks it: thousands of sets that are alike, decision after decision. Pure.
 
 What the model says depends on what tasks ask for, not on who they are, and a decision asks much the same as the one before
-it. So answers are remembered by what was asked for, as long as the model itself stays the same.
+it. So answers are remembered by what was asked for, as long as the model itself stays the same. And most questions are
+whether one task more fits beside others. Two answers need no reckoning:
+
+* it does not, when its adapter alone is larger than what the others leave free on some stage;
+* it does not, when a task that asks for no more in anything was refused beside the same others.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from mlora_operator.memory.fit import StageFit
-from mlora_operator.memory.model import Demand, MemoryModel
+from mlora_operator.memory.model import Demand, MemoryModel, adapter_bytes
 from mlora_operator.scheduling.admission import Verdict
 from mlora_worker.protocol import ModelFacts, StageReport
 
@@ -24,10 +28,13 @@ Kind = tuple[int, int, int, float, tuple[str, ...]]  # what a task asks for, as 
 
 
 class Held(NamedTuple):
-    """Some tasks, and what they ask for; both in no order that matters."""
+    """Some tasks, and what they ask for; both in no order that matters. ``beside`` and ``added``: the same as others and
+    one task more."""
 
     uids: tuple[str, ...]
     kinds: tuple[int, ...]  # numbers of kinds, sorted
+    beside: Held | None = None
+    added: str | None = None
 
 
 @dataclass(slots=True)
@@ -36,6 +43,18 @@ class Answers:
 
     numbers: dict[Kind, int] = field(default_factory=dict)
     fits: dict[tuple[int, ...], bool] = field(default_factory=dict)  # by numbers of kinds, sorted
+    left: dict[tuple[int, ...], tuple[int, ...]] = field(
+        default_factory=dict
+    )  # bytes per stage beside such a set
+    refused: dict[tuple[int, ...], list[Demand]] = field(default_factory=dict)  # beside such a set
+    adapters: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # bytes per stage, by number of the kind
+
+    def forget(self) -> None:
+        """The sets; there are many more of them than of kinds."""
+        for of_sets in (self.fits, self.left, self.refused):
+            of_sets.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +72,8 @@ class ModelRoom:
     def plus(self, held: Held, uid: str) -> Held:
         number = self._number(uid)
         at = bisect(held.kinds, number)
-        return Held((*held.uids, uid), (*held.kinds[:at], number, *held.kinds[at:]))
+        kinds = (*held.kinds[:at], number, *held.kinds[at:])
+        return Held((*held.uids, uid), kinds, Held(held.uids, held.kinds), uid)
 
     def fits_alone(self, uid: str) -> bool:
         known = self.answers.fits.get((self._number(uid),))
@@ -64,8 +84,37 @@ class ModelRoom:
         known = answers.get(held.kinds)
         if known is None:
             if len(answers) >= _ANSWERS:
-                answers.clear()
-            known = answers[held.kinds] = self.verdict(held).fits
+                self.answers.forget()
+            known = answers[held.kinds] = not self._is_refused(held) and self.verdict(held).fits
+            if not known and held.beside is not None and held.added is not None:
+                refused = self.answers.refused.setdefault(held.beside.kinds, [])
+                refused.append(self.model.demands[held.added])
+        return known
+
+    def _is_refused(self, held: Held) -> bool:
+        """Whether that is certain without asking the model."""
+        if held.beside is None or held.added is None or not held.beside.uids:
+            return False
+        added = self.model.demands[held.added]
+        if any(_asks_no_more(one, added) for one in self.answers.refused.get(held.beside.kinds, ())):
+            return True
+        adapters = self._adapters(held.added)
+        return any(own > left for own, left in zip(adapters, self._left(held.beside), strict=True))
+
+    def _left(self, held: Held) -> tuple[int, ...]:
+        left = self.answers.left.get(held.kinds)
+        if left is None:
+            verdicts = self.model.by_stage(held.uids)
+            left = self.answers.left[held.kinds] = tuple(one.budget - one.needed for one in verdicts)
+        return left
+
+    def _adapters(self, uid: str) -> tuple[int, ...]:
+        number = self._number(uid)
+        known = self.answers.adapters.get(number)
+        if known is None:
+            lora, facts = self.model.demands[uid].lora, self.model.facts
+            known = tuple(adapter_bytes(lora, facts, stage.stage) for stage in self.model.stages)
+            self.answers.adapters[number] = known
         return known
 
     def verdict(self, held: Held) -> Verdict:
@@ -116,3 +165,13 @@ def _as_tuple(learned: Mapping[int, StageFit]) -> tuple[tuple[int, StageFit], ..
 def _kind(demand: Demand) -> Kind:
     lora = demand.lora
     return demand.step_tokens, demand.longest_row, lora.rank, lora.dropout, lora.target_modules
+
+
+def _asks_no_more(one: Demand, other: Demand) -> bool:
+    """In anything; so that ``other`` takes at least as much memory."""
+    return (
+        one.step_tokens <= other.step_tokens
+        and one.longest_row <= other.longest_row
+        and one.lora.rank <= other.lora.rank
+        and set(one.lora.target_modules) <= set(other.lora.target_modules)
+    )

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
 from mlora_operator.api.units import parse_bytes, parse_duration
 from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import learn
-from mlora_operator.memory.model import MemoryModel, demand_of
+from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.room import room_of
+from mlora_operator.reconcile.asks import of_model
 from mlora_operator.reconcile.snapshot import Task
-from mlora_operator.reconcile.standing import candidate, entrant, policy_of
+from mlora_operator.reconcile.standing import candidate, entrants, policy_of
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import State
 from mlora_operator.scheduling.order import in_order
 from mlora_operator.scheduling.room import Sum
 from mlora_operator.scheduling.schedule import schedule
-from mlora_worker.stream.fit import misfit
+from mlora_worker.protocol import ModelFacts, StageReport
+
+_ADMITTED = Place(Outcome.ADMITTED)
 
 
 def places(view: View, now: datetime) -> Mapping[str, Place]:
@@ -34,23 +37,24 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
     assert view.pipeline.spec is not None
     scheduling = view.pipeline.spec.scheduling
     open_tasks = {task.uid: task for task in view.tasks if task.spec is not None}
-    found = {uid: entrant(view, task) for uid, task in open_tasks.items()}
-    inside = [one for one in found.values() if one is not None and one.state is not State.WAITING]
     suspended = {uid for uid, task in open_tasks.items() if task.spec is not None and task.spec.suspend}
-    outside = open_tasks.keys() - {one.uid for one in inside} - suspended
-    refused = _refused(view, [open_tasks[uid] for uid in outside])
+    found = entrants(view, open_tasks.values())
+    inside = [one for one in found.values() if one.state is not State.WAITING]
+    outside = open_tasks.keys() - {one.task.uid for one in inside} - suspended
+    if view.shape is None:
+        return {one.task.uid: _ADMITTED for one in inside}
+    known = of_model(view.shape[0])
+    asked = {uid: known.of(task.spec) for uid, task in open_tasks.items() if task.spec is not None}
+    refused = {
+        uid: Place(Outcome.REFUSED, failure=asked[uid].misfit)
+        for uid in outside
+        if asked[uid].misfit is not None
+    }
     outside -= refused.keys()
-    memory = memory_model(view)
-    if memory is None:
-        return {one.uid: Place(Outcome.ADMITTED) for one in inside}
-    ready = [] if view.draining else [one for uid in outside if (one := found[uid]) is not None]
-    room = room_of(memory)
+    ready = [] if view.draining else [found[uid] for uid in outside if uid in found]
+    room = room_of(_memory(view, view.shape, {uid: one.demand for uid, one in asked.items()}))
     outcome = schedule(
-        (*inside, *ready),
-        room,
-        policy_of(view, scheduling, now),
-        now,
-        parse_duration(scheduling.hold_back),
+        (*inside, *ready), room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
     )
     leave = {
         uid: Place(Outcome.SUSPENDED)
@@ -65,21 +69,6 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
     return {**outcome, **leave, **never, **refused}
 
 
-def _refused(view: View, tasks: Sequence[Task]) -> Mapping[str, Place]:
-    """Of ``tasks``, those that the base model's shape forbids."""
-    if view.shape is None:
-        return {}
-    facts, _ = view.shape
-    failures = {
-        task.uid: misfit(facts, task.spec.lora, task.spec.training) for task in tasks if task.spec is not None
-    }
-    return {
-        uid: Place(Outcome.REFUSED, failure=failure)
-        for uid, failure in failures.items()
-        if failure is not None
-    }
-
-
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """Tasks in the scheduler's order."""
     by_uid = {task.uid: task for task in tasks}
@@ -88,21 +77,26 @@ def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
 
 def memory_model(view: View) -> MemoryModel | None:
     """The memory of the pipeline with what its tasks ask for; None while the model's shape is not known."""
-    spec = view.pipeline.spec
-    if spec is None or view.shape is None:
+    if view.pipeline.spec is None or view.shape is None:
         return None
-    facts, stages = view.shape
+    known = of_model(view.shape[0])
+    demands = {task.uid: known.of(task.spec).demand for task in view.tasks if task.spec is not None}
+    return _memory(view, view.shape, demands)
+
+
+def _memory(
+    view: View, shape: tuple[ModelFacts, tuple[StageReport, ...]], demands: Mapping[str, Demand]
+) -> MemoryModel:
+    spec = view.pipeline.spec
+    assert spec is not None
+    facts, stages = shape
     model = MemoryModel(
         facts=facts,
         stages=stages,
         microbatch_tokens=spec.microbatch_tokens,
         budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
         margin=spec.memory.margin,
-        demands={
-            task.uid: demand_of(task.spec.lora, task.spec.training, facts.max_positions)
-            for task in view.tasks
-            if task.spec is not None
-        },
+        demands=demands,
         recompute=spec.recompute_activations,
     )
     return replace(model, learned=_learned(view, model))

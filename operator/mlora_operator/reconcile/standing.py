@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 from mlora_operator.api import conditions
@@ -23,7 +23,7 @@ from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
-from mlora_worker.protocol import TaskPhase
+from mlora_worker.protocol import TaskPhase, TaskReport
 from mlora_worker.stream.planner import rows_per_step
 
 
@@ -32,12 +32,16 @@ def candidate(task: Task) -> Candidate:
     return Candidate(task.uid, task.key.namespace, task.key.name, task.spec.priority, task.created)
 
 
-def entrant(view: View, task: Task) -> Entrant | None:
-    """The task as the scheduler sees it; None while its rows are not prepared, or when it has ended."""
-    state = state_of(view, task)
-    if state is None:
-        return None
-    return Entrant(candidate(task), state, waits_since(task), progress_of(view, task))
+def entrants(view: View, tasks: Iterable[Task]) -> Mapping[str, Entrant]:
+    """The tasks as the scheduler sees them, by uid. One whose rows are not prepared, or that has ended, is not there."""
+    told = _told(view)
+    found = {}
+    for task in tasks:
+        reported = view.reported(task)
+        state = _state(view, task, reported, told)
+        if state is not None:
+            found[task.uid] = Entrant(candidate(task), state, waits_since(task), _progress(task, reported))
+    return found
 
 
 def state_of(view: View, task: Task) -> State | None:
@@ -45,31 +49,29 @@ def state_of(view: View, task: Task) -> State | None:
     2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
     3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
     """
+    return _state(view, task, view.reported(task), _told(view))
+
+
+def _state(view: View, task: Task, reported: TaskReport | None, told: Mapping[str, bool]) -> State | None:
     assert task.spec is not None
-    reported = view.reported(task)
     if reported is None:
         return State.RUNNING if task.uid in view.active else None
-    match reported.phase:
-        case TaskPhase.TRAINING:
-            leaves = task.spec.suspend or _told(view, task.uid) is False
-            return State.LEAVING if leaves else State.RUNNING
-        case TaskPhase.SAVING:
-            return State.SAVING
-        case TaskPhase.PREPARED | TaskPhase.PREEMPTED:
-            return State.STARTING if _may_train(view, task) else State.WAITING
-        case _:
-            return None
+    phase = reported.phase
+    if phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED:
+        may = told.get(task.uid)
+        if may is None:
+            may = is_true(task.status.conditions, conditions.ADMITTED)
+        return State.STARTING if may else State.WAITING
+    if phase is TaskPhase.TRAINING:
+        leaves = task.spec.suspend or told.get(task.uid) is False
+        return State.LEAVING if leaves else State.RUNNING
+    return State.SAVING if phase is TaskPhase.SAVING else None
 
 
-def _told(view: View, uid: str) -> bool | None:
-    """Whether the last plan that this run of the coordinator took from us admits the task; None when not known."""
-    assert view.report is not None
-    return view.contact.told.get(uid) if view.contact.sent_run == view.report.run_id else None
-
-
-def _may_train(view: View, task: Task) -> bool:
-    told = _told(view, task.uid)
-    return told if told is not None else is_true(task.status.conditions, conditions.ADMITTED)
+def _told(view: View) -> Mapping[str, bool]:
+    """Whether the last plan that this run of the coordinator took from us admits a task, by uid."""
+    report, contact = view.report, view.contact
+    return contact.told if report is not None and contact.sent_run == report.run_id else {}
 
 
 def waits_since(task: Task) -> datetime:
@@ -82,8 +84,12 @@ def waits_since(task: Task) -> datetime:
 
 def progress_of(view: View, task: Task) -> Progress:
     """From the report, or from the status as it was last written."""
+    return _progress(task, view.reported(task))
+
+
+def _progress(task: Task, reported: TaskReport | None) -> Progress:
     assert task.spec is not None
-    reported, status = view.reported(task), task.status
+    status = task.status
     step, total, data = status.step or 0, status.total_steps, status.data
     if reported is not None:
         step, total, data = reported.step, reported.total_steps or total, reported.data or data

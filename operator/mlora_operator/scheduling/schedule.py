@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,7 +12,7 @@ from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import STAYING, Entrant, State
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
-from mlora_operator.scheduling.reservation import LOOKED_AT, earliest_round, is_over_by, rounds_left
+from mlora_operator.scheduling.reservation import first_end, is_over_by
 from mlora_operator.scheduling.room import Held, Memory, Sum
 
 HOLD_BACK = timedelta(minutes=10)
@@ -39,13 +38,11 @@ def schedule(
        first, until it fits; then those are spared again, the first first, beside whom it still fits. When it does not fit
        even so, nobody has to leave.
     6. One that still does not fit waits, and those after it may pass. Once it has waited for ``hold_back``, none may any
-       more, but one that is done before it could begin at the earliest (``reservation``).
+       more, but one that fits without anybody leaving and is done before anybody else may be (``reservation``).
     """
     ordered = policy.order(tuple(entrants))
     room = _Room(memory, [one for one in ordered if one.state is not State.WAITING])
-    held_back = 0  # tasks that have waited for long
-    gate = math.inf  # rounds until the first of them may begin
-    behind: Place | None = None  # of those that stand behind them
+    behind: Place | None = None  # of those that stand behind one that has waited for long
     places: dict[str, Place] = {}
     for one in ordered:
         if one.state is not State.WAITING:
@@ -55,16 +52,15 @@ def schedule(
         if not memory.fits_alone(uid):
             places[uid] = Place(Outcome.NEVER_FITS, Sum(memory, memory.held((uid,))))
             continue
-        passes = behind is None or is_over_by(one, gate)
-        place = (room.admit(one) or room.make_room(one, policy)) if passes else None
+        place = room.admit(one, passes_others=behind is not None)
+        if place is None and behind is None:
+            place = room.make_room(one, policy)
         if place is not None:
             places[uid] = place
             continue
         places[uid] = behind or Place(Outcome.WAITING, Sum(memory, memory.plus(room.later, uid)))
-        if gate > room.first_end and now - one.since >= hold_back:
-            held_back += 1
-            gate = min(gate, room.begin(one, policy) if held_back <= LOOKED_AT else room.first_end)
-            behind = behind or Place(Outcome.WAITING, behind=one.task)
+        if behind is None and now - one.since >= hold_back:
+            behind = Place(Outcome.WAITING, behind=one.task)
     return {**places, **room.of_those_inside()}
 
 
@@ -78,7 +74,6 @@ class _Room(Generic[Held]):
     leaving: list[Entrant] = field(init=False)
     ahead: list[Entrant] = field(init=False)  # who may leave and is not passed yet: the next in order last
     later: Held = field(init=False)  # of ``staying``
-    first_end: float = field(init=False)  # rounds until the first of ``staying`` may be done
     now: Held = field(init=False)  # of those who are there, and of who is admitted by this decision
     newcomers: list[Candidate] = field(default_factory=list)  # who get the room of those who leave
     displaced: dict[str, Candidate] = field(default_factory=dict)  # by uid: for whom
@@ -88,7 +83,6 @@ class _Room(Generic[Held]):
         self.leaving = [one for one in self.inside if one.state is State.LEAVING]
         self.ahead = [one for one in reversed(self.staying) if one.state in _MAY_LEAVE]
         self.later = self._sum(self.staying)
-        self.first_end = _first_end(self.staying)
         self.now = self.memory.held(one.uid for one in self.inside) if self.leaving else self.later
 
     def passed(self, one: Entrant) -> None:
@@ -96,14 +90,17 @@ class _Room(Generic[Held]):
         if self.ahead and self.ahead[-1] is one:
             self.ahead.pop()
 
-    def admit(self, one: Entrant) -> Place | None:
-        """A place at once, or as soon as those that leave are out; None when it does not fit."""
+    def admit(self, one: Entrant, *, passes_others: bool) -> Place | None:
+        """A place at once, or as soon as those that leave are out; None when it does not fit, or has to stand behind
+        those who are held back.
+        """
+        if passes_others and not is_over_by(one, first_end(self.staying)):
+            return None
         later = self.memory.plus(self.later, one.task.uid)
         if not self.memory.fits(later):
             return None
         self.later = later
         self.staying.append(one)
-        self.first_end = min(self.first_end, rounds_left(one))
         if not self.leaving:
             self.now = later
             return _ADMITTED
@@ -128,7 +125,6 @@ class _Room(Generic[Held]):
         self.ahead = [other for other in self.ahead if other.uid not in gone]
         self.staying = [other for other in self.staying if other.uid not in gone] + [one]
         self.later = self._sum(self.staying)
-        self.first_end = _first_end(self.staying)
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=victims[0].task)
 
@@ -152,18 +148,6 @@ class _Room(Generic[Held]):
                 victims.append(other)
         return victims[::-1]
 
-    def begin(self, one: Entrant, policy: Policy) -> float:
-        """Rounds before which ``one`` cannot begin, whoever of the others ends when. Those who would leave for it do not
-        count: they are gone by then.
-        """
-        counted = [
-            other
-            for other in self.staying
-            if not (other.state in _MAY_LEAVE and policy.displaces(one, other))
-        ]
-
-        return earliest_round(counted, self.memory, one.task.uid)
-
     def of_those_inside(self) -> Mapping[str, Place]:
         """The places of those who were inside at the beginning."""
         places = {}
@@ -182,7 +166,3 @@ class _Room(Generic[Held]):
 
     def _sum(self, entrants: Iterable[Entrant]) -> Held:
         return self.memory.held(one.uid for one in entrants)
-
-
-def _first_end(staying: Iterable[Entrant]) -> float:
-    return min(map(rounds_left, staying), default=math.inf)

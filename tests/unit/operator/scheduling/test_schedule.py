@@ -109,12 +109,12 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
      {"a": IN, "b": WAIT, "c": WAIT}),
     ("nor with unknown steps", [T("a", 6, R, steps=10), T("b", 5, waited=600), T("c", 1)],
      {"a": IN, "b": WAIT, "c": WAIT}),
-    ("it begins when enough others have ended, not when the first has",
-     [T("a", 4, R, steps=2), T("b", 5, R, steps=20), T("c", 8, waited=600), T("d", 1, steps=10)],
-     {"a": IN, "b": IN, "c": WAIT, "d": IN}),
-    ("of two that have waited, the one that may begin first counts",
-     [T("a", 4, R, steps=2), T("b", 5, R, steps=20), T("c", 8, waited=600), T("d", 5, waited=600), T("e", 1, steps=2)],
-     {"a": IN, "b": IN, "c": WAIT, "d": WAIT, "e": WAIT}),
+    ("that is: before anybody who trains may be done",
+     [T("a", 4, R, steps=4), T("b", 5, R, steps=20), T("c", 8, waited=600), T("d", 1, steps=3)],
+     {"a": IN, "b": IN, "c": WAIT, "d": WAIT}),
+    ("whoever passes displaces nobody",
+     [T("a", 8, R, 5, steps=99), T("b", 2, R, -1, steps=99), T("c", 9, waited=600), T("d", 1, steps=3)],
+     {"a": IN, "b": IN, "c": WAIT, "d": WAIT}),
 ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_each_is_told_why_it_waits_or_leaves() -> None:
     assert not_yet(places["d"]) == "waits behind team-a/c, which has waited for long and goes first"
 
 
-def test_with_many_that_have_waited_the_first_end_counts_for_all() -> None:
+def test_however_many_have_waited_the_same_rule_holds() -> None:
     waiting = [T(name, 9, waited=999) for name in "cdefghijk"]
     running = [T("a", 2, R, steps=4), T("b", 6, R, steps=100)]
     assert place([*running, *waiting, T("x", 1, steps=3)])["x"].outcome is WAIT
