@@ -94,6 +94,7 @@ def test_statefulset() -> None:
             "coordinatorHost": "mlora-smollm2-0.mlora-smollm2.team-a.svc",
             "tokenFile": "/var/run/mlora/token/token",
             "cacheDir": "/cache",
+            "terminationSeconds": 100,
             "logFormat": "json",
         }
     )
@@ -114,7 +115,7 @@ def test_statefulset() -> None:
                 "spec": {
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
-                    "terminationGracePeriodSeconds": 30,
+                    "terminationGracePeriodSeconds": 120,
                     "securityContext": {
                         "runAsNonRoot": True,
                         "runAsUser": 65532,
@@ -239,7 +240,8 @@ def test_the_users_pod_fields_are_passed_on() -> None:
     ("fields", "same"),
     [
         ({"idleTimeout": "1h"}, True),
-        ({"memory": {"budget": "1Gi"}}, True),
+        ({"memory": {"margin": 0.1}}, True),
+        ({"memory": {"budget": "1Gi"}}, False),
         ({"allowedNamespaces": {"from": "All"}}, True),
         ({"stages": 3}, False),
         ({"worker": {"image": "worker:2"}}, False),
