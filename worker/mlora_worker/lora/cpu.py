@@ -16,9 +16,13 @@ from mlora_worker.lora.groups import GroupSegment
 
 
 class CpuProducts:
-    """``Products`` by torch's own operations; runs on other devices, too, where it is only slow."""
+    """``Products`` by torch's own operations; runs on other devices, too, where it is only slow.
 
-    rows_per_block: int | None = 384
+    ``rows_per_block``: None where launches cost more than a cache gives.
+    """
+
+    def __init__(self, rows_per_block: int | None = 384) -> None:
+        self.rows_per_block = rows_per_block
 
     def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
         return groups

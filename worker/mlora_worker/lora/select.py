@@ -24,4 +24,5 @@ def products_for(device: torch.device) -> Products:
         log.warning(
             "launches will grow with the number of tasks, as Triton cannot compile kernels: %s", missing
         )
+        return CpuProducts(rows_per_block=None)
     return CpuProducts()

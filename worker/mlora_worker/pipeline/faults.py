@@ -86,5 +86,5 @@ def fault_of(error: Exception, *, stage: int, number: int, phase: Phase, task: s
 def recover(device: torch.device) -> None:
     """Prove that ``device`` still works, and give back the memory that the fault has freed. Raises what the device says."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
         torch.cuda.empty_cache()

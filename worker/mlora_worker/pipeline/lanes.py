@@ -28,6 +28,10 @@ class Lane(Protocol):
         """What is queued in the block starts after ``ready`` and is done when the block ends."""
         ...
 
+    def reach(self, ready: Moment) -> None:
+        """Block this thread until ``ready`` has passed."""
+        ...
+
     def to_host(self, tensor: Tensor, ready: Moment) -> Tensor:
         """``tensor``, which is computed by ``ready``, in the host's memory, whole. Blocks this thread."""
         ...
@@ -59,6 +63,9 @@ class Cpu:
     def behind(self, ready: Moment) -> AbstractContextManager[None]:
         del ready
         return nullcontext()
+
+    def reach(self, ready: Moment) -> None:
+        del ready
 
     def to_host(self, tensor: Tensor, ready: Moment) -> Tensor:
         del ready
@@ -95,6 +102,10 @@ class _GpuLane:
                 self._stream.wait_event(ready)
             yield
         self._stream.synchronize()
+
+    def reach(self, ready: Moment) -> None:
+        with self.behind(ready):
+            pass
 
     def to_host(self, tensor: Tensor, ready: Moment) -> Tensor:
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

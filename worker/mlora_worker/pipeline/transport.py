@@ -5,6 +5,11 @@ float64 tensor [segments, 3] of (loss sum, squared gradient norm, faults) that g
 channel of its own: first in, first out, one thread that sends and one that receives, so that communication overlaps with
 computing and a slow neighbour blocks nobody but itself. gloo carries CPU tensors (CUDA tensors are staged through the
 host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
+
+A receive of NCCL that is posted early occupies the GPU until its tensor comes, and whatever waits for the whole GPU waits
+for it: returning memory to the driver does, which a shortage of memory makes the allocator do. The tensor, in turn, may
+depend on what this rank has not computed yet. So a byte over gloo, sent once a tensor is computed, goes before each of
+NCCL's messages, and the receive is posted when it is here.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,7 +34,7 @@ from mlora_worker.pipeline.lanes import Lane, Moment, device_of
 
 Backend = Literal["gloo", "nccl"]
 
-# A receive is posted as soon as the descriptor is here; the tensor follows when the neighbour has computed it.
+# A receive waits from when the descriptor is here; the tensor follows when the neighbour has computed it.
 _PATIENCE = timedelta(hours=6)
 
 _PAUSE, _TRIES = 0.1, 300  # seconds between tries to get memory for what arrives, and how many
@@ -65,7 +70,9 @@ class Transport:
         deliver_forward: Callable[[Forwarded], None],
         deliver_backward: Callable[[Returned], None],
         on_error: Callable[[Exception], None],
+        announced: bool | None = None,
     ) -> None:
+        """``announced``: a byte goes before each tensor; None: as the backend needs it."""
         self._rank, self._world = rank, world
         self._hidden, self._dtype, self._device = hidden_size, dtype, device
         self._lanes, self._staged = device_of(device), backend == "gloo"
@@ -75,12 +82,14 @@ class Transport:
         self.stats_bytes = 0
         # Every rank must create all groups in the same order, also those it does not belong to.
         self._channels: dict[tuple[str, int], SimpleQueue[_Job]] = {}
+        announced = backend == "nccl" if announced is None else announced
         for stage in range(world - 1):
             for direction in ("forward", "backward"):
-                group = dist.new_group([stage, stage + 1], timeout=_PATIENCE, backend=backend)
-                if rank in (stage, stage + 1):
-                    assert isinstance(group, dist.ProcessGroup)
-                    self._channels[direction, stage] = self._open(group, f"{direction}-{stage}")
+                ranks = [stage, stage + 1]
+                wire = Wire(dist.new_group(ranks, timeout=_PATIENCE, backend=backend))
+                word = Wire(dist.new_group(ranks, timeout=_PATIENCE, backend="gloo")) if announced else None
+                if rank in ranks:
+                    self._channels[direction, stage] = self._open(wire, word, f"{direction}-{stage}")
 
     def send_forward(self, hidden: Tensor) -> None:
         """Queue hidden states [tokens, hidden] for the next stage; returns at once."""
@@ -92,7 +101,7 @@ class Transport:
         """Queue a gradient and its stats for the former stage; returns at once."""
         ready, peer = self._lanes.mark(), self._rank - 1
 
-        def job(line: _Line) -> None:
+        def job(line: Line) -> None:
             line.send(gradient, peer, ready)
             line.send(stats, peer, ready)
 
@@ -104,7 +113,7 @@ class Transport:
         """Post the receive of a microbatch's hidden states from the former stage."""
         peer, shape = self._rank - 1, (tokens, self._hidden)
 
-        def job(line: _Line) -> None:
+        def job(line: Line) -> None:
             self._deliver_forward(Forwarded(number, line.receive(shape, self._dtype, peer)))
 
         self._put("forward", peer, job)
@@ -113,18 +122,18 @@ class Transport:
         """Post the receive of a microbatch's gradient from the next stage."""
         peer, shape = self._rank + 1, (tokens, self._hidden)
 
-        def job(line: _Line) -> None:
+        def job(line: Line) -> None:
             gradient = line.receive(shape, self._dtype, peer)
             stats = line.receive((segments, STATS), torch.float64, peer)
             self._deliver_backward(Returned(number, gradient, stats))
 
         self._put("backward", self._rank, job)
 
-    def _open(self, group: dist.ProcessGroup, name: str) -> SimpleQueue[_Job]:
+    def _open(self, wire: Wire, word: Wire | None, name: str) -> SimpleQueue[_Job]:
         jobs: SimpleQueue[_Job] = SimpleQueue()
 
         def work() -> None:
-            line = _Line(group, self._lanes.lane(), self._device, staged=self._staged)
+            line = Line(wire, word, self._lanes.lane(), self._device, staged=self._staged)
             while True:
                 job = jobs.get()
                 try:
@@ -141,34 +150,53 @@ class Transport:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Wire:
+    """Two ranks' process group. Both calls return when the backend has taken, or brought, the tensor."""
+
+    group: Any  # dist.ProcessGroup; on ranks outside of it something else, never used
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        dist.send(tensor, dst=peer, group=self.group)
+
+    def receive(self, buffer: Tensor, peer: int) -> None:
+        dist.recv(buffer, src=peer, group=self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
     """A channel as its thread sees it: both calls block this thread until the tensor is out, or is here whole."""
 
-    group: dist.ProcessGroup
+    wire: Wire  # carries the tensors
+    word: Wire | None  # over gloo, for the byte that goes ahead; None: none does
     lane: Lane
     device: torch.device
     staged: bool  # through the host's memory
 
     def send(self, tensor: Tensor, peer: int, ready: Moment) -> None:
+        if self.word is not None:
+            self.lane.reach(ready)
+            self.word.send(torch.ones(1, dtype=torch.uint8), peer)
         if self.staged:
-            dist.send(self.lane.to_host(tensor, ready).contiguous(), dst=peer, group=self.group)
+            self.wire.send(self.lane.to_host(tensor, ready).contiguous(), peer)
             return
         with self.lane.behind(ready):
-            dist.send(tensor.contiguous(), dst=peer, group=self.group)
+            self.wire.send(tensor.contiguous(), peer)
 
     def receive(self, shape: tuple[int, ...], dtype: torch.dtype, peer: int) -> Tensor:
+        if self.word is not None:
+            self.word.receive(torch.empty(1, dtype=torch.uint8), peer)
         if self.staged:
             pinned = self.device.type == "cuda"
             buffer = patiently(lambda: torch.empty(shape, dtype=dtype, pin_memory=pinned))
-            dist.recv(buffer, src=peer, group=self.group)
+            self.wire.receive(buffer, peer)
         else:
             with self.lane.behind(None):
                 buffer = patiently(lambda: torch.empty(shape, dtype=dtype, device=self.device))
-                dist.recv(buffer, src=peer, group=self.group)
+                self.wire.receive(buffer, peer)
         return self.lane.hand_over(buffer)
 
 
-_Job = Callable[[_Line], None]
+_Job = Callable[[Line], None]
 
 
 def patiently(allocate: Callable[[], Tensor], pause: Callable[[float], None] = time.sleep) -> Tensor:

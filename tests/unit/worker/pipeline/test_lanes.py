@@ -32,6 +32,9 @@ class SlowDevice:
         del ready
         return nullcontext()
 
+    def reach(self, ready: Moment) -> None:
+        assert ready.wait(5)
+
     def to_host(self, tensor: Tensor, ready: Moment) -> Tensor:
         self.readers.add(threading.current_thread().name)
         assert ready.wait(5)

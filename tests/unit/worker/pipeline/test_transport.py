@@ -1,4 +1,4 @@
-"""What arrives finds memory, if it only waits a moment."""
+"""What arrives finds memory, if it only waits a moment; a tensor is asked for when it is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlora_worker.pipeline.transport import patiently
+from mlora_worker.pipeline.lanes import Cpu, Moment
+from mlora_worker.pipeline.transport import Line, Wire, patiently
 
 
 def failing(times: int, error: Exception) -> Callable[[], Tensor]:
@@ -40,3 +41,48 @@ def test_there_is_an_end_to_it(story: str, error: Exception, tries: int) -> None
     with pytest.raises(type(error)):
         patiently(failing(1000, error), pauses.append)
     assert len(pauses) == tries, story
+
+
+CPU = torch.device("cpu")
+
+
+class Told(Wire):
+    """Writes down what it is asked for."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        object.__setattr__(self, "group", (name, told))
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        del tensor
+        self.group[1].append(f"{self.group[0]} to {peer}")
+
+    def receive(self, buffer: Tensor, peer: int) -> None:
+        del buffer
+        self.group[1].append(f"{self.group[0]} from {peer}")
+
+
+class ToldLane(Cpu):
+    def __init__(self, told: list[str]) -> None:
+        self.told = told
+
+    def reach(self, ready: Moment) -> None:
+        self.told.append(f"reached {ready}")
+
+
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_byte_says_that_a_tensor_is_computed_before_anyone_occupies_a_device_for_it(staged: bool) -> None:
+    told: list[str] = []
+    line = Line(Told("tensor", told), Told("byte", told), ToldLane(told), CPU, staged=staged)
+    line.send(torch.zeros(2), 1, "the end of forward")
+    assert told == ["reached the end of forward", "byte to 1", "tensor to 1"]
+    told.clear()
+    assert line.receive((2,), torch.float32, 0).shape == (2,)
+    assert told == ["byte from 0", "tensor from 0"]
+
+
+def test_without_need_no_byte_travels() -> None:
+    told: list[str] = []
+    line = Line(Told("tensor", told), None, ToldLane(told), CPU, staged=True)
+    line.send(torch.zeros(2), 1, None)
+    line.receive((2,), torch.float32, 1)
+    assert told == ["tensor to 1", "tensor from 1"]
