@@ -58,6 +58,7 @@ REASON_READY = "Ready"
 REASON_IDLE = "Idle"  # scaled to zero
 REASON_STARTING = "Starting"
 REASON_POD_NOT_STARTING = "PodNotStarting"  # a pod's container waits; the message has the kubelet's words
+REASON_POD_NOT_ENDING = "PodNotEnding"  # a deleted pod stays, since its node does not answer
 REASON_UNREACHABLE = "CoordinatorUnreachable"
 REASON_RESTART_LIMIT = "RestartLimitReached"  # the workers failed too often in a row
 REASON_CANNOT_SERVE = (

@@ -61,6 +61,7 @@ def read_pod(raw: Raw) -> Pod:
         restarts=sum(one.get("restartCount", 0) for one in status.get("containerStatuses", ())),
         ended=_ending(status),
         ready_since=parse_time(since) if since else None,
+        gone_by=parse_time(meta["deletionTimestamp"]) if deleting else None,
     )
 
 

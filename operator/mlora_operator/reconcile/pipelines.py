@@ -16,7 +16,7 @@ from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.places import memory_model
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
-from mlora_operator.reconcile.tasks import GRACE, starting_message
+from mlora_operator.reconcile.tasks import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.transitions import Truth, Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
@@ -141,7 +141,7 @@ def _course(view: View, wish: Size, fares: Health, now: datetime) -> tuple[str, 
         return "Failed", _both("False", view.blocked.reason, view.blocked.message)
     if wish.replicas == 0:
         return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
-    available = _available(view, wish)
+    available = _available(view, wish, now)
     if view.report is not None and view.report.ready:
         return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
     if available.status == "False":
@@ -154,7 +154,7 @@ def _course(view: View, wish: Size, fares: Health, now: datetime) -> tuple[str, 
     ready = condition(view.pipeline.status.conditions, c.READY)
     if silent and ready is not None and ready.status == "True":
         return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
-    return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view)), available)
+    return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view, now)), available)
 
 
 def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
@@ -169,7 +169,10 @@ def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     return (Wish(held.type, held.status, held.reason, held.message),)
 
 
-def _available(view: View, wish: Size) -> Wish:
+def _available(view: View, wish: Size, now: datetime) -> Wish:
+    stuck = never_gone(view, now)
+    if stuck is not None:
+        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_ENDING, stuck)
     if view.pod_problem is not None:
         return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message)
     ready = view.group.ready if view.group is not None else 0

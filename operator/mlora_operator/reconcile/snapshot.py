@@ -114,6 +114,7 @@ class Pod:
     restarts: int = 0  # how often its process was started again in the same pod
     ended: Ending | None = None
     ready_since: datetime | None = None
+    gone_by: datetime | None = None  # when a pod that is being deleted had to be gone
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 # A coordinator that does not answer for less than this is not worth a word.
 GRACE = timedelta(seconds=15)
+# A kubelet needs a moment to say that a pod is gone.
+GONE_WITHIN = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def _course(
         message = f"{view.pipeline.key} is not started again: {fares.given_up.message}"
         return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or is_running(task))
     if view.contact.starting and is_running(task):
-        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again=True)
+        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again=True)
     if view.report is None and is_running(task):
         return _out_of_sight(task, view, now)
     if reported is not None and reported.phase is TaskPhase.TRAINING:
@@ -113,10 +115,10 @@ def _course(
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
     if reported is not None and place is not None:
         return _waits(task, "Queued", c.REASON_WAITING_FOR_MEMORY, not_yet(place), again)
-    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view), again)
+    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again)
 
 
-def starting_message(view: View) -> str:
+def starting_message(view: View, now: datetime) -> str:
     """What a pipeline that is not ready yet is waiting for, in one sentence."""
     assert view.pipeline.spec is not None
     name, stages = view.pipeline.key, view.pipeline.spec.stages
@@ -124,6 +126,9 @@ def starting_message(view: View) -> str:
         return f"{name} cannot start: {view.blocked.message}"
     if view.pod_problem is not None:
         return f"{name} cannot start: {view.pod_problem.message}"
+    stuck = never_gone(view, now)
+    if stuck is not None:
+        return f"{name} cannot start: {stuck}"
     ready = view.group.ready if view.group is not None else 0
     if ready < stages:
         return f"{name} is starting: {ready} of {stages} workers are ready"
@@ -132,6 +137,18 @@ def starting_message(view: View) -> str:
     if view.report is None:
         return f"{name} is starting: its coordinator does not answer yet"
     return f"the task is being handed to {name}"
+
+
+def never_gone(view: View, now: datetime) -> str | None:
+    """The pod that a lost node keeps, if there is one: nobody may replace it before it is known to be off."""
+    pods = view.group.pods if view.group is not None else ()
+    late = [pod for pod in pods if pod.gone_by is not None and now - pod.gone_by >= GONE_WITHIN]
+    if not late:
+        return None
+    return (
+        f"pod {late[0].key.name} was to be gone by {timestamp(late[0].gone_by or now)}, but its node does not say so: "
+        "bring the node back; or, once it is off, remove it, or taint it node.kubernetes.io/out-of-service"
+    )
 
 
 def _not_accepted(task: Task, acceptance: Acceptance) -> Course:

@@ -70,6 +70,7 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "False", c.REASON_IDLE): "Normal",
     (c.READY, "False", c.REASON_STARTING): "Normal",
     (c.READY, "False", c.REASON_POD_NOT_STARTING): "Warning",
+    (c.READY, "False", c.REASON_POD_NOT_ENDING): "Warning",
     (c.READY, "False", c.REASON_UNREACHABLE): "Warning",
     (c.READY, "False", c.REASON_INVALID_SPEC): "Warning",
     (c.READY, "False", c.REASON_SECRET_NOT_FOUND): "Warning",

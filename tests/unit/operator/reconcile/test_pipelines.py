@@ -242,6 +242,17 @@ def test_a_silent_coordinator_makes_a_pipeline_unready_after_a_while(
     assert ready(made.pipeline_statuses[TOY]) == expected
 
 
+@pytest.mark.parametrize(("seconds", "stuck"), [(30, False), (90, True)])
+def test_a_pod_that_a_lost_node_keeps_is_named_and_not_forced(make: Any, seconds: int, stuck: bool) -> None:
+    group = make.group(ready=1)
+    lost = replace(group.pods[1], deleting=True, gone_by=make.now - timedelta(seconds=seconds))
+    made = decision(make, running(make), group=replace(group, pods=(group.pods[0], lost)))
+    available = made.pipeline_statuses[TOY].conditions[1]
+    assert (available.reason == "PodNotEnding") is stuck
+    assert ("mlora-toy-1" in available.message) is stuck
+    assert made.delete_pods == ()
+
+
 # --- the catalogue ---
 
 CATALOGUE = {"models": [{"name": "Org/Toy-1B", "uri": "s3://models/toy", "stages": 2}]}
