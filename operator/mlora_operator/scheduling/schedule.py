@@ -75,6 +75,7 @@ class _Room(Generic[Held]):
     ahead: list[Entrant] = field(init=False)  # who may leave and is not passed yet: the next in order last
     later: Held = field(init=False)  # of ``staying``
     now: Held = field(init=False)  # of those who are there, and of who is admitted by this decision
+    first_end: float | None = None  # of ``staying``; None: to be worked out
     newcomers: list[Candidate] = field(default_factory=list)  # who get the room of those who leave
     displaced: dict[str, Candidate] = field(default_factory=dict)  # by uid: for whom
 
@@ -94,13 +95,17 @@ class _Room(Generic[Held]):
         """A place at once, or as soon as those that leave are out; None when it does not fit, or has to stand behind
         those who are held back.
         """
-        if passes_others and not is_over_by(one, first_end(self.staying)):
-            return None
+        if passes_others:
+            if self.first_end is None:
+                self.first_end = first_end(self.staying)
+            if not is_over_by(one, self.first_end):
+                return None
         later = self.memory.plus(self.later, one.task.uid)
         if not self.memory.fits(later):
             return None
         self.later = later
         self.staying.append(one)
+        self.first_end = None
         if not self.leaving:
             self.now = later
             return _ADMITTED
@@ -125,6 +130,7 @@ class _Room(Generic[Held]):
         self.ahead = [other for other in self.ahead if other.uid not in gone]
         self.staying = [other for other in self.staying if other.uid not in gone] + [one]
         self.later = self._sum(self.staying)
+        self.first_end = None
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=victims[0].task)
 
