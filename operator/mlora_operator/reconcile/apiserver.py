@@ -30,7 +30,6 @@ from mlora_operator.settings import Settings
 logger = logging.getLogger(__name__)
 OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 EVENT_MESSAGE_LIMIT = 1024  # of the API
-CHANGED_SINCE = "the object has been modified"  # the API server's words for another resourceVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +231,14 @@ class ApiServer:
         try:
             await self._api.merge_status(path, {"metadata": meta, "status": patch})
         except ApiError as error:
-            if error.status == 404 or (error.status == 409 and CHANGED_SINCE not in str(error)):
+            if error.status == 404 or (error.status == 409 and await self._is_another(path, about.uid)):
                 raise Gone(str(error)) from error
             raise
+
+    async def _is_another(self, path: str, uid: str) -> bool:
+        """Whether the object of this path is no longer the one with ``uid``."""
+        with _gone_when((404,)):
+            return bool((await self._api.get(path))["metadata"]["uid"] != uid)
 
 
 def _owner(pipeline: Pipeline) -> Owner:

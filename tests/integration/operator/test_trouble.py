@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from kubernetes.aio import client, config
 
 from mlora_operator.reconcile.apiserver import ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
+from mlora_operator.reconcile.observe import read_task
+from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.settings import Settings
 from mlora_worker.protocol import TaskPhase
 
@@ -133,18 +137,43 @@ def test_objects_deleted_behind_the_watchs_back_are_found_out(bench: Any) -> Non
     bench.apply(suspend=True)
     real = bench.kubectl.json("get", "loratask", "t1")
     ghost = {**real, "metadata": {**real["metadata"], "name": "ghost", "uid": "not-there"}}
-    settings = Settings.model_validate(
-        {"namespace": bench.namespace, "watchNamespaces": [bench.namespace], "worker": {"image": "w"}}
-    )
 
     async def audit() -> tuple[list[bool], list[str]]:
-        configuration = client.Configuration()
-        await config.load_kube_config(str(bench.kubectl.kubeconfig), client_configuration=configuration)
-        async with client.ApiClient(configuration) as api:
-            nothing: Callable[[], list[Any]] = list
-            indexes = Indexes(lambda: [real, ghost], nothing, nothing, nothing, nothing, nothing)
-            server = ApiServer(KubeApi(api), indexes, settings, lambda: "token")
+        async with api_server(bench, lambda: [real, ghost]) as server:
             found = [await server.audit(), await server.audit()]
             return found, [raw["metadata"]["name"] for raw in server.objects().tasks]
 
     assert asyncio.run(audit()) == ([True, False], ["t1"])
+
+
+def test_a_write_that_comes_late_takes_nothing_back_and_one_about_another_object_is_gone(bench: Any) -> None:
+    bench.apply(suspend=True)
+    bench.until(lambda: bench.status("loratask", "t1").get("state") == "Suspended", "it is seen to")
+    seen = read_task(bench.kubectl.json("get", "loratask", "t1"), allow_file_uris=False)
+
+    async def write(about: Task, step: int) -> str:
+        async with api_server(bench, list) as server:
+            try:
+                await server.patch_task_status(about, {"step": step})
+            except Exception as error:
+                return type(error).__name__
+            return "done"
+
+    assert asyncio.run(write(seen, 1)) == "done"
+    assert asyncio.run(write(seen, 2)) == "ApiError"  # to be tried again, upon what is there now
+    assert asyncio.run(write(replace(seen, uid="another"), 3)) == "Gone"
+    assert bench.status("loratask", "t1")["step"] == 1
+
+
+@contextlib.asynccontextmanager
+async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterator[ApiServer]:
+    """The operator's own edge to the API server, with indexes of our own."""
+    settings = Settings.model_validate(
+        {"namespace": bench.namespace, "watchNamespaces": [bench.namespace], "worker": {"image": "w"}}
+    )
+    configuration = client.Configuration()
+    await config.load_kube_config(str(bench.kubectl.kubeconfig), client_configuration=configuration)
+    async with client.ApiClient(configuration) as api:
+        nothing: Callable[[], list[Any]] = list
+        indexes = Indexes(tasks, nothing, nothing, nothing, nothing, nothing)
+        yield ApiServer(KubeApi(api), indexes, settings, lambda: "token")
