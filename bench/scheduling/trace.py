@@ -10,7 +10,7 @@ from mlora_operator.scheduling.simulate import SimTask
 
 BUDGET = 1000  # thousandths of what a stage has beside the frozen weights
 STEP_TOKENS = (512, 1024, 2048, 4096, 8192)
-_OWN = {512: 40, 1024: 60, 2048: 110, 4096: 200, 8192: 380}  # thousandths, with the activations of a step
+_OWN = {512: 15, 1024: 30, 2048: 60, 4096: 110, 8192: 200}  # thousandths, with the activations of a step
 _LARGER = (1, 1, 1, 1.5, 2.4)  # adapters of higher rank, longer rows
 TENANTS = {"research": 0.45, "search": 0.25, "support": 0.2, "legal": 0.1}  # part of the tasks
 PRIORITIES = ((0, 0.8), (5, 0.15), (10, 0.05))
@@ -49,17 +49,17 @@ def trace(tasks: int, seed: int, gpus: Gpus, load: float) -> list[SimTask]:
     return made
 
 
-def small_instance(seed: int) -> list[SimTask]:
-    """Six or seven tasks that are all there at once, of which two to five fit together."""
+def small_instance(seed: int, tasks: int = 8) -> list[SimTask]:
+    """Few tasks as in the trace, with fewer steps, that are all there at once."""
     rng = random.Random(seed)
     return [
         SimTask(
             uid=f"t{number}",
             arrival=0.0,
             steps=rng.randint(20, 200),
-            step_tokens=rng.choice(STEP_TOKENS),
-            own=rng.choice((120, 180, 250, 330, 420)),
+            step_tokens=(tokens := rng.choice(STEP_TOKENS)),
+            own=round(_OWN[tokens] * rng.choice(_LARGER)),
             shared=rng.choice((20, 40, 80)),
         )
-        for number in range(rng.choice((6, 7)))
+        for number in range(tasks)
     ]
