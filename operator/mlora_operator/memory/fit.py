@@ -182,9 +182,11 @@ def _exact_of_peak(shape: Shape) -> float:
 
 
 def _fit(shapes: Sequence[Shape], exact: Sequence[float], measured: Sequence[int], prior: Line) -> Line:
-    """Rows are divided by what was measured, columns by their mean, so that all numbers are near 1."""
+    """Rows are divided by about what was measured, columns by their mean, so that all numbers are near 1."""
     whole = np.array(measured, dtype=np.float64)
-    sizes = np.maximum(whole, 1.0)
+    tokens = np.array([shape.tokens for shape in shapes], dtype=np.float64)
+    # One that says far too little must not weigh the more for it.
+    sizes = np.maximum(whole, tokens * max(1.0, float(np.median(whole / tokens))))
     target = np.maximum(whole - np.array(exact, dtype=np.float64), 0.0) / sizes
     rows = np.array([_terms(shape) for shape in shapes], dtype=np.float64) / sizes[:, None]
     scale = np.where(rows.mean(axis=0) > 0, rows.mean(axis=0), 1.0)

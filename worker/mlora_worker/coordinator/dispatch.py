@@ -21,6 +21,7 @@ discard what it left behind. ``trials.py`` finds out whose fault it was.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -32,13 +33,15 @@ from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
-from mlora_worker.protocol import FailureReason, TaskPhase
+from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import Checkpoint, Item, Load, Save, Segment, Stop, Train, Unload
 from mlora_worker.stream.rule import IssueRule
 
 log = logging.getLogger(__name__)
+
+_MOST_EXHAUSTED = 8
 
 # Sends an item to all other ranks, and to some stages a payload with it: labels to the last one, states to be taken up.
 Announce = Callable[[Item, Mapping[int, bytes]], None]
@@ -80,6 +83,9 @@ class Dispatcher:
             int, Tensor
         ] = {}  # stats that are back before all their faults have been told
         self._trials = Trials()
+        self.exhausted: deque[MemoryExhausted] = deque(
+            maxlen=_MOST_EXHAUSTED
+        )  # where memory ran out, newest last
         self.tokens = 0
         self.microbatches = 0
         self.concurrent_tasks = 0
@@ -95,6 +101,7 @@ class Dispatcher:
                 return self._checkpoint(task)
         if self._winding_down:
             return self._wind_down()
+        self._welcome_back()
         for task in self._tasks.values():
             if task.at_end and self._rule.is_idle(task.uid):
                 return self._save(task)
@@ -193,9 +200,38 @@ class Dispatcher:
                 PipelineFault(f"every task fails in {fault.phase} on stage {fault.stage}: {fault.error}")
             )
         for uid, fault in verdict.convicted.items():
-            self._fail(self._tasks[uid], fault)
+            beside_others = sum(task.in_stream for task in self._tasks.values()) > 1
+            if (
+                fault.out_of_memory and beside_others
+            ):  # who else is there holds memory, even if it does not compute
+                self._make_room(fault, (uid,))
+            else:
+                self._fail(self._tasks[uid], fault)
         for uid, tokens in verdict.narrowed.items():
             self._narrow(self._tasks[uid], tokens)
+        if verdict.full is not None:
+            self._make_room(verdict.full, verdict.accused)
+
+    def _make_room(self, fault: Fault, accused: Sequence[str]) -> None:
+        """Memory ran out for what several tasks hold together: the newest of ``accused`` leaves, behind a checkpoint of
+        what it has done, and comes back when another one has left or the operator has planned anew."""
+        inside = [task for task in self._tasks.values() if task.in_stream]
+        if len(inside) == 1:
+            return  # it passed alone, so the fault was none of memory that others hold: it goes on
+        newest = max((self._tasks[uid] for uid in accused), key=lambda task: task.load_number)
+        log.warning("%s leaves: memory of stage %d ran out (%s)", newest.name, fault.stage, fault.error)
+        newest.crowded_out = len(inside)
+        self.exhausted.append(
+            MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(task.uid for task in inside)))
+        )
+
+    def _welcome_back(self) -> None:
+        """Those who had to leave for want of memory, once that has changed."""
+        inside = sum(task.in_stream for task in self._tasks.values())
+        for task in self._tasks.values():
+            out = task.crowded_out and not task.in_stream
+            if out and (not task.plan.admitted or inside < task.crowded_out - 1):
+                task.crowded_out = 0
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
         log.warning("microbatches of %s have at most %d tokens from now on", task.name, tokens)

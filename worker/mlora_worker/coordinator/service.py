@@ -305,6 +305,7 @@ class Coordinator:
             stages=self._with.stages,
             tasks=tuple(task.report() for task in self._tasks.values()),
             memory=self._with.memory(),
+            exhausted=tuple(self._dispatcher.exhausted),
             wire=WireReport(
                 payload_bytes=payload,
                 descriptor_bytes=descriptors,

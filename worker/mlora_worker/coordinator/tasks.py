@@ -127,6 +127,7 @@ class TaskRun:
     fetching: bool = False  # a pool makes its restoration
     restoration: Restoration | None = None
     blocked: Failure | None = None
+    crowded_out: int = 0  # it leaves, or left, for want of memory beside others; so many were there with it
 
     @property
     def uid(self) -> str:
@@ -178,7 +179,8 @@ class TaskRun:
         """It may enter the stream, with its restoration if it has one to wait for."""
         waits = self.phase in (TaskPhase.PREPARED, TaskPhase.PREEMPTED, TaskPhase.TRAINING)
         gathered = self.snapshot is None
-        return waits and gathered and self.plan.admitted and not self.in_stream and not self.withdrawn
+        wanted = self.plan.admitted and not self.withdrawn and not self.crowded_out
+        return waits and gathered and wanted and not self.in_stream
 
     @property
     def resumable(self) -> bool:
@@ -193,10 +195,12 @@ class TaskRun:
     @property
     def leaving(self) -> bool:
         """It shall be unloaded as soon as nothing of it is in flight."""
-        return self.in_stream and (
+        return self.in_stream and bool(
             self.withdrawn
             or self.phase is not TaskPhase.TRAINING
-            or (not self.plan.admitted and not self.at_end)  # what has only to be saved is saved
+            or (
+                (not self.plan.admitted or self.crowded_out) and not self.at_end
+            )  # what has only to be saved is saved
         )
 
     def begin_step(self) -> StepInFlight:

@@ -10,9 +10,11 @@ Rule:
    several rows: then the task tries again with narrower microbatches, down to single rows.
 4. If all are convicted of the same fault, and it is not about memory, it may be the pipeline's. Then a task that was not
    accused is the *witness*: its next step travels alone, too. If that comes back whole, the convictions stand.
-5. When nobody waits any more, there is a verdict. The convicted fail. If memory ran out and nobody is convicted, the
-   microbatch was too wide: those who shared it travel in narrower ones from then on. If two tasks or more are convicted
-   of the same fault and nobody passed, it is the pipeline's fault and not theirs.
+5. When nobody waits any more, there is a verdict. The convicted fail; of want of memory only when they are alone in the
+   pipeline, else they leave it until there is more room. If memory ran out and nobody is convicted, the microbatch was too
+   wide: those who shared it travel in narrower ones from then on. If that was done before, or it was of single rows, the
+   pipeline is too *full*: the newest of them leaves until there is more room. If two tasks or more are convicted of the
+   same fault and nobody passed, it is the pipeline's fault and not theirs.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Verdict:
         default_factory=dict
     )  # tasks, with the tokens of their microbatches from now on
     pipeline: Fault | None = None  # then nobody is convicted
+    full: Fault | None = None  # too many tasks for the memory of this fault's stage, all of them accused
+    accused: tuple[str, ...] = ()
 
 
 class Trials:
@@ -55,6 +59,7 @@ class Trials:
         self._convicted: dict[str, Fault] = {}
         self._witness: str | None = None
         self._passed = False  # somebody has, in this case
+        self._narrowed: set[str] = set()  # by an earlier verdict
 
     @property
     def next(self) -> str | None:
@@ -88,6 +93,7 @@ class Trials:
     def drop(self, task: str) -> None:
         """``task`` leaves, or failed for another reason."""
         self._remove(task)
+        self._narrowed.discard(task)
         self._accused.pop(task, None)
         self._convicted.pop(task, None)
 
@@ -111,6 +117,10 @@ class Trials:
         if convicted:
             return Verdict(convicted=convicted)
         wide = {task: charge.tokens // 2 for task, charge in accused.items() if charge.may_be_too_wide}
+        spent = next((one.fault for one in accused.values() if one.fault.out_of_memory), None)
+        if spent is not None and (not wide or wide.keys() <= self._narrowed):
+            return Verdict(full=spent, accused=tuple(accused))
+        self._narrowed |= wide.keys()
         return Verdict(narrowed=wide)
 
     def _remove(self, task: str) -> None:

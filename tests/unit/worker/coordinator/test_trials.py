@@ -198,3 +198,30 @@ def test_whatever_comes_back_a_case_ends_and_blames_only_who_failed_again(
         if trials.next is not None:
             trials.clear(trials.next)
     assert trials.next is None
+
+
+def test_memory_that_runs_out_again_after_a_narrowing_means_that_the_pipeline_is_too_full() -> None:
+    trials = Trials()
+
+    def ran_out(rows: int) -> Verdict | None:
+        for task in ("a", "b"):
+            trials.accuse(task, Charge(fault(memory=True), tokens=100, rows=rows))
+        for task in ("a", "b"):
+            trials.clear(task)
+        return trials.verdict()
+
+    first, second = ran_out(4), ran_out(2)
+    assert first is not None
+    assert (first.narrowed, first.full) == ({"a": 50, "b": 50}, None)
+    assert second is not None
+    assert (second.narrowed, second.accused) == ({}, ("a", "b"))
+    assert second.full is not None
+
+
+def test_single_rows_cannot_be_narrowed_so_the_pipeline_is_too_full_at_once() -> None:
+    trials = Trials()
+    trials.accuse("a", Charge(fault(memory=True), tokens=100, rows=1))
+    trials.clear("a")
+    verdict = trials.verdict()
+    assert verdict is not None
+    assert verdict.full is not None

@@ -1,0 +1,133 @@
+"""The fit of samples: finds what made them, believes no single liar, never goes below nothing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlora_operator.memory.fit import FEWEST, WINDOW, Coefficients, Line, StageFit, fit_stage, shape_of
+from mlora_operator.memory.learned import from_status, is_steady, to_status
+from mlora_worker.protocol import MemorySample
+
+PRIOR = StageFit(
+    kept=Line(Coefficients(b1=90_000.0)),
+    forward=Line(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
+    backward=Line(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
+)
+TRUTH = Coefficients(b0=20_000.0, b1=54_321.0, b2=12.5)
+
+
+def sample(
+    lengths: list[int], truth: Coefficients = TRUTH, factor: float = 1.0, exact: int = 0
+) -> MemorySample:
+    """Of the last stage of two, with rows of so many tokens each."""
+    made = MemorySample(
+        stage=1,
+        tokens=sum(lengths),
+        squared_tokens=sum(length**2 for length in lengths),
+        exact_bytes=exact,
+    )
+    peak = round((truth.of(shape_of(made)) + exact) * factor)
+    return made.model_copy(
+        update={"kept_bytes": peak // 2, "forward_bytes": peak // 2, "backward_bytes": peak}
+    )
+
+
+def samples(count: int, seed: int = 0, truth: Coefficients = TRUTH, noise: float = 0.0) -> list[MemorySample]:
+    chance = random.Random(seed)
+    return [
+        sample(
+            [chance.randint(4, 200) for _ in range(chance.randint(1, 6))],
+            truth,
+            1 + chance.uniform(-noise, noise),
+            exact=chance.randrange(100_000),
+        )
+        for _ in range(count)
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.floats(0, 1e6), st.floats(1e3, 1e6), st.floats(0, 1e3), st.integers(0, 1000))
+def test_ten_samples_tell_what_made_them(b0: float, b1: float, b2: float, seed: int) -> None:
+    truth = Coefficients(b0=b0, b1=b1, b2=b2)
+    fit = fit_stage(tuple(samples(10, seed, truth)), PRIOR)
+    if fit == PRIOR:
+        return  # all of one width
+    for other in samples(10, seed + 1, truth):
+        assert fit.expected_peak(shape_of(other)) == pytest.approx(other.peak_bytes, rel=5e-3)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 10**9)), min_size=FEWEST, max_size=12))
+def test_whatever_was_measured_no_coefficient_is_negative_and_wider_never_takes_less(
+    measured: list[tuple[int, int]],
+) -> None:
+    made = tuple(
+        MemorySample(
+            stage=0, tokens=tokens, squared_tokens=tokens**2, kept_bytes=peak // 2, backward_bytes=peak
+        )
+        for tokens, peak in measured
+    )
+    fit = fit_stage(made, PRIOR)
+    for line in (fit.kept, fit.forward, fit.backward):
+        assert min(line.coefficients.values) >= 0
+    peaks = [fit.peak_bytes(shape_of(sample([tokens]))) for tokens in (10, 100, 1000, 10_000)]
+    assert peaks == sorted(peaks)
+
+
+@pytest.mark.parametrize("factor", [0.2, 3.0])
+def test_one_sample_that_is_far_off_moves_nothing(factor: float) -> None:
+    honest = samples(20)
+    liar = sample([50, 60, 70], factor=factor)
+    fit = fit_stage((*honest, liar), PRIOR)
+    for other in samples(10, seed=5):
+        assert fit.expected_peak(shape_of(other)) == pytest.approx(other.peak_bytes, rel=0.01)
+    assert fit.backward.interval < 0.05, "nor is the fit less sure of itself"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.floats(0, 0.05))
+def test_the_bound_is_not_exceeded_by_others_of_the_same_kind(seed: int, noise: float) -> None:
+    fit = fit_stage(tuple(samples(30, seed, noise=noise)), PRIOR)
+    others = samples(50, seed + 1, noise=noise)
+    exceeded = [one for one in others if one.peak_bytes > fit.peak_bytes(shape_of(one)) * (1 + noise)]
+    assert not exceeded
+
+
+def test_what_has_changed_is_forgotten_with_the_window() -> None:
+    before, after = TRUTH, replace(TRUTH, b1=2 * TRUTH.b1)
+    fit = fit_stage((*samples(200, truth=before), *samples(WINDOW, seed=3, truth=after)), PRIOR)
+    other = sample([100, 100], after)
+    assert fit.expected_peak(shape_of(other)) == pytest.approx(other.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("story", "few"),
+    [("too few", samples(FEWEST - 1)), ("all of one width", [sample([64]) for _ in range(9)]), ("none", [])],
+)
+def test_the_prior_stays_until_there_is_enough_to_learn_from(story: str, few: list[MemorySample]) -> None:
+    assert fit_stage(tuple(few), PRIOR) == PRIOR, story
+
+
+def test_wider_than_was_ever_seen_is_less_sure() -> None:
+    fit = fit_stage(tuple(samples(20)), PRIOR)
+    inside, outside = sample([fit.widest // 2]), sample([fit.widest * 16])
+    margins = [
+        fit.peak_bytes(shape_of(one)) / fit.expected_peak(shape_of(one)) - 1 for one in (inside, outside)
+    ]
+    assert margins[1] == pytest.approx(5 * margins[0])
+
+
+def test_a_status_keeps_a_fit_and_small_changes_are_not_written() -> None:
+    fit = replace(fit_stage(tuple(samples(20)), PRIOR), correction=1.5)
+    (kept,) = to_status({1: fit})
+    again = from_status(kept)
+    assert (again.samples, again.widest, again.correction) == (fit.samples, fit.widest, 1.5)
+    assert is_steady(again, fit, 4096)
+    assert not is_steady(again, replace(fit, correction=1.6), 4096)
+    more = fit_stage(tuple(samples(20, truth=replace(TRUTH, b1=1.1 * TRUTH.b1))), PRIOR)
+    assert not is_steady(again, replace(more, correction=1.5), 4096)
