@@ -42,6 +42,9 @@ class Answers:
     """About one model."""
 
     numbers: dict[Kind, int] = field(default_factory=dict)
+    known: dict[int, tuple[Demand, int]] = field(
+        default_factory=dict
+    )  # numbers by the identity of the demand
     fits: dict[tuple[int, ...], bool] = field(default_factory=dict)  # by numbers of kinds, sorted
     left: dict[tuple[int, ...], tuple[int, ...]] = field(
         default_factory=dict
@@ -52,8 +55,8 @@ class Answers:
     )  # bytes per stage, by number of the kind
 
     def forget(self) -> None:
-        """The sets; there are many more of them than of kinds."""
-        for of_sets in (self.fits, self.left, self.refused):
+        """The sets and the demands; there are many more of them than of kinds."""
+        for of_sets in (self.fits, self.left, self.refused, self.known):
             of_sets.clear()
 
 
@@ -63,7 +66,6 @@ class ModelRoom:
 
     model: MemoryModel
     answers: Answers
-    numbers: dict[str, int] = field(default_factory=dict)  # by uid
 
     def held(self, uids: Iterable[str]) -> Held:
         listed = tuple(uids)
@@ -121,11 +123,15 @@ class ModelRoom:
         return self.model.verdict(held.uids)
 
     def _number(self, uid: str) -> int:
-        number = self.numbers.get(uid)
-        if number is None:
-            known = self.answers.numbers
-            number = self.numbers[uid] = known.setdefault(_kind(self.model.demands[uid]), len(known))
-        return number
+        demand = self.model.demands[uid]
+        known = self.answers.known.get(id(demand))
+        if known is None or known[0] is not demand:
+            if len(self.answers.known) >= _ANSWERS:
+                self.answers.forget()
+            numbers = self.answers.numbers
+            known = demand, numbers.setdefault(_kind(demand), len(numbers))
+            self.answers.known[id(demand)] = known
+        return known[1]
 
 
 def room_of(model: MemoryModel) -> ModelRoom:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
@@ -25,7 +25,9 @@ from mlora_worker.protocol import ModelFacts, StageReport
 _ADMITTED = Place(Outcome.ADMITTED)
 
 
-def places(view: View, now: datetime) -> Mapping[str, Place]:
+def places(
+    view: View, now: datetime, scheduler: Callable[..., Mapping[str, Place]] = schedule
+) -> Mapping[str, Place]:
     """The place of each task that the scheduler can speak of, by uid.
 
     Nobody new is let in before the workers have told the model's shape. A task is let in once its rows are
@@ -53,7 +55,7 @@ def places(view: View, now: datetime) -> Mapping[str, Place]:
     outside -= refused.keys()
     ready = [] if view.draining else [found[uid] for uid in outside if uid in found]
     room = room_of(_memory(view, view.shape, {uid: one.demand for uid, one in asked.items()}))
-    outcome = schedule(
+    outcome = scheduler(
         (*inside, *ready), room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
     )
     leave = {

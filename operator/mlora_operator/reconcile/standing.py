@@ -35,9 +35,10 @@ def candidate(task: Task) -> Candidate:
 def entrants(view: View, tasks: Iterable[Task]) -> Mapping[str, Entrant]:
     """The tasks as the scheduler sees them, by uid. One whose rows are not prepared, or that has ended, is not there."""
     told = _told(view)
+    reports = view.contact.tasks if view.report is not None else {}
     found = {}
     for task in tasks:
-        reported = view.reported(task)
+        reported = reports.get(task.uid)
         state = _state(view, task, reported, told)
         if state is not None:
             found[task.uid] = Entrant(candidate(task), state, waits_since(task), _progress(task, reported))
@@ -90,9 +91,12 @@ def progress_of(view: View, task: Task) -> Progress:
 def _progress(task: Task, reported: TaskReport | None) -> Progress:
     assert task.spec is not None
     status = task.status
-    step, total, data = status.step or 0, status.total_steps, status.data
-    if reported is not None:
-        step, total, data = reported.step, reported.total_steps or total, reported.data or data
+    if reported is None:
+        step, total, data = status.step or 0, status.total_steps, status.data
+    else:
+        step = reported.step
+        total = reported.total_steps or status.total_steps
+        data = reported.data or status.data
     if data is None or not data.used or not data.tokens:
         return Progress(step, total)
     rows = min(rows_per_step(task.spec.training), data.used)

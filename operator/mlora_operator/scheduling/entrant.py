@@ -11,9 +11,9 @@ starts has to begin first, and one that saves is done anyway.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import NamedTuple
 
 from mlora_operator.scheduling.order import Candidate
 
@@ -29,8 +29,7 @@ class State(StrEnum):
 STAYING = frozenset((State.STARTING, State.RUNNING, State.SAVING))  # hold memory and keep it for now
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Optimizer steps done and to do, and tokens of a usual step. None: not known."""
 
     step: int = 0
@@ -52,8 +51,7 @@ class Progress:
         return self.step * (self.step_tokens or 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Entrant:
+class Entrant(NamedTuple):
     task: Candidate
     state: State
     since: datetime  # when it was last without a place, for one that waits

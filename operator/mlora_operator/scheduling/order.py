@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A task as the scheduler sees it."""
+class Candidate(NamedTuple):
+    """Who a task is, and where it stands by what its user wrote. A tuple: thousands are made for a decision."""
 
     uid: str
     namespace: str

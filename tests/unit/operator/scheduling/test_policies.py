@@ -1,0 +1,73 @@
+"""What each policy says of who goes first and who takes whose place."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.fair_share import FairShare
+from mlora_operator.scheduling.order import Candidate
+from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def entrant(
+    name: str, left: int | None, priority: int = 0, namespace: str = "a", state: State = State.WAITING
+) -> Entrant:
+    """With so many tokens left; named in the order of age."""
+    created = NOON + timedelta(seconds=ord(name))
+    return Entrant(Candidate(name, namespace, name, priority, created), state, NOON, Progress(0, left, 1.0))
+
+
+def names(ordered: object) -> str:
+    return "".join(one.task.name for one in ordered)  # type: ignore[attr-defined]
+
+
+def test_the_shortest_goes_first_among_equals_and_the_unknown_last() -> None:
+    tasks = [entrant("a", None), entrant("b", 9), entrant("c", 3), entrant("d", 50, priority=1)]
+    assert names(ShortestRemaining().order(tasks)) == "dcba"
+
+
+def test_a_short_task_takes_the_place_of_one_twice_as_long() -> None:
+    policy = ShortestRemaining()
+    assert policy.displaces(entrant("a", 5), entrant("b", 10))
+    assert not policy.displaces(entrant("a", 5), entrant("b", 9))
+    assert policy.displaces(entrant("a", 5), entrant("b", None))
+    assert not policy.displaces(entrant("a", None), entrant("b", 9))
+    assert not policy.displaces(entrant("a", 1), entrant("b", 99, priority=1))
+    assert policy.displaces(entrant("a", 99, priority=1), entrant("b", 1))
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_two_tasks_never_take_each_others_place(one: int, other: int) -> None:
+    first, second = entrant("a", one), entrant("b", other)
+    policy = ShortestRemaining()
+    assert not (policy.displaces(first, second) and policy.displaces(second, first))
+
+
+def test_namespaces_take_turns_by_what_they_were_served_and_have_before() -> None:
+    tasks = [entrant(name, 10, namespace="x") for name in "abc"]
+    tasks += [entrant(name, 10, namespace="y") for name in "def"]
+    assert names(FairShare().order(tasks)) == "adbecf"
+    assert names(FairShare(served={"x": 15}).order(tasks)) == "deafbc"
+    assert names(FairShare(weights={"x": 3.0}).order(tasks)) == "adbcef"
+
+
+def test_within_a_namespace_priority_counts_and_not_across() -> None:
+    tasks = [entrant("a", 10), entrant("b", 10, priority=5), entrant("c", 10, priority=9, namespace="y")]
+    policy = FairShare(served={"y": 100})
+    assert names(policy.order(tasks)) == "bac"
+    assert policy.displaces(tasks[1], tasks[0])
+    assert not policy.displaces(tasks[2], tasks[0])
+
+
+def test_another_namespace_is_displaced_when_it_is_a_quantum_ahead() -> None:
+    mine, theirs = entrant("a", 10, namespace="x"), entrant("b", 10, namespace="y")
+    assert FairShare({"y": 101}, quantum=100).displaces(mine, theirs)
+    assert not FairShare({"y": 100}, quantum=100).displaces(mine, theirs)
+    assert not FairShare({"y": 101}, {"y": 2.0}, quantum=100).displaces(mine, theirs)
+    assert not FairShare({"y": 1e9}).displaces(mine, theirs)
