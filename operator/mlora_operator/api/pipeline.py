@@ -98,6 +98,18 @@ class Restarts(Model):
     )
 
 
+class Checkpoints(Model):
+    """Where tasks in training keep what they need to go on after a failure."""
+
+    uri: str | None = Field(
+        default=None,
+        max_length=1024,
+        pattern=r"^(s3|file)://.+",
+        description="Folder for the checkpoints of all tasks, s3://bucket/prefix with the keys of storage, or file:///path "
+        "in a mounted volume; by default each task's own output, with the task's keys.",
+    )
+
+
 class Worker(Model):
     """The worker pods: a pod template's usual fields."""
 
@@ -157,6 +169,9 @@ class LoRAPipelineSpec(Model):
         default_factory=Restarts, description="How often workers that fail are started again."
     )
     storage: Storage = Field(default_factory=Storage, description="The store of the model.")
+    checkpoints: Checkpoints = Field(
+        default_factory=Checkpoints, description="Where checkpoints of tasks are kept."
+    )
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")
 
 

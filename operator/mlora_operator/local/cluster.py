@@ -14,7 +14,7 @@ from mlora_operator.api import task as loratask
 from mlora_operator.local.adapt import World
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects
-from mlora_operator.local.ranks import HOST, Ports, RankGroup
+from mlora_operator.local.ranks import HOST, TERM_GRACE, Ports, RankGroup
 from mlora_operator.manifests.names import child_name, digest
 from mlora_operator.reconcile import ports
 from mlora_operator.reconcile.decision import Event, Manifest, Workers
@@ -191,6 +191,8 @@ class LocalCluster:
             storage_region=spec.storage.region,
             storage_keys_dir=str(keys_dir) if keys_dir is not None else None,
             cache_dir=str(self._around.cache),
+            checkpoints_uri=spec.checkpoints.uri,
+            termination_seconds=int(TERM_GRACE) - 1,
             device=self._world.device,
             backend="gloo" if crowded else "auto",
             threads=spec.worker.threads,

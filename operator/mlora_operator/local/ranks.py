@@ -23,7 +23,7 @@ WORKER = (sys.executable, "-m", "mlora_worker")
 HOST = "127.0.0.1"
 
 _PEERS_LEAVE = 10.0  # seconds that the other ranks get to notice a lost peer and leave by themselves
-_TERM_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+TERM_GRACE = 15.0  # seconds between SIGTERM and SIGKILL, in which ranks write checkpoints
 _LONGEST_PAUSE = 10.0
 _PROBE_EVERY = 0.2
 _TAIL = 2048  # bytes of a log that are looked at for its last words
@@ -252,7 +252,7 @@ async def _wait(ranks: Sequence[_Rank], until: str, seconds: float | None) -> No
 
 async def _end(ranks: Sequence[_Rank]) -> None:
     """Ask all to end (SIGTERM), after a while kill; return when all are gone."""
-    for how, seconds in ((signal.SIGTERM, _TERM_GRACE), (signal.SIGKILL, None)):
+    for how, seconds in ((signal.SIGTERM, TERM_GRACE), (signal.SIGKILL, None)):
         for rank in ranks:
             if rank.alive:
                 with contextlib.suppress(ProcessLookupError):

@@ -9,6 +9,7 @@ from mlora_operator.manifests.names import REVISION, digest, labels, selector
 from mlora_operator.manifests.owner import Owner, metadata
 from mlora_operator.manifests.worker import (
     CACHE_DIR,
+    GRACE_SECONDS,
     HTTP_PORT,
     LINK_PORT,
     RENDEZVOUS_PORT,
@@ -19,7 +20,6 @@ from mlora_operator.manifests.worker import (
 from mlora_operator.settings import WorkerDefaults
 
 USER = 65532
-GRACE_SECONDS = 30
 
 
 def statefulset(

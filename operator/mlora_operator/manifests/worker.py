@@ -18,6 +18,9 @@ TOKEN_DIR = "/var/run/mlora/token"
 STORAGE_KEYS_DIR = "/var/run/mlora/storage"
 CACHE_DIR = "/cache"
 
+TERMINATION_SECONDS = 100  # that ranks have to save what they have in hand
+GRACE_SECONDS = TERMINATION_SECONDS + 20  # after which the kubelet kills them
+
 
 def coordinator_host(owner: Owner) -> str:
     """DNS name of rank 0, through the headless Service."""
@@ -40,6 +43,8 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         storage_region=storage.region,
         storage_keys_dir=STORAGE_KEYS_DIR if storage.secret_ref is not None else None,
         cache_dir=CACHE_DIR,
+        checkpoints_uri=spec.checkpoints.uri,
+        termination_seconds=TERMINATION_SECONDS,
         threads=spec.worker.threads,
         microbatch_tokens=spec.microbatch_tokens,
         recompute_activations=spec.recompute_activations,

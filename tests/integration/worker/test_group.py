@@ -124,14 +124,18 @@ def assert_timeline(group: Group, long: TaskPlan, short: TaskPlan) -> None:
         assert all(before.end <= after.start for before, after in pairwise(way))
 
 
-def test_a_task_that_loses_its_place_waits_and_trains_again(two_stages: Group, make_task: MakeTask) -> None:
+def test_a_task_that_loses_its_place_waits_and_trains_on(two_stages: Group, make_task: MakeTask) -> None:
     group = two_stages
-    task = make_task("preempted", training={"maxSteps": 40})
+    task = make_task("preempted", training={"maxSteps": 200, "checkpointEverySteps": 0})
     group.plan(task)
     group.wait_for(lambda report: report.tasks[0].step >= 2)
     group.plan(task.model_copy(update={"admitted": False}))
-    group.wait_for(lambda report: report.tasks[0].phase is TaskPhase.PREPARED)
-    assert group.finish(task)["preempted"].phase is TaskPhase.SUCCEEDED
+    report = group.wait_for(lambda report: report.tasks[0].phase is TaskPhase.PREEMPTED)
+    stopped = report.tasks[0].step
+    assert report.tasks[0].checkpoint_step == stopped
+    finished = group.finish(task)["preempted"]
+    assert (finished.phase, finished.step, finished.resumed_step) == (TaskPhase.SUCCEEDED, 200, stopped)
+    assert not Path(task.output_uri.removeprefix("file://"), "checkpoints").exists()
 
 
 BAD = {
@@ -198,7 +202,10 @@ def test_a_lost_rank_restarts_the_group_which_ends_what_was_open_and_never_repea
     two_stages: Group, make_task: MakeTask
 ) -> None:
     group = two_stages
-    finished, open_task = make_task("finished"), make_task("open", training={"maxSteps": 100_000})
+    finished, open_task = (
+        make_task("finished"),
+        make_task("open", training={"maxSteps": 100_000, "checkpointEverySteps": 0}),
+    )
     adapter = group.finish(finished)["finished"].adapter
     assert adapter is not None
     manifest = Path(finished.output_uri.removeprefix("file://"), "manifest.json")
