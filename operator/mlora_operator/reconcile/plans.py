@@ -9,7 +9,7 @@ from mlora_operator.reconcile.places import ordered
 from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_worker.protocol import Plan, StorageAccess, TaskPhase, TaskPlan
+from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
 
 
 def next_plan(
@@ -60,10 +60,20 @@ def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
     if behind and (report.run_id != contact.sent_run or report.sequence > contact.sent_sequence):
         known = known_generation(view)
         return contact.sent if contact.sent.generation == known else Plan(generation=known + 1, tasks=tasks)
-    if report.plan_generation > contact.sent.generation:
-        # Someone else has sent a plan in between, such as a former operator that was slow to end.
+    # Someone else has sent a plan in between, such as a former operator that was slow to end. Two operators that want the
+    # same must not answer each other for ever.
+    if report.plan_generation > contact.sent.generation and not _is_done(tasks, report):
         return Plan(generation=known_generation(view) + 1, tasks=tasks)
     return None
+
+
+def _is_done(tasks: tuple[TaskPlan, ...], report: Report) -> bool:
+    """The coordinator has these tasks and no other, and none waits or trains against this wish."""
+    phases = {task.uid: task.phase for task in report.tasks}
+    if phases.keys() != {task.uid for task in tasks}:
+        return False
+    against = {True: (TaskPhase.PREPARED, TaskPhase.PREEMPTED), False: (TaskPhase.TRAINING,)}
+    return not any(phases[task.uid] in against[task.admitted] for task in tasks)
 
 
 def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
@@ -75,6 +85,7 @@ def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
         name=task.key.name,
         priority=spec.priority,
         admitted=admitted,
+        started=bool(task.status.step),
         base_model=spec.base_model,
         lora=spec.lora,
         dataset=spec.dataset,

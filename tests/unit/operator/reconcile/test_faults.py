@@ -90,6 +90,22 @@ async def test_whatever_is_lost_each_task_is_trained_once_and_ends_for_good(
     assert world.published == dict.fromkeys((f"uid-team-a-{name}" for name in TASKS), 1)
 
 
+async def test_two_operators_of_one_mind_do_not_answer_each_other_for_ever(make: Any) -> None:
+    world = world_of(make, 1)
+    world.faulty = False
+    both = [Operator(world, make.settings()) for _ in range(2)]
+    generations = []
+    for number in range(40):
+        for one in both:
+            assert await one.look()
+        if number < 20:
+            world.advance()
+        tick(world)
+        generations.append(world.coordinator.plan.generation if world.coordinator is not None else 0)
+    assert generations[-1] == generations[25]
+    assert world.judge() == []
+
+
 @quick
 @given(seed=seeds)
 async def test_dying_workers_add_runs_but_no_second_adapter(make: Any, seed: int) -> None:
