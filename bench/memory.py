@@ -155,7 +155,7 @@ def _models(scratch: Path, *, quick: bool) -> Iterator[tuple[str, Path, int]]:
     if quick:
         yield "SmolLM2-135M, two layers", cut_folder(whole, 2, scratch / "cut"), 80
     else:
-        yield "SmolLM2-135M", whole, 120
+        yield "SmolLM2-135M", whole, 64
     for name, shape in SHAPES.items():
         folder = scratch / name.replace(" ", "-")
         config = AutoConfig.for_model(

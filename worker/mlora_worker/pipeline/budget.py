@@ -1,8 +1,9 @@
 """A hard limit on the memory of a rank: beyond it, allocations fail as they do on a full device.
 
 On CUDA torch's allocator keeps it. On the CPU the kernel does (``RLIMIT_DATA``): the process may grow, from where it is
-with its model loaded, by what the budget leaves beside the model. Blocks that were freed and kept are not counted against
-it. A failed allocation is a fault like any other lack of memory (``faults.py``).
+with its model loaded, by what the budget leaves beside the model, and a little for what is no tensor (``OWN_GROWTH``).
+Blocks that were freed and kept are not counted against it. A failed allocation is a fault like any other lack of memory
+(``faults.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from pathlib import Path
 import torch
 
 log = logging.getLogger(__name__)
+
+OWN_GROWTH = 32 * 2**20  # bytes: stacks of threads that start later, Python's objects
 
 
 def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
@@ -31,7 +34,7 @@ def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
     used = _data_bytes()
     if used is None:
         return False
-    limit = used - _free_heap_bytes() + budget - resident
+    limit = used - _free_heap_bytes() + budget - resident + OWN_GROWTH
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard not in (resource.RLIM_INFINITY, -1):
         limit = min(limit, hard)
