@@ -169,7 +169,9 @@ def fingerprint(task: TaskPlan) -> str:
     """SHA-256 of a task's uid and of all that decides its result: neither its keys nor its place in the
     queue.
     """
-    lasting = task.model_dump(mode="json", by_alias=True, exclude={"storage", "priority", "admitted", "started"})
+    lasting = task.model_dump(
+        mode="json", by_alias=True, exclude={"storage", "priority", "admitted", "started"}
+    )
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
