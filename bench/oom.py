@@ -37,7 +37,7 @@ from mlora_worker.protocol import (
 TASKS, QUICK_TASKS = 200, 12
 BUDGET = 640 * 2**20
 MICROBATCH_TOKENS = 512
-MOST_WAITING = 24  # that the worker prepares ahead
+ENOUGH_WAITING = 24  # while more wait, whoever fits is there: the steady state
 TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all-linear",))
 
 
@@ -118,7 +118,7 @@ class Run:
                 self._inside[task.uid] = task
                 self._waiting.remove(task)
         self.most = max(self.most, len(self._inside))
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > ENOUGH_WAITING:
             self.used.append(model.verdict(self._inside).needed / BUDGET)
         ranks.plan([*self._inside.values()])
 
