@@ -18,6 +18,7 @@ BENCHMARKS = {
     "oom": "random tasks against a hard memory budget",
     "memory": "predicted memory of microbatches over what was measured",
     "scheduler": "time of a decision, makespan over a bound, a trace against other ways to share GPUs",
+    "preempt": "steps that an urgent task waits for another one's place",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",
 }
 

@@ -53,6 +53,7 @@ class _Passing:
 
     item: Train
     faults: int  # of this rank
+    arrived: Tensor | None  # hidden states from the former stage; None on rank 0
 
 
 class StageLoop:
@@ -104,7 +105,7 @@ class StageLoop:
                     return
 
     def _forward(self, item: Train, entry: Entry) -> None:
-        passing = self._passing[item.number] = _Passing(item, faults=0)
+        passing = self._passing[item.number] = _Passing(item, faults=0, arrived=entry.hidden)
         for segment in item.segments:
             settle = partial(self._engine.settle, segment)
             update = (
@@ -125,7 +126,7 @@ class StageLoop:
                 out = self._attempt(item.number, Phase.FORWARD, forward)
             passing.faults += out is None
         if not self._last:
-            hidden = out.hidden if out is not None else self._engine.blank(item.tokens)
+            hidden = out.hidden if out is not None else self._blank(item, entry.hidden)
             assert hidden is not None
             self._neighbours.send_forward(hidden)
             return
@@ -150,9 +151,16 @@ class StageLoop:
         if self._first:
             self._on_returned(number, stats)
             return
-        below = out.gradient if out is not None else self._engine.blank(passing.item.tokens)
+        spare = gradient if gradient is not None else passing.arrived
+        below = out.gradient if out is not None else self._blank(passing.item, spare)
         assert below is not None
         self._neighbours.send_backward(below, stats)
+
+    def _blank(self, item: Train, spare: Tensor | None) -> Tensor:
+        """[tokens, size] zeros, which travel in the place of what could not be computed. ``spare`` has this shape and is of
+        no use any more: it is taken, since memory may be what lacks. Rank 0 alone has none.
+        """
+        return self._engine.blank(item.tokens) if spare is None else spare.detach().zero_()
 
     def _checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint.update is not None:
