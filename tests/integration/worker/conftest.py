@@ -171,7 +171,7 @@ def start_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
 @pytest.fixture(scope="session")
 def two_stages(start_group: Callable[..., Group], tiny_model: Path) -> Group:
     """A group of two stages that tests share; each plans tasks with uids of its own."""
-    return start_group(tiny_model, stages=2)
+    return start_group(tiny_model, stages=2, microbatch_tokens=16_384)
 
 
 @pytest.fixture

@@ -164,7 +164,7 @@ def test_bad_input_fails_its_task_and_nobody_else(two_stages: Group, make_task: 
 def test_memory_that_runs_out_on_a_rank_ends_neither_task_nor_group(
     two_stages: Group, make_task: MakeTask, tmp_path: Path
 ) -> None:
-    """Rank 1 may grow by 20 MiB. Of a step of 32,768 tokens, a microbatch near the budget of 4096 needs over 30."""
+    """Rank 1 may grow by 32 MiB. Of a step of 32,768 tokens, the microbatches of 4,096 need more."""
     group, limit = two_stages, resource.RLIMIT_DATA
     steps = {"maxSteps": 30}
     alone = make_task("calm", training=steps, uid="calm-alone", outputUri=f"file://{tmp_path}/alone")
@@ -181,7 +181,7 @@ def test_memory_that_runs_out_on_a_rank_ends_neither_task_nor_group(
     before = group.report().run_id
     usual = resource.prlimit(process.pid, limit)
     try:
-        resource.prlimit(process.pid, limit, (data_size(process.pid) + 20 * 2**20, usual[1]))
+        resource.prlimit(process.pid, limit, (data_size(process.pid) + 32 * 2**20, usual[1]))
         reports = group.finish(calm, hungry)
     finally:
         resource.prlimit(process.pid, limit, usual)
