@@ -2,8 +2,8 @@
 
 Two real ranks train two tasks. Then the plan takes one of them out, as the operator does for a task of higher priority, and
 lets that one in as soon as the report says that the place is free. Counted are the steps of the task that stays, from the
-plan until the urgent one trains: the victim ends its step and writes its checkpoint meanwhile, and the pipeline is not flushed.
-Once the urgent one is done, the victim comes back and ends.
+plan until the urgent one trains: the victim ends its step and writes its checkpoint meanwhile, and the pipeline is not
+flushed. Once the urgent one is done, the victim comes back and ends.
 
 The same two tasks train once more undisturbed. Every loss that both runs showed must agree: of the task that stayed, and of
 the one that had to leave. Otherwise the run ends with an error.
