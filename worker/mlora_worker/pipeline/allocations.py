@@ -17,9 +17,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,41 +36,32 @@ _ACTIVITIES = {ProfilerActivity.CPU}
 _ONE_AT_A_TIME = threading.Lock()  # torch has one profiler in a process
 
 
-class Ledger(Protocol):
+class Ledger:
     """Of one microbatch."""
 
-    @property
-    def held(self) -> int:
-        """Bytes of it that are there now."""
-        ...
+    def __init__(self) -> None:
+        self._peaks: dict[str, int] = {}
+        self.held = 0  # bytes of it that are there now
+        self.complete = True  # False when a phase could not be followed: the figures say nothing then
 
-    @property
-    def complete(self) -> bool:
-        """False when a phase could not be followed: the figures say nothing then."""
-        ...
-
-    def follow(self, phase: str) -> Any:
+    def follow(self, phase: str) -> AbstractContextManager[None]:
         """A context; ``peak(phase)`` tells afterwards the most bytes that were there at once in it."""
-        ...
+        raise NotImplementedError
 
-    def peak(self, phase: str) -> int: ...
+    def peak(self, phase: str) -> int:
+        return self._peaks[phase]
 
 
 def ledger_for(device: torch.device) -> Ledger:
     return CudaLedger(device) if device.type == "cuda" else CpuLedger()
 
 
-class CpuLedger:
+class CpuLedger(Ledger):
     """Blocks of torch's CPU allocator, by their address. Not thread-safe; all phases on one thread."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._blocks: dict[int, int] = {}
-        self._peaks: dict[str, int] = {}
-        self.held = 0
-        self.complete = True
-
-    def peak(self, phase: str) -> int:
-        return self._peaks[phase]
 
     @contextmanager
     def follow(self, phase: str) -> Iterator[None]:
@@ -103,17 +94,12 @@ class CpuLedger:
         return most
 
 
-class CudaLedger:
+class CudaLedger(Ledger):
     """Torch's CUDA allocator, whose counts are those of the queueing thread: nothing waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._peaks: dict[str, int] = {}
-        self.held = 0
-        self.complete = True
-
-    def peak(self, phase: str) -> int:
-        return self._peaks[phase]
 
     @contextmanager
     def follow(self, phase: str) -> Iterator[None]:
