@@ -69,17 +69,19 @@ class ScheduleRanks:
 def main(arguments: list[str]) -> int:
     made = parser("baselines", __doc__)
     made.add_argument("--tasks", type=int, default=2)
-    made.add_argument("--batch", type=int, default=None, help="rows of each task's step (default: 4)")
+    made.add_argument(
+        "--batch", type=int, default=None, help="rows of each task's step (default: 2; --long: 4)"
+    )
     made.add_argument(
         "--microbatches", type=int, default=None, help="of the peers' step (default: one for each row)"
     )
     made.add_argument(
-        "--steps", type=int, default=None, help="of each task, measured (default: 2; --long: 4)"
+        "--steps", type=int, default=None, help="of each task, measured (default: 1; --long: 4)"
     )
     options = made.parse_args(arguments)
     count = repetitions(options, usual=2, long=5)
-    steps = options.steps or (1 if options.quick else 4 if options.long else 2)
-    batch = options.batch or (2 if options.quick else 4)
+    steps = options.steps or (4 if options.long else 1)
+    batch = options.batch or (4 if options.long else 2)
     microbatches = options.microbatches or batch
     setting = Setting(options.tasks, TARGETS)
     times: list[dict[str, Rate]] = []

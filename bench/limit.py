@@ -59,14 +59,14 @@ class FrozenBase:
 
 def main(arguments: list[str]) -> int:
     made = parser("limit", __doc__)
-    made.add_argument("--batch", type=int, default=None, help="rows of each task (default: 2)")
+    made.add_argument("--batch", type=int, default=None, help="rows of each task (default: 1; --long: 2)")
     made.add_argument(
         "--dtype", choices=tuple(TOLERANCE), default="float32", help="of the base (default: float32)"
     )
     options = made.parse_args(arguments)
     torch.set_num_threads(options.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
-    size = options.batch or (1 if options.quick else 2)
+    size = options.batch or (2 if options.long else 1)
     count = repetitions(options, usual=3, long=9)
     with tempfile.TemporaryDirectory() as scratch:
         folder = cut_folder(smollm2_folder(), 2, Path(scratch)) if options.quick else smollm2_folder()
