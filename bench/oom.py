@@ -2,8 +2,11 @@
 
 A real worker with one stage may use no more than its budget (``RLIMIT_DATA`` beside the model). 200 random tasks wait for
 it. The operator's memory model, learned from the worker's reports, says who may train together; tasks are let in in order,
-whoever fits, as long as some wait. Counted are the times that memory ran out, and how much of the budget was given away
-while enough tasks waited: the predicted need of all tasks in training over the budget.
+whoever fits, as long as some wait. Counted are the times that memory ran out, and how much of the budget was in use while
+enough tasks waited: the worker measures each microbatch at torch's allocator, to the byte, and adds the frozen weights and
+the adapters that are loaded. ``used`` is the mean, over the times between two changes of who is admitted, of the most that
+was in use; ``used_always`` is the mean over all microbatches. Beside it stands what was predicted for the tasks that were
+admitted.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 
 from bench.base import cut_folder, smollm2_folder
 from bench.options import parser
@@ -42,14 +45,16 @@ TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all
 
 
 def main(arguments: list[str]) -> int:
-    options = parser("oom", __doc__).parse_args(arguments)
-    count = QUICK_TASKS if options.quick else TASKS
+    made = parser("oom", __doc__)
+    made.add_argument("--tasks", type=int, default=TASKS, help=f"how many there are (default: {TASKS})")
+    options = made.parse_args(arguments)
+    count = QUICK_TASKS if options.quick else options.tasks
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         folder = cut_folder(smollm2_folder(), 1, Path(scratch) / "model")
         ranks = Ranks(folder, 1, Path(scratch) / "ranks", options.threads)
         ranks.config = ranks.config.model_copy(
-            update={"memory_budget": BUDGET, "microbatch_tokens": MICROBATCH_TOKENS}
+            update={"memory_budget": BUDGET, "microbatch_tokens": MICROBATCH_TOKENS, "measure_every": 1}
         )
         with ranks:
             tasks = [_task(number, Path(scratch)) for number in range(count)]
@@ -57,13 +62,30 @@ def main(arguments: list[str]) -> int:
             run.through(ranks)
             log = logs_of(Path(scratch) / "ranks")
     ooms = run.ooms + log.count("ran out of memory")
-    used = median(run.used) if run.used else 0.0
-    head = ["", "tasks", "succeeded", "out of memory", "budget used", "most at once", "seconds"]
+    times = [one for one in run.times if one.used]
+    used = fmean(max(one.used) for one in times) if times else 0.0
+    always = fmean(used for one in times for used in one.used) if times else 0.0
+    predicted = fmean(one.predicted for one in times) if times else 0.0
+    head = [
+        "",
+        "tasks",
+        "succeeded",
+        "out of memory",
+        "used",
+        "always",
+        "predicted",
+        "most at once",
+        "seconds",
+    ]
     seconds = time.perf_counter() - began
-    print(table(head, [["1 stage", count, run.succeeded, ooms, used, run.most, seconds]]))
+    print(table(head, [["1 stage", count, run.succeeded, ooms, used, always, predicted, run.most, seconds]]))
     result = {
         "ooms": ooms,
         "used": used,
+        "used_always": always,
+        "used_most": max((max(one.used) for one in times), default=0.0),
+        "predicted": predicted,
+        "microbatches": sum(len(one.used) for one in times),
         "tasks": count,
         "succeeded": run.succeeded,
         "most_at_once": run.most,
@@ -74,21 +96,39 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+@dataclass(slots=True)
+class Time:
+    """Between two changes of who is admitted, with enough tasks waiting. Parts of the budget."""
+
+    predicted: float
+    used: list[float] = field(default_factory=list)  # at the peak of each microbatch
+
+
 class Run:
     """Lets tasks in as the model allows, until all have ended."""
 
     def __init__(self, tasks: Sequence[TaskPlan]) -> None:
         self._waiting, self._inside = list(tasks), dict[str, TaskPlan]()
+        self._enough = min(ENOUGH_WAITING, len(tasks) // 4)
+        self._ready: set[str] = set()  # prepared, as of the newest report
+        self._seen = 0  # number of the newest microbatch whose sample was noted
         self.ooms = self.succeeded = self.most = 0
-        self.used: list[float] = []
+        self.times: list[Time] = []
 
     def through(self, ranks: Ranks) -> None:
-        ranks.plan([])
+        self._plan(ranks)
         for _, report in ranks.reports():
-            if self._note_ends(report) or not self._inside:
+            self._note_use(report)
+            if self._note_ends(report) or self._has_prepared(report):
                 if not self._waiting and not self._inside:
                     return
                 self._let_in(report, ranks)
+
+    def _note_use(self, report: Report) -> None:
+        fresh = [one for one in report.memory if one.item > self._seen and not one.calibration]
+        self._seen = max((one.item for one in fresh), default=self._seen)
+        if self.times and len(self._waiting) > self._enough:
+            self.times[-1].used += [one.used_bytes / BUDGET for one in fresh]
 
     def _note_ends(self, report: Report) -> bool:
         """Whether somebody has ended."""
@@ -104,6 +144,13 @@ class Run:
             self.ooms += task.failure is not None and task.failure.reason is FailureReason.OUT_OF_MEMORY
         return bool(ended)
 
+    def _has_prepared(self, report: Report) -> bool:
+        """Whether somebody more has its rows ready."""
+        ready = {task.uid for task in report.tasks if task.phase is TaskPhase.PREPARED}
+        news = ready - self._ready
+        self._ready = ready
+        return bool(news)
+
     def _let_in(self, report: Report, ranks: Ranks) -> None:
         assert report.facts is not None
         facts = report.facts
@@ -114,13 +161,17 @@ class Run:
         blank = MemoryModel(facts, report.stages, MICROBATCH_TOKENS, BUDGET, 0.0, demands)
         model = replace(blank, learned=learn(blank, (), report.memory, report.exhausted))
         for task in list(self._waiting):
-            if model.verdict((*self._inside, task.uid)).fits:
+            if task.uid in self._ready and model.verdict((*self._inside, task.uid)).fits:
                 self._inside[task.uid] = task
                 self._waiting.remove(task)
         self.most = max(self.most, len(self._inside))
-        if len(self._waiting) > ENOUGH_WAITING:
-            self.used.append(model.verdict(self._inside).needed / BUDGET)
-        ranks.plan([*self._inside.values()])
+        self.times.append(Time(model.verdict(self._inside).needed / BUDGET))
+        self._plan(ranks)
+
+    def _plan(self, ranks: Ranks) -> None:
+        """As the operator does: who waits is known already, so that its rows are prepared when there is room."""
+        waiting = [task.model_copy(update={"admitted": False}) for task in self._waiting]
+        ranks.plan([*self._inside.values(), *waiting])
 
 
 def _task(number: int, scratch: Path) -> TaskPlan:

@@ -264,6 +264,7 @@ class FailureReason(StrEnum):
     NON_FINITE_LOSS = "NonFiniteLoss"
     INVALID_ADAPTER = "InvalidAdapter"
     UPLOAD_FAILED = "UploadFailed"
+    INSUFFICIENT_SPACE = "InsufficientSpace"
     OUT_OF_MEMORY = "OutOfMemory"
     CHECKPOINT_MISMATCH = "CheckpointMismatch"
     INTERNAL_ERROR = "InternalError"
@@ -374,6 +375,8 @@ class MemorySample(Message):
     forward_bytes: Amount = 0  # at most, during its forward
     backward_bytes: Amount = 0  # at most, during its backward
     rss_bytes: Amount = 0  # of the whole process after its backward, as the kernel has it; 0: not known
+    used_bytes: Amount = 0  # of the budget at its peak, with weights, adapters and all else in flight; 0: not known
+    item: Amount = 0  # its number in the stream
     seconds: Annotated[float, Field(strict=True, ge=0)] = 0.0  # of forward and backward together
     calibration: bool = False  # it was made up, and no task's
 
@@ -453,6 +456,7 @@ class WorkerConfig(Message):
         None  # bytes of each rank's allocations, base model included; None: what the device has
     )
     calibrate: bool = True  # measure a few made-up microbatches before the first task is let in
+    measure_every: Count = 64  # of microbatches that are like former ones, one in so many is measured
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
     log_format: Literal["text", "json"] = "text"
 

@@ -37,7 +37,7 @@ from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
-from mlora_worker.pipeline.metered import MeteredEngine, OnSample
+from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
@@ -291,7 +291,8 @@ def _run_later_rank(
 
 def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> MeteredEngine:
     """The engine of ``stage``, measured before it serves and limited to its budget."""
-    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations)
+    sampling = Sampling(config.measure_every)
+    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations, sampling=sampling)
     if config.calibrate:
         calibrate(engine, config.microbatch_tokens)
     if config.memory_budget is not None:

@@ -28,6 +28,8 @@ class TaskOptimizer:
             eps=EPSILON,
             weight_decay=training.weight_decay,
         )
+        # All that the task will hold is taken when it is loaded: an update in the midst of training cannot lack it.
+        self.restore(0, torch.zeros_like(adapter.gradient), torch.zeros_like(adapter.gradient))
 
     def apply(self, update: Update) -> None:
         """Close a step: clip, AdamW, zero the gradients."""
@@ -43,16 +45,13 @@ class TaskOptimizer:
     @property
     def updates(self) -> int:
         """Steps made so far; the corrections of both moments depend on it."""
-        state = self._adamw.state.get(self._adapter.parameters)
-        return int(state["step"]) if state else 0
+        return int(self._adamw.state[self._adapter.parameters]["step"])
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
         """Running means of the gradients and of their squares, laid out as the parameters are; zeros before the first
         step."""
-        state = self._adamw.state.get(self._adapter.parameters)
-        if not state:
-            return torch.zeros_like(self._adapter.gradient), torch.zeros_like(self._adapter.gradient)
+        state = self._adamw.state[self._adapter.parameters]
         return state["exp_avg"], state["exp_avg_sq"]
 
     def restore(self, updates: int, first: Tensor, second: Tensor) -> None:
@@ -65,5 +64,5 @@ class TaskOptimizer:
 
     @property
     def bytes(self) -> int:
-        """Of the two moments, which exist from the first step on."""
-        return 2 * self._adapter.parameters.nbytes
+        """Of the two moments."""
+        return sum(moment.nbytes for moment in self.moments)

@@ -43,6 +43,9 @@ class Ledger:
         self._peaks: dict[str, int] = {}
         self.held = 0  # bytes of it that are there now
         self.complete = True  # False when a phase could not be followed: the figures say nothing then
+        self.in_use: int | None = (
+            None  # most bytes of all that the process has; None: the allocator does not tell
+        )
 
     def follow(self, phase: str) -> AbstractContextManager[None]:
         """A context; ``peak(phase)`` tells afterwards the most bytes that were there at once in it."""
@@ -106,7 +109,9 @@ class CudaLedger(Ledger):
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
         yield
-        self._peaks[phase] = self.held + max(0, torch.cuda.max_memory_allocated(self._device) - before)
+        most = torch.cuda.max_memory_allocated(self._device)
+        self.in_use = max(self.in_use or 0, most)
+        self._peaks[phase] = self.held + max(0, most - before)
         self.held = max(0, self.held + torch.cuda.memory_allocated(self._device) - before)
 
 

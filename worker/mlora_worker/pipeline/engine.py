@@ -310,7 +310,7 @@ class StageEngine:
 
 
 def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
-    flats = [adapter.parameters.detach(), *map(torch.zeros_like, [adapter.gradient] * 2)]
+    flats = (adapter.parameters.detach(), *optimizer.moments)
     for prefix, flat in zip(PREFIXES, flats, strict=True):
         for name, view in adapter.named(flat).items():
             view.copy_(state[prefix + name])

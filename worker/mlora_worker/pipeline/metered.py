@@ -29,7 +29,7 @@ OnSample = Callable[[MemorySample], None]
 
 _FIRST = 6  # microbatches measured in a row at the start
 _WIDER = 1.15  # one that is so much wider than all before is measured, too
-_EVERY = 64  # and each 64th, for what changes with time
+_EVERY = 64  # and, unless told otherwise, each 64th, for what changes with time
 
 # Torch's profiler, which counts for us on the CPU, would write lines of its own into the log.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -45,13 +45,14 @@ def group_names(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
 class Sampling:
     """Which microbatches are measured. Pure but for its counts."""
 
+    every: int = _EVERY
     seen: int = 0
     widest: int = 0  # tokens of the widest one that was measured
 
     def takes(self, tokens: int) -> bool:
         self.seen += 1
         wider = tokens > _WIDER * self.widest
-        if not (self.seen <= _FIRST or wider or self.seen % _EVERY == 0):
+        if not (self.seen <= _FIRST or wider or self.seen % self.every == 0):
             return False
         self.widest = max(self.widest, tokens)
         return True
@@ -63,7 +64,13 @@ class _Measured:
 
     ledger: Ledger
     input_bytes: int  # of its hidden states, which came from outside
+    used_bytes: int | None  # at most so far, on the whole stage; None: not known
     seconds: float
+
+    @property
+    def kept_bytes(self) -> int:
+        return self.input_bytes + self.ledger.held
+
     sample: MemorySample
 
 
@@ -98,33 +105,39 @@ class MeteredEngine(StageEngine):
     ) -> Forwarded:
         if not (self.measures_all or self.calibrates or self._sampling.takes(item.tokens)):
             return super().forward(item, token_ids=token_ids, hidden=hidden, labels=labels)
-        ledger, started = ledger_for(self.stage.device), self._clock()
+        ledger, started, beside = ledger_for(self.stage.device), self._clock(), self._bytes_beside()
         with ledger.follow("forward"):
             out = super().forward(item, token_ids=token_ids, hidden=hidden, labels=labels)
         if ledger.complete:
             own = bytes_of(hidden)
+            most = own + ledger.peak("forward")
             sample = self._sample(item, labels).model_copy(
-                update={"kept_bytes": own + ledger.held, "forward_bytes": own + ledger.peak("forward")}
+                update={"kept_bytes": own + ledger.held, "forward_bytes": most}
             )
-            self._measured[item.number] = _Measured(ledger, own, self._clock() - started, sample)
+            used = _used(ledger, beside, most)
+            self._measured[item.number] = _Measured(ledger, own, used, self._clock() - started, sample)
         return out
 
     def backward(self, number: int, grad: Tensor | None) -> Backwarded:
         measured = self._measured.pop(number, None)
         if measured is None:
             return super().backward(number, grad)
-        ledger, started = measured.ledger, self._clock()
+        ledger, started, beside = measured.ledger, self._clock(), self._bytes_beside(number)
         with ledger.follow("backward"):
             out = super().backward(number, grad)
         if ledger.complete:
             most = measured.input_bytes + bytes_of(grad) + ledger.peak("backward")
             seconds = measured.seconds + self._clock() - started
+            used = _used(ledger, beside, most)
             self._deliver(
                 measured.sample.model_copy(
                     update={
                         "backward_bytes": most,
                         "seconds": round(seconds, 6),
                         "rss_bytes": resident_set_bytes(),
+                        "used_bytes": max(used, measured.used_bytes)
+                        if used is not None and measured.used_bytes is not None
+                        else 0,
                     }
                 )
             )
@@ -133,6 +146,15 @@ class MeteredEngine(StageEngine):
     def abandon(self, number: int) -> None:
         self._measured.pop(number, None)
         super().abandon(number)
+
+    def _bytes_beside(self, number: int | None = None) -> int | None:
+        """What is there beside microbatch ``number``: weights, adapters, other microbatches. None while one of those was
+        not measured, so that nobody knows what it keeps."""
+        others = self._flights.keys() - {number}
+        if not others <= self._measured.keys():
+            return None
+        kept = sum(self._measured[other].kept_bytes for other in others)
+        return self.stage.resident_bytes + sum(map(self.task_bytes, self._tasks)) + kept
 
     def _sample(self, item: Train, labels: Tensor | None) -> MemorySample:
         """With the shape of ``item``; nothing measured yet."""
@@ -168,4 +190,12 @@ class MeteredEngine(StageEngine):
             else 0,
             lowest_group=lowest_adapted(loras, self._input_groups) if stage.first else 0,
             calibration=self.calibrates,
+            item=max(0, item.number),
         )
+
+
+def _used(ledger: Ledger, beside: int | None, own: int) -> int | None:
+    """Of the whole stage at the most: as the allocator has it, else what is beside the microbatch and its ``own``."""
+    if ledger.in_use is not None:
+        return ledger.in_use
+    return beside + own if beside is not None else None
