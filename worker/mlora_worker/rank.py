@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, TaskPlan, WorkerConfig
+from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from mlora_worker.storage.uri import join
@@ -148,6 +150,7 @@ class _FirstRank:
                 publishing=ThreadPoolExecutor(_MOST_STORING, "publish"),
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
+                kept=kept_work(config),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
                 memory=self._samples.all,
@@ -327,6 +330,13 @@ def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
         return store, join(root, f"{task.namespace}/{task.name}")
 
     return place
+
+
+def kept_work(config: WorkerConfig) -> KeptWork:
+    """Where finished work waits for a store that refuses it: beside the model's files, cleaned of what is left over."""
+    kept = KeptWork(Path(config.cache_dir) / "kept")
+    kept.clean(time.time())
+    return kept
 
 
 def stage_report(

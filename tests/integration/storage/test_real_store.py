@@ -28,7 +28,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.adapter import adapter_config, find_published, publish_adapter
+from mlora_worker.storage.adapter import adapter_config, find_published, publish_adapter, save_weights
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.probe import probe_output
@@ -172,7 +172,9 @@ def test_a_probe_leaves_nothing_behind(store: Store, folder: str) -> None:
     assert store.list(folder) == []
 
 
-def test_a_reader_that_follows_the_manifest_never_sees_half_an_adapter(store: Store, folder: str) -> None:
+def test_a_reader_that_follows_the_manifest_never_sees_half_an_adapter(
+    store: Store, folder: str, tmp_path: Path
+) -> None:
     task = TaskPlan(
         uid="uid",
         namespace="team-a",
@@ -201,7 +203,8 @@ def test_a_reader_that_follows_the_manifest_never_sees_half_an_adapter(store: St
                 "q_proj.lora_A.weight": torch.ones(size, 2**18),
                 "q_proj.lora_B.weight": torch.ones(9, size),
             }
-            publish_adapter(store, folder, tensors, config, task=task, step=size, loss=1.0, data=None)
+            weights = save_weights(tensors, tmp_path)
+            publish_adapter(store, folder, weights, config, task=task, step=size, loss=1.0, data=None)
             manifest = find_published(store, folder)
             assert manifest is not None
             assert manifest.step == size

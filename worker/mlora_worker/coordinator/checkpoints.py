@@ -1,6 +1,7 @@
 """Checkpoints on rank 0: the stages' parts joined, written and fetched in the background, and kept in memory until safe.
 
-A state that could not be written stays in memory and is tried again; a newer one takes its place. That of a task which
+A state that could not be written stays in memory and on rank 0's own volume, and is tried again; a newer one takes its
+place. That of a task which
 waits for its return stays too, as long as there is room (``KEPT_BYTES``), and spares it the way to the store.
 """
 
@@ -33,6 +34,7 @@ from mlora_worker.storage.checkpoint import (
     write_checkpoint,
 )
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ class Checkpoints:
         on_change: Callable[[], None],
         pause: Callable[[float], None],
         turn: AbstractContextManager[object],
+        kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
@@ -67,6 +70,7 @@ class Checkpoints:
         self._open, self._pool = open_place, pool
         self._changed, self._on_change = changed, on_change
         self._pause, self._turn = pause, turn
+        self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
 
     # --- with the lock held -------------------------------------------------------------------------------------
@@ -88,6 +92,11 @@ class Checkpoints:
     def want(self, task: TaskRun) -> None:
         """Make the restoration of a task."""
         self._pool.submit(self._restore, task)
+
+    def take_back(self, task: TaskRun, state: TaskState) -> None:
+        """``state`` is newer than what the store has: the task goes on from it, and it is brought there."""
+        task.state, task.writing = state, True
+        self._pool.submit(self._write, task)
 
     def _gathered(self, task: TaskRun, progress: Progress, parts: Mapping[int, Mapping[str, Tensor]]) -> None:
         tensors = {name: tensor for stage in sorted(parts) for name, tensor in parts[stage].items()}
@@ -120,6 +129,13 @@ class Checkpoints:
         check_fingerprint(found.fingerprint, fingerprint, folder)
         return found.step
 
+    def kept_state(self, task: TaskPlan, fingerprint: Fingerprint, newer_than: int) -> TaskState | None:
+        """What an earlier run could not bring to the store, if it is of a later step. Raises ``CheckpointMismatch``."""
+        state = self._kept.state(task.uid, newer_than)
+        if state is not None:
+            check_fingerprint(state.progress.fingerprint, fingerprint, "rank 0's own volume")
+        return state
+
     def forget(self, task: TaskRun) -> None:
         """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room."""
         try:
@@ -134,6 +150,7 @@ class Checkpoints:
             try:
                 step = self._persist(lambda: self._write_newest(task), task, "writing a checkpoint")
             except Withdrawn:
+                self._kept.forget_states(task.uid)
                 with self._changed:
                     task.writing = False
                     self._on_change()
@@ -161,12 +178,16 @@ class Checkpoints:
         if state is None:  # it failed, or is published
             raise Withdrawn(task.name)
         try:
-            write_checkpoint(*self._open(task.plan), state)
+            store, folder = self._open(task.plan)
+            write_checkpoint(store, folder, state, scratch=self._kept.scratch_for(state.bytes))
         except StorageError:
+            self._kept.keep_state(task.uid, state)
             raise
         except Exception as error:  # whatever it is: what a task has done is not given up
             log.exception("a checkpoint of %s cannot be written", task.name)
+            self._kept.keep_state(task.uid, state)
             raise StorageError(FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}") from error
+        self._kept.forget_states(task.uid)
         return state.progress.step
 
     def _restore(self, task: TaskRun) -> None:

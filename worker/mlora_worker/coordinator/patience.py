@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from mlora_worker.coordinator.tasks import TaskRun
-from mlora_worker.protocol import FailureReason
+from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.storage.errors import StorageError
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def until_stored(
                 result = work()
         except StorageError as error:
             reason = error.reason
-            if reason is FailureReason.DATASET_NOT_FOUND and task.prepared is not None:
+            if reason is FailureReason.DATASET_NOT_FOUND and task.phase is not TaskPhase.PREPARING:
                 reason = (
                     FailureReason.UPLOAD_FAILED
                 )  # its rows are here: what is gone is the place of its output

@@ -9,13 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker.coordinator.fingerprint import fingerprint_of
+from mlora_worker.coordinator.room import check_room
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import prepare
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterInfo, ModelFacts, ModelSource, TaskPlan
-from mlora_worker.storage.adapter import find_published, fingerprint, published_info
+from mlora_worker.storage.adapter import (
+    FinishedAdapter,
+    adapter_config,
+    find_published,
+    fingerprint,
+    published_info,
+)
+from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
 from mlora_worker.stream.planner import load_of, rows_per_step
@@ -31,15 +39,24 @@ class BaseModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerFast
 
 
-def prepare_task(task: TaskPlan, base: BaseModel, store: Store) -> PreparedTask | AdapterInfo:
-    """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already.
+def prepare_task(
+    task: TaskPlan, base: BaseModel, store: Store, *, checkpoints: str, kept: KeptWork
+) -> PreparedTask | AdapterInfo | FinishedAdapter:
+    """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already, or has
+    finished it and could not publish it.
 
-    Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user.
+    ``checkpoints``: address of its checkpoints' folder. Raises errors that carry a ``reason`` (``FailureReason``) and a
+    message for the user.
     """
     published = find_published(store, task.output_uri)
     if published is not None and published.fingerprint == fingerprint(task):
         return published_info(task.output_uri, published)
     targets = resolve_targets(base.facts, task.lora)
+    finished = kept.adapter(task.uid, fingerprint(task))
+    config = adapter_config(task.lora, base.source.name, base.source.revision, targets)
+    if finished is not None and finished.config == config:
+        return finished
+    check_room(task, base.facts, targets, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)
     prepared = prepare(task.dataset, task.training, base.tokenizer, store, base.facts.max_positions)
     steps = StepPlan(len(prepared.rows), task.training)

@@ -10,8 +10,17 @@ from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.lora.adapter import expected_keys
 from mlora_worker.model.facts import target_linears
-from mlora_worker.protocol import AdapterInfo, StepRecord, TaskPlan
-from mlora_worker.storage.adapter import InvalidAdapter, adapter_config, check_adapter, publish_adapter
+from mlora_worker.protocol import AdapterInfo, FailureReason, StepRecord, TaskPlan
+from mlora_worker.storage.adapter import (
+    FinishedAdapter,
+    InvalidAdapter,
+    adapter_config,
+    check_adapter,
+    fingerprint,
+    publish_adapter,
+)
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
 
 
@@ -26,26 +35,42 @@ def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
-def publish_task(
+def finished_adapter(
     task: TaskPlan,
     prepared: PreparedTask,
     last: StepRecord | None,
     parts: Sequence[dict[str, Tensor]],
     base: BaseModel,
-    store: Store,
-) -> AdapterInfo:
-    """Check and upload the adapter; its manifest goes last. Raises errors that carry a ``reason``."""
+) -> FinishedAdapter:
+    """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
     tensors = join_parts(parts)
     check_adapter(
         tensors, expected_keys(linear.path for linear in target_linears(base.architecture, prepared.targets))
     )
-    return publish_adapter(
-        store,
-        task.output_uri,
+    return FinishedAdapter(
         tensors,
         adapter_config(task.lora, base.source.name, base.source.revision, prepared.targets),
-        task=task,
         step=last.step if last else 0,
         loss=last.loss if last else None,
         data=prepared.counts,
     )
+
+
+def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, kept: KeptWork) -> AdapterInfo:
+    """Its manifest goes last. Raises StorageError, and may be called again after one."""
+    try:
+        with kept.weights(task.uid, fingerprint(task), finished) as weights:
+            return publish_adapter(
+                store,
+                task.output_uri,
+                weights,
+                finished.config,
+                task=task,
+                step=finished.step,
+                loss=finished.loss,
+                data=finished.data,
+            )
+    except OSError as error:  # of this rank's disk; the adapter is in memory, too
+        raise StorageError(
+            FailureReason.UPLOAD_FAILED, f"the adapter's file cannot be read before its upload: {error}"
+        ) from None

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torch import Tensor
@@ -20,7 +20,7 @@ from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.publish import publish_task
+from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
@@ -37,7 +37,10 @@ from mlora_worker.protocol import (
     TaskPlan,
     WireReport,
 )
+from mlora_worker.storage.adapter import FinishedAdapter
+from mlora_worker.storage.checkpoint import TaskState
 from mlora_worker.storage.errors import StoreUnreachable
+from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import StageCost
@@ -68,6 +71,7 @@ class Surroundings:
     publishing: Executor
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
+    kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
@@ -88,10 +92,12 @@ class Coordinator:
         self._plan: Plan | None = None  # in force; a number does not identify what two operators sent
         self._sequence = 0
         self._turn = threading.BoundedSemaphore(_AT_ONCE)
+        self._open_place = surroundings.checkpoint_place or self._below_output
         self._checkpoints = Checkpoints(
             stages=surroundings.stages,
             tasks=self._tasks,
-            open_place=surroundings.checkpoint_place or self._below_output,
+            open_place=self._open_place,
+            kept=surroundings.kept,
             pool=surroundings.publishing,
             changed=changed,
             on_change=self._note_change,
@@ -186,7 +192,7 @@ class Coordinator:
 
     def _prepare(self, task: TaskRun) -> None:
         try:
-            result, step = self._prepared(task)
+            result, step, state = self._prepared(task)
         except Withdrawn:
             return
         except Exception as error:
@@ -196,24 +202,35 @@ class Coordinator:
             task.stored_step = step
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
-                log.info(
-                    "task %s/%s is published already at %s", task.plan.namespace, task.plan.name, result.uri
-                )
+                log.info("task %s is published already at %s", task.name, result.uri)
+            elif isinstance(result, FinishedAdapter):
+                task.finish_with(result)
+                log.info("task %s was finished by an earlier run: it is uploaded", task.name)
+                self._with.publishing.submit(self._upload, task, result)
             else:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
+                if state is not None:
+                    self._checkpoints.take_back(task, state)
             self._note_change()
         if isinstance(result, AdapterInfo):
-            self._checkpoints.forget(task)
+            self._forget(task)
 
-    def _prepared(self, task: TaskRun) -> tuple[PreparedTask | AdapterInfo, int]:
-        """With the step of its newest checkpoint, 0 without one. A task that has trained before is not failed by a store
-        that is away or refuses it for a while; any other one is, so that a wrong address is known at once."""
+    def _prepared(
+        self, task: TaskRun
+    ) -> tuple[PreparedTask | AdapterInfo | FinishedAdapter, int, TaskState | None]:
+        """With the step of its newest checkpoint, 0 without one, and with a newer state that never got there. A task that
+        has trained before is not failed by a store that is away or refuses it for a while; any other one is, so that a
+        wrong address is known at once."""
 
-        def once() -> tuple[PreparedTask | AdapterInfo, int]:
-            made = prepare_task(task.plan, self._with.base, self._with.open_store(task.plan.storage))
-            if isinstance(made, AdapterInfo):
-                return made, 0
-            return made, self._checkpoints.find(task.plan, made.fingerprint)
+        def once() -> tuple[PreparedTask | AdapterInfo | FinishedAdapter, int, TaskState | None]:
+            plan = task.plan
+            _, folder = self._open_place(plan)
+            store = self._with.open_store(plan.storage)
+            made = prepare_task(plan, self._with.base, store, checkpoints=folder, kept=self._with.kept)
+            if not isinstance(made, PreparedTask):
+                return made, 0, None
+            step = self._checkpoints.find(plan, made.fingerprint)
+            return made, step, self._checkpoints.kept_state(plan, made.fingerprint, newer_than=step)
 
         if task.plan.started:
             return self._until_stored(once, task, "fetching its rows and checkpoint")
@@ -228,22 +245,22 @@ class Coordinator:
         return once()
 
     def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
-        prepared = task.prepared
-        assert prepared is not None
+        assert task.prepared is not None
         try:
-            adapter = self._until_stored(
-                lambda: publish_task(
-                    task.plan,
-                    prepared,
-                    task.last,
-                    parts,
-                    self._with.base,
-                    self._with.open_store(task.plan.storage),
-                ),
-                task,
-                "uploading the adapter",
-            )
+            finished = finished_adapter(task.plan, task.prepared, task.last, parts, self._with.base)
+        except Exception as error:
+            self._fail(task, error)
+            return
+        self._upload(task, finished)
+
+    def _upload(self, task: TaskRun, finished: FinishedAdapter) -> None:
+        def once() -> AdapterInfo:
+            return upload(task.plan, finished, self._with.open_store(task.plan.storage), self._with.kept)
+
+        try:
+            adapter = self._until_stored(once, task, "uploading the adapter")
         except Withdrawn:
+            self._with.kept.forget(task.uid)
             return
         except Exception as error:
             self._fail(task, error)
@@ -252,8 +269,13 @@ class Coordinator:
             task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
             task.state = task.snapshot = None
             self._note_change()
+        self._forget(task)
+        log.info("adapter of %s is published at %s", task.name, adapter.uri)
+
+    def _forget(self, task: TaskRun) -> None:
+        """It is published: nothing of it is needed to go on."""
+        self._with.kept.forget(task.uid)
         self._checkpoints.forget(task)
-        log.info("adapter of %s/%s is published at %s", task.plan.namespace, task.plan.name, adapter.uri)
 
     def _until_stored(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
         return until_stored(
@@ -286,11 +308,12 @@ class Coordinator:
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
             del self._tasks[uid]
+            self._with.publishing.submit(self._with.kept.forget, uid)
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
             if diverged and task.stored_step:  # what led there is of no use
                 task.stored_step = 0
-                self._with.publishing.submit(self._checkpoints.forget, task)
+                self._with.publishing.submit(self._forget, task)
         self._sequence += 1
         self._changed.notify_all()
 

@@ -7,6 +7,9 @@
          |                   PREEMPTED      |
          +--------- any of them -----------+--> FAILED
 
+A task whose finished adapter an earlier run has kept goes from PREPARING to SAVING; one that is published already, to
+SUCCEEDED.
+
 A task that is no longer admitted leaves the stream behind a checkpoint, and is PREEMPTED once that is in the store; until
 then it is TRAINING without being in the stream. One that has made no step yet is PREPARED again.
 
@@ -37,6 +40,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     TaskReport,
 )
+from mlora_worker.storage.adapter import FinishedAdapter
 from mlora_worker.storage.checkpoint import Fingerprint, Progress, TaskState
 from mlora_worker.stream.items import Update
 from mlora_worker.stream.planner import TaskLoad
@@ -114,6 +118,7 @@ class TaskRun:
     started: float | None = None  # monotonic seconds
     seconds: float = 0.0  # from the start of training to the last returned step
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter
+    finished_adapter: FinishedAdapter | None = None  # of an earlier run, kept on this rank's volume
     adapter: AdapterInfo | None = None
     failure: Failure | None = None
     updates: int = 0  # that AdamW has made
@@ -139,7 +144,9 @@ class TaskRun:
 
     @property
     def total_steps(self) -> int:
-        return self.prepared.steps.total_steps if self.prepared else 0
+        if self.prepared is None:
+            return self.finished_adapter.step if self.finished_adapter else 0
+        return self.prepared.steps.total_steps
 
     @property
     def finished(self) -> bool:
@@ -331,10 +338,21 @@ class TaskRun:
             total_steps=self.total_steps,
             loss=self.last.loss if self.last else None,
             tokens_per_second=self.tokens_done / self.seconds if self.seconds > 0 else None,
-            data=self.prepared.counts if self.prepared else None,
+            data=self._counts,
             adapter=self.adapter,
             failure=self.failure,
             checkpoint_step=self.stored_step or None,
             resumed_step=self.resumed_step,
             blocked=self.blocked,
         )
+    def finish_with(self, adapter: FinishedAdapter) -> None:
+        """An earlier run has done all its steps: it has only to be published."""
+        self.phase, self.finished_adapter = TaskPhase.SAVING, adapter
+        self.steps_done = self.resumed_step = adapter.step
+
+    @property
+    def _counts(self) -> DataCounts | None:
+        if self.prepared is None:
+            return self.finished_adapter.data if self.finished_adapter else None
+        return self.prepared.counts
+

@@ -7,6 +7,8 @@
 ``probe``              can the output be written? asked before training
 ``adapter``            PEFT's layout: configuration, checks, publishing with the manifest last
 ``checkpoint``         a task's state between two runs: adapter and moments with the manifest last, pruned
+``kept``               what a task has done, on rank 0's own volume until its store has it
+``space``              is there room on a volume?
 ``scratch``            files on their way to a store
 ``model_card``         pure: the README.md beside the weights
 ``safetensors_reader`` tensors of a model by name, each read on its own

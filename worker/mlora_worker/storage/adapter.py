@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.model_card import model_card
-from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
+from mlora_worker.storage.scratch import save_tensors, sha256_of
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 
@@ -100,29 +101,42 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Collection[str]) -> N
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedAdapter:
+    """All that is published of a task that has done its steps. ``step`` and ``loss`` are those of the last one."""
+
+    tensors: Mapping[str, Tensor]
+    config: Mapping[str, Any]
+    step: int
+    loss: float | None
+    data: DataCounts | None
+
+
+def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
+    """The weights' file in ``folder``. Raises StorageError where there is no room for it."""
+    return save_tensors(tensors, folder / WEIGHTS_NAME, "adapter")
+
+
 def publish_adapter(
     store: Store,
     output_uri: str,
-    tensors: Mapping[str, Tensor],
+    weights: Path,
     config: Mapping[str, Any],
     *,
     task: TaskPlan,
     step: int,
     loss: float | None,
     data: DataCounts | None,
-    scratch: Path | None = None,
 ) -> AdapterInfo:
     """Writes a checked adapter below ``output_uri``. Raises StorageError; may be called again after one.
 
-    ``step`` and ``loss`` are those of the last step. ``scratch`` is a folder with room for the weights (None:
-    the system's temporary folder). The returned size and SHA-256 are those of the weights' file.
+    ``weights`` is its tensors' file, by ``save_weights``. ``step`` and ``loss`` are those of the last step. The returned
+    size and SHA-256 are those of the weights' file.
     """
     loss = loss if loss is not None and math.isfinite(loss) else None
     store.delete(join(output_uri, MANIFEST_NAME))
-    with scratch_folder(scratch, "adapter") as folder:
-        weights = save_tensors(tensors, folder / WEIGHTS_NAME, "adapter")
-        files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=sha256_of(weights))]
-        store.write_file(join(output_uri, WEIGHTS_NAME), weights)
+    files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=sha256_of(weights))]
+    store.write_file(join(output_uri, WEIGHTS_NAME), weights)
     card = model_card(task=task, config=config, step=step, loss=loss, data=data)
     for name, text in (
         (CONFIG_NAME, json.dumps(dict(config), indent=2, allow_nan=False) + "\n"),

@@ -104,9 +104,12 @@ def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> No
             )
 
 
-def write_checkpoint(store: Store, folder: str, state: TaskState, scratch: Path | None = None) -> None:
-    """Write ``state`` below the task's ``folder``, then remove what it makes superfluous. Raises StorageError; may be
-    called again after one. ``scratch`` is a local folder with room for the tensors (None: the system's temporary one).
+def write_checkpoint(
+    store: Store, folder: str, state: TaskState, scratch: Path | None = None, kept: int = KEPT
+) -> None:
+    """Write ``state`` below the task's ``folder``, then remove what it makes superfluous: all but the ``kept`` newest.
+    Raises StorageError; may be called again after one. ``scratch`` is a local folder with room for the tensors (None: the
+    system's temporary one).
     """
     place = _place(folder, state.progress.step)
     store.delete(join(place, MANIFEST_NAME))
@@ -123,7 +126,7 @@ def write_checkpoint(store: Store, folder: str, state: TaskState, scratch: Path 
         step=state.progress.step, task_uid=state.progress.task_uid, files=tuple(files)
     )
     store.write(join(place, MANIFEST_NAME), manifest.model_dump_json(by_alias=True).encode())
-    _prune(store, folder)
+    _prune(store, folder, kept)
 
 
 def newest_progress(store: Store, folder: str) -> Progress | None:
@@ -252,14 +255,14 @@ def _tensors_of(data: bytes) -> dict[str, Tensor]:
     return dict(tensors)
 
 
-def _prune(store: Store, folder: str) -> None:
-    """Keep the ``KEPT`` newest complete ones. What is incomplete and older than the newest complete one is a leftover; what
+def _prune(store: Store, folder: str, kept: int) -> None:
+    """Keep the ``kept`` newest complete ones. What is incomplete and older than the newest complete one is a leftover; what
     is newer may be in writing."""
     steps = _steps(store, folder)
     complete = sorted(step for step, names in steps.items() if MANIFEST_NAME in names)
-    kept = complete[-KEPT:]
+    staying = complete[-kept:]
     for step in sorted(steps):
-        if step not in kept and step < complete[-1]:
+        if step not in staying and step < complete[-1]:
             forget_checkpoint(store, folder, step)
 
 

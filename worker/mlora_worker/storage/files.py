@@ -17,16 +17,24 @@ from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.uri import file_path, file_uri
 
 PIECE = 8 * 2**20
+NO_SPACE = {
+    errno.ENOSPC: "no space left on that volume",
+    errno.EDQUOT: "the quota of that volume is used up",
+    errno.EFBIG: "a file may not become so large there",
+}
 _UNFINISHED = ".partial"
 
 
 class FileStore:
     """Writes go to a hidden file in the same folder, which is then renamed: a reader sees all of an object or
-    none.
+    none. ``private``: only the owner may read what is written.
     """
 
-    def __init__(self, missing: FailureReason = FailureReason.DATASET_NOT_FOUND) -> None:
+    def __init__(
+        self, missing: FailureReason = FailureReason.DATASET_NOT_FOUND, *, private: bool = False
+    ) -> None:
         self._missing = missing
+        self._file_mode, self._folder_mode = (0o600, 0o700) if private else (0o666, 0o777)
 
     def read(self, uri: str) -> bytes:
         with self._explained(uri, "read"):
@@ -81,7 +89,8 @@ class FileStore:
             # Of a writer that was killed: an object of a store has one writer only.
             for leftover in target.parent.glob(f".{_literal(target.name)}.*{_UNFINISHED}"):
                 leftover.unlink(missing_ok=True)
-            with replacing(target) as file:
+            _make_folders(target.parent, self._folder_mode)
+            with replacing(target, self._file_mode) as file:
                 yield file
 
     @contextlib.contextmanager
@@ -95,23 +104,27 @@ class FileStore:
         except PermissionError:
             raise AccessRefused(f"may not {action} {uri}: the file's owner or mode forbids it") from None
         except OSError as error:
+            if error.errno in NO_SPACE:
+                raise StorageError(
+                    FailureReason.INSUFFICIENT_SPACE,
+                    f"cannot write {uri}: {NO_SPACE[error.errno]}; make room there",
+                ) from None
             reason = FailureReason.UPLOAD_FAILED if action == "write" else FailureReason.STORAGE_UNREACHABLE
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageError(reason, f"cannot write {uri}: no space left on that volume") from None
             raise StorageError(
                 reason, f"cannot {action} {uri}: {error.strerror or type(error).__name__}"
             ) from None
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[BinaryIO]:
+def replacing(target: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """A file that takes the place of ``target`` when the block ends well, and vanishes when it does not.
-    Several processes may do so at once: the last one's file stays, whole.
+    Several processes may do so at once: the last one's file stays, whole. ``mode`` is that of a new file, less the
+    process's mask.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}{_UNFINISHED}")
     try:
-        with unfinished.open("xb") as file:
+        with open(unfinished, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -120,6 +133,23 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def move_into_place(source: Path, target: Path) -> None:
+    """Make the file ``source``, on the same volume, ``target``: for its owner only, and once it is on the disk. Raises
+    OSError."""
+    _make_folders(target.parent, 0o700)
+    source.chmod(0o600)
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    source.replace(target)
+    _sync_folder(target.parent)
+
+
+def _make_folders(folder: Path, mode: int) -> None:
+    """Like ``mkdir(parents=True)``, which gives ``mode`` to the last folder only."""
+    for missing in reversed([folder, *folder.parents]):
+        missing.mkdir(mode=mode, exist_ok=True)
 
 
 def _literal(name: str) -> str:

@@ -31,6 +31,19 @@ _OTHER_REGION = {
     "307",
     "IllegalLocationConstraintException",
 }
+_FULL = {  # AWS has no quotas; these are the words of Ceph, MinIO, SeaweedFS and others
+    "QuotaExceeded",
+    "QuotaExceededException",
+    "BucketQuotaExceeded",
+    "XMinioAdminBucketQuotaExceeded",
+    "XMinioStorageFull",
+    "InsufficientCapacity",
+    "InsufficientStorage",
+    "InsufficientStorageSpace",
+    "StorageFull",
+    "507",
+}
+_TOO_LARGE = {"EntityTooLarge", "413"}
 _PASSING = {500, 502, 503, 504}  # another attempt may work; 501 says that the store will never do it
 
 
@@ -113,6 +126,19 @@ def _answered(
         return AccessRefused(
             f"cannot {action} {uri}: the clocks of {where} and of this node differ too much; set them right"
         )
+    said = _clean(str(error.response.get("Error", {}).get("Message", "")), secrets)
+    quoted = f" ({said})" if said else ""
+    if status == 507 or code in _FULL:  # before the rights: Ceph answers 403
+        return StorageError(
+            FailureReason.INSUFFICIENT_SPACE,
+            f"cannot {action} {uri}: {where} is full or its quota is used up, it answered {status} {code}{quoted}; make "
+            "room there or raise the quota",
+        )
+    if status == 413 or code in _TOO_LARGE:
+        return StorageError(
+            FailureReason.INSUFFICIENT_SPACE,
+            f"cannot {action} {uri}: {where} takes no object of that size, it answered {status} {code}{quoted}",
+        )
     if status in (401, 403) or code in ("AccessDenied", "401", "403"):
         return AccessRefused(
             f"may not {action} {uri} at {where}: the keys lack that right, or the bucket's policy forbids it"
@@ -122,8 +148,7 @@ def _answered(
             FailureReason.INVALID_SPEC,
             f"cannot {action} {uri}: {where} says the region is wrong; set storage.region",
         )
-    said = _clean(str(error.response.get("Error", {}).get("Message", "")), secrets)
-    told = f"cannot {action} {uri}: {where} answered {status} {code}" + (f" ({said})" if said else "")
+    told = f"cannot {action} {uri}: {where} answered {status} {code}{quoted}"
     if action == "write" and status not in _PASSING:
         return StorageError(FailureReason.UPLOAD_FAILED, told)
     return StoreUnreachable(told)

@@ -9,7 +9,15 @@ import pytest
 
 from mlora_worker.coordinator.patience import Withdrawn, pauses, until_stored
 from mlora_worker.coordinator.tasks import TaskRun
-from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
+from mlora_worker.protocol import (
+    Dataset,
+    FailureReason,
+    LoRAConfig,
+    StorageAccess,
+    TaskPhase,
+    TaskPlan,
+    Training,
+)
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
 
 
@@ -92,10 +100,31 @@ def test_what_is_not_the_stores_fault_is_final() -> None:
 def test_a_full_volume_keeps_its_words() -> None:
     task = run()
     with pytest.raises(Withdrawn):
-        attempt(task, StorageError(FailureReason.UPLOAD_FAILED, "cannot write: no space left on that volume"))
+        attempt(
+            task, StorageError(FailureReason.INSUFFICIENT_SPACE, "cannot write: no space left on that volume")
+        )
     assert task.blocked is not None
     assert "no space left on that volume" in task.blocked.message
-    assert task.blocked.reason is FailureReason.UPLOAD_FAILED
+    assert task.blocked.reason is FailureReason.INSUFFICIENT_SPACE
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        (TaskPhase.PREPARING, FailureReason.DATASET_NOT_FOUND),
+        (TaskPhase.TRAINING, FailureReason.UPLOAD_FAILED),
+        (TaskPhase.SAVING, FailureReason.UPLOAD_FAILED),
+    ],
+)
+def test_what_is_missing_once_the_rows_are_here_is_the_place_of_the_output(
+    phase: TaskPhase, told: FailureReason
+) -> None:
+    task = run()
+    task.phase = phase
+    with pytest.raises(Withdrawn):
+        attempt(task, StorageError(FailureReason.DATASET_NOT_FOUND, "the bucket is gone"))
+    assert task.blocked is not None
+    assert task.blocked.reason is told
 
 
 def test_a_pause_holds_nobody_elses_turn() -> None:

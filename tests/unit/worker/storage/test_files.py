@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -85,4 +86,15 @@ def test_a_full_volume_is_named(tmp_path: Path) -> None:
         STORE._explained("x", "write"),
     ):
         link.write_bytes(b"x")
-    assert caught.value.reason is FailureReason.UPLOAD_FAILED
+    assert caught.value.reason is FailureReason.INSUFFICIENT_SPACE
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_private_files_and_their_folders_are_their_owners_alone(tmp_path: Path, private: bool) -> None:
+    before = os.umask(0o022)
+    try:
+        FileStore(private=private).write((tmp_path / "deep" / "er" / "x").as_uri(), b"")
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("deep", "deep/er", "deep/er/x")]
+    assert modes == ([0o700, 0o700, 0o600] if private else [0o755, 0o755, 0o644])

@@ -76,6 +76,27 @@ def test_each_failure_has_a_reason_and_says_what_to_do(error: Exception, reason:
     assert part in message
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "part"),
+    [
+        (
+            "QuotaExceeded",
+            403,
+            "full or its quota is used up, it answered 403 QuotaExceeded (over the limit)",
+        ),
+        ("XMinioStorageFull", 507, "full or its quota is used up"),
+        ("XMinioAdminBucketQuotaExceeded", 400, "full or its quota is used up"),
+        ("507", 507, "full or its quota is used up"),
+        ("EntityTooLarge", 400, "takes no object of that size"),
+        ("413", 413, "takes no object of that size"),
+    ],
+)
+def test_a_full_store_is_told_from_one_that_refuses_the_keys(code: str, status: int, part: str) -> None:
+    reason, message = told(answered(code, status, "over the limit"), "write")
+    assert reason == "InsufficientSpace"
+    assert part in message
+
+
 @pytest.mark.parametrize("status", [400, 411, 501])
 def test_a_refused_write_is_an_upload_that_failed(status: int) -> None:
     reason, message = told(answered("Refused", status), "write")
