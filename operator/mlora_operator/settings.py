@@ -17,6 +17,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         stages: 2
         microbatchTokens: 4096
         idleTimeout: 10m
+        startTimeout: 5m
         stallTimeout: 10m
         restarts: {limit: 5, resetAfter: 10m}
         memory: {budget: 20Gi, margin: 0.05}
@@ -65,6 +66,7 @@ class CatalogueModel(BaseModelSource):
     recompute_activations: Annotated[bool, Field(strict=True)] = False
     scheduling: Scheduling = Field(default_factory=Scheduling)
     idle_timeout: Duration = "10m"
+    start_timeout: Duration = "5m"
     stall_timeout: Duration = "10m"
     restarts: Restarts = Field(default_factory=Restarts)
     storage: Storage = Field(default_factory=Storage)

@@ -40,6 +40,7 @@ REASON_FINISHED = "Finished"
 REASON_RESTARTING = "Restarting"  # the worker group was restarted; the task will run again
 REASON_PIPELINE_UPDATING = "PipelineUpdating"  # the workers are to be replaced; nobody new is let in before
 REASON_PIPELINE_FAILED = "PipelineFailed"  # its pipeline is not started again before someone acts
+REASON_WAITING_FOR_WORKERS = "WaitingForWorkers"  # not all workers of the pipeline get a place
 
 # Reasons of Preempted.
 REASON_PREEMPTED = "PreemptedByPriority"  # a task that goes first has the place
@@ -59,6 +60,7 @@ REASON_IDLE = "Idle"  # scaled to zero
 REASON_STARTING = "Starting"
 REASON_POD_NOT_STARTING = "PodNotStarting"  # a pod's container waits; the message has the kubelet's words
 REASON_POD_NOT_ENDING = "PodNotEnding"  # a deleted pod stays, since its node does not answer
+REASON_WORKERS_INCOMPLETE = "WorkersIncomplete"  # some got no place, so the others were given back for now
 REASON_UNREACHABLE = "CoordinatorUnreachable"
 REASON_RESTART_LIMIT = "RestartLimitReached"  # the workers failed too often in a row
 REASON_CANNOT_SERVE = (

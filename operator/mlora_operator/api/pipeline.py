@@ -160,6 +160,11 @@ class LoRAPipelineSpec(Model):
     idle_timeout: Duration = Field(
         default="10m", description="After this long without a task the workers are scaled to zero."
     )
+    start_timeout: Duration = Field(
+        default="5m",
+        description="When a quota, full nodes or an image keep some workers from starting for so long, the others are "
+        "ended, too, and all start again later; 0s: never.",
+    )
     stall_timeout: Duration = Field(
         default="10m",
         description="When tasks train and no microbatch was trained for so long, or the coordinator of ready workers "
@@ -183,6 +188,22 @@ class WorkersSeen(Status):
     starts: int = Field(default=0, description="How often the coordinator was started again in that pod.")
     replaced: bool = Field(
         default=False, description="A pod was replaced since, so the next restart is no failure."
+    )
+
+
+class StartSeen(Status):
+    """Workers that do not all get a place, remembered until they all have been ready."""
+
+    since: str | None = Field(default=None, description="Since when some have no place.")
+    lack: str | None = Field(default=None, description="What is missing: Quota, Room or Other.")
+    words: str = Field(default="", description="What the quota, the scheduler or the kubelet says.")
+    attempts: int = Field(default=0, description="How often those that had a place were ended, too.")
+    again: str | None = Field(
+        default=None, description="When all start again at the latest; absent while they try."
+    )
+    others: int = Field(
+        default=0,
+        description="Most workers of other pipelines meanwhile; fewer means that something was freed.",
     )
 
 
@@ -224,7 +245,7 @@ class PipelineStatus(Status):
     observed_generation: int | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )
-    state: str | None = Field(default=None, description="Idle, Starting, Ready or Failed.")
+    state: str | None = Field(default=None, description="Idle, Waiting, Starting, Ready or Failed.")
     replicas: int | None = Field(default=None, description="Worker pods wanted now.")
     ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
     restarts: int | None = Field(
@@ -238,6 +259,7 @@ class PipelineStatus(Status):
     workers_seen: WorkersSeen | None = Field(
         default=None, description="The worker pods as they were when restarts were last counted."
     )
+    start: StartSeen | None = Field(default=None, description="Why not all workers start, while that is so.")
     active_tasks: int | None = Field(default=None, description="Tasks that train now.")
     waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
     idle_since: str | None = Field(default=None, description="Since when no task needs the pipeline.")

@@ -97,7 +97,14 @@ class LocalCluster:
         spec = pipeline.spec.model_dump(
             mode="json",
             by_alias=True,
-            exclude={"allowed_namespaces", "idle_timeout", "stall_timeout", "restarts", "scheduling"},
+            exclude={
+                "allowed_namespaces",
+                "idle_timeout",
+                "start_timeout",
+                "stall_timeout",
+                "restarts",
+                "scheduling",
+            },
         )
         return digest(spec)
 

@@ -4,8 +4,8 @@
 what the edge must offer: the API server (``apiserver``), or files and processes (``mlora_operator.local``).
 ``loop`` drives the three.
 
-Of a decision, ``places`` says who trains, ``health`` how the workers fare, ``pipelines`` how many there shall be, ``plans``
-what the coordinator is told, ``tasks`` (with ``hindrances`` and ``figures``) what users read.
+Of a decision, ``places`` says who trains, ``starts`` whose workers may start, ``health`` how they fare, ``pipelines`` how
+many there shall be, ``plans`` what the coordinator is told, ``tasks`` (with ``hindrances``, ``figures``) what users read.
 
 Only ``act``, ``loop`` and ``apiserver`` do I/O. May import: api, settings, scheduling, memory, manifests.
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 
 from mlora_operator.api.pipeline import PipelineStatus
@@ -23,9 +25,11 @@ from mlora_operator.reconcile.pipelines import (
 from mlora_operator.reconcile.places import places
 from mlora_operator.reconcile.plans import known_generation, next_plan
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.starts import Turn, applicant, turns
 from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
+from mlora_operator.scheduling.admission import Place
 from mlora_operator.settings import CatalogueModel, Settings
 
 
@@ -33,21 +37,29 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     """What to do about a snapshot.
 
     1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again.
-    2. Each pipeline: who has a place in its memory, how its workers fare, how many it needs, which plan its coordinator
-       gets.
-    3. Statuses follow, and events from what changed in them.
+    2. Each pipeline: who has a place in its memory.
+    3. All pipelines together: whose workers may start, where not all of them get a place in the cluster.
+    4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
+    5. Statuses follow, and events from what changed in them.
     """
     open_tasks = [task for task in snapshot.tasks if not task.finished and not task.deleting]
     acceptances = {task.key: accept(task, snapshot, settings.models) for task in open_tasks}
     members = _members(open_tasks, acceptances)
 
-    decided = [
-        _decide_pipeline(view(pipeline, members[pipeline.key], snapshot), acceptances, snapshot, now)
+    crews = [
+        _crew(view(pipeline, members[pipeline.key], snapshot), now)
         for pipeline in snapshot.pipelines
         if not pipeline.deleting
     ]
+    may = turns(
+        (applicant(crew.view, crew.wanting) for crew in crews if crew.view.pipeline.spec is not None), now
+    )
+    decided = [
+        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), acceptances, snapshot, now)
+        for crew in crews
+    ]
     homeless = {
-        task.key: task_status(task, acceptances[task.key], None, None, Health(), now)
+        task.key: task_status(task, acceptances[task.key], None, None, Health(), Turn(), now)
         for task in open_tasks
         if acceptances[task.key].pipeline is None
     }
@@ -64,28 +76,43 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Crew:
+    """A pipeline, who has a place in its memory, and for whom its workers run."""
+
+    view: View
+    placed: Mapping[str, Place]
+    wanting: tuple[Task, ...]
+
+
+def _crew(one: View, now: datetime) -> _Crew:
+    if one.pipeline.spec is None:
+        return _Crew(one, {}, ())
+    placed = places(one, now)
+    return _Crew(one, placed, wanted_by(one, placed))
+
+
 def _decide_pipeline(
-    crew: View, acceptances: dict[Key, Acceptance], snapshot: Snapshot, now: datetime
+    crew: _Crew, turn: Turn, acceptances: dict[Key, Acceptance], snapshot: Snapshot, now: datetime
 ) -> Decision:
-    key = crew.pipeline.key
-    if crew.pipeline.spec is None:
-        return Decision(pipeline_statuses={key: invalid_status(crew, now)})
-    placed = places(crew, now)
-    wanting = wanted_by(crew, placed)
-    fares = health(crew, bool(wanting), now)
-    wish = size(crew, wanting, fares, now)
-    plan = next_plan(crew, wanting, placed, snapshot.secrets)
-    generation = plan.generation if plan is not None else known_generation(crew) or None
-    group = workers(crew, wish)
-    waiting = len([task for task in wanting if task.uid not in crew.active])
+    seen, placed, wanting = crew.view, crew.placed, crew.wanting
+    key = seen.pipeline.key
+    if seen.pipeline.spec is None:
+        return Decision(pipeline_statuses={key: invalid_status(seen, now)})
+    fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
+    wish = size(seen, wanting, fares, turn, now)
+    plan = next_plan(seen, wanting, placed, snapshot.secrets)
+    generation = plan.generation if plan is not None else known_generation(seen) or None
+    group = workers(seen, wish)
+    waiting = len([task for task in wanting if task.uid not in seen.active])
     return Decision(
         task_statuses={
-            task.key: task_status(task, acceptances[task.key], crew, placed.get(task.uid), fares, now)
-            for task in crew.tasks
+            task.key: task_status(task, acceptances[task.key], seen, placed.get(task.uid), fares, turn, now)
+            for task in seen.tasks
         },
-        pipeline_statuses={key: pipeline_status(crew, wish, fares, waiting, generation, now)},
+        pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
         workers={key: group} if group is not None else {},
-        delete_pods=pods_to_delete(crew, fares),
+        delete_pods=pods_to_delete(seen, fares),
         plans={key: plan} if plan is not None else {},
     )
 

@@ -47,7 +47,8 @@ def read_groups(
 
 def read_pod(raw: Raw) -> Pod:
     meta, status = raw["metadata"], raw.get("status", {})
-    ready = next((one for one in status.get("conditions", ()) if one["type"] == "Ready"), None)
+    conditions = {one["type"]: one for one in status.get("conditions", ())}
+    ready = conditions.get("Ready")
     is_ready = ready is not None and ready["status"] == "True"
     since = ready.get("lastTransitionTime") if ready is not None and is_ready else None
     deleting = "deletionTimestamp" in meta
@@ -61,6 +62,7 @@ def read_pod(raw: Raw) -> Pod:
         restarts=sum(one.get("restartCount", 0) for one in status.get("containerStatuses", ())),
         ended=_ending(status),
         ready_since=parse_time(since) if since else None,
+        placed=conditions.get("PodScheduled", {}).get("status") == "True",
         gone_by=parse_time(meta["deletionTimestamp"]) if deleting else None,
     )
 

@@ -41,12 +41,13 @@ class Health:
     given_up: Verdict | None = None
 
 
-def health(view: View, wanted: bool, now: datetime) -> Health:
-    """How the group of ``view`` fares. ``wanted``: a task needs it.
+def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
+    """How the group of ``view`` fares. ``wanted``: a task needs it. ``incomplete``: some workers get no place.
 
     1. A changed spec, or no task that needs the workers, begins the count anew: someone has acted.
     2. A restart of the coordinator's process in the same pod is one failure of the group, since every rank's failure
-       ends all ranks. It is none when a pod of the group was deleted: by a drain, by hand, or by the operator.
+       ends all ranks. It is none when a pod of the group was deleted: by a drain, by hand, or by the operator; nor while
+       workers get no place, since those that have one can only wait for them.
     3. A group that stands still counts as one failure when that is noticed.
     4. Progress ``restarts.resetAfter`` after the last failure sets the count back.
     5. More failures than ``restarts.limit``, or a worker that says that it cannot serve: given up.
@@ -56,6 +57,7 @@ def health(view: View, wanted: bool, now: datetime) -> Health:
     failures, seen = _failures_since(status.workers_seen, view.group)
     if not wanted or status.observed_generation != view.pipeline.generation:
         return Health(seen=seen)
+    failures = 0 if incomplete else failures
     stalled = stall(view, now)
     if stalled is not None and not is_true(status.conditions, c.STALLED):
         failures += 1

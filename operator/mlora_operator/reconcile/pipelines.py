@@ -16,6 +16,7 @@ from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.places import memory_model
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
+from mlora_operator.reconcile.starts import Turn, given_back_message
 from mlora_operator.reconcile.tasks import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.transitions import Truth, Wish, conclude
 from mlora_operator.reconcile.view import View
@@ -43,8 +44,9 @@ def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
     )
 
 
-def size(view: View, wanting: tuple[Task, ...], fares: Health, now: datetime) -> Size:
-    """All stages while a task wants them, none after ``idleTimeout`` without one, none once they are given up.
+def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: datetime) -> Size:
+    """All stages while a task wants them and they may have them, none after ``idleTimeout`` without one, or when another
+    group needs what they hold, none once they are given up.
 
     Workers that are to be replaced keep their number until they are free.
     """
@@ -53,12 +55,14 @@ def size(view: View, wanting: tuple[Task, ...], fares: Health, now: datetime) ->
     present = view.group.replicas if view.group is not None else 0
     if fares.given_up is not None or (view.blocked is not None and not view.active):
         return Size(0, status.idle_since)
+    if turn.given_back:
+        return Size(0, None)
     if wanting:
         return Size(present if view.draining else spec.stages, None)
     if present == 0:
         return Size(0, status.idle_since)
     since = parse_time(status.idle_since) if status.idle_since else now
-    over = now - since >= parse_duration(spec.idle_timeout)
+    over = turn.yields or now - since >= parse_duration(spec.idle_timeout)
     return Size(0 if over else present, status.idle_since or timestamp(now))
 
 
@@ -83,12 +87,12 @@ def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
 
 
 def pipeline_status(
-    view: View, wish: Size, fares: Health, waiting: int, generation: int | None, now: datetime
+    view: View, wish: Size, fares: Health, turn: Turn, waiting: int, generation: int | None, now: datetime
 ) -> PipelineStatus:
     """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
     plan.
     """
-    state, wishes = _course(view, wish, fares, now)
+    state, wishes = _course(view, wish, fares, turn, now)
     wishes += _stalled(view, fares)
     status, report = view.pipeline.status, view.report
     changes: dict[str, object] = {
@@ -97,6 +101,7 @@ def pipeline_status(
         "state": state,
         "replicas": wish.replicas,
         "ready_replicas": view.group.ready if view.group is not None else 0,
+        "start": turn.record,
         "active_tasks": len(view.active),
         "waiting_tasks": waiting,
         "idle_since": wish.idle_since,
@@ -134,11 +139,14 @@ def invalid_status(view: View, now: datetime) -> PipelineStatus:
     )
 
 
-def _course(view: View, wish: Size, fares: Health, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) -> tuple[str, tuple[Wish, ...]]:
     if fares.given_up is not None:
         return "Failed", _both("False", fares.given_up.reason, fares.given_up.message)
     if view.blocked is not None and wish.replicas == 0:
         return "Failed", _both("False", view.blocked.reason, view.blocked.message)
+    if turn.given_back and turn.record is not None:
+        message = given_back_message(view, turn.record)
+        return "Waiting", _both("False", c.REASON_WORKERS_INCOMPLETE, message)
     if wish.replicas == 0:
         return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
     available = _available(view, wish, now)

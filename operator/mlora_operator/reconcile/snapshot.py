@@ -11,6 +11,7 @@ from mlora_operator.api import conditions
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
 
@@ -34,7 +35,7 @@ def is_true(held: tuple[Condition, ...], type_: str) -> bool:
     return found is not None and found.status == "True"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Task:
     """A LoRATask as it stands. ``spec`` is None when it is wrong; ``problem`` then names the field."""
 
@@ -53,6 +54,17 @@ class Task:
         """True once the status says so: only then may the coordinator forget the task."""
         held = self.status.conditions
         return is_true(held, conditions.SUCCEEDED) or is_true(held, conditions.FAILED)
+
+    # An object is the same as long as it is not written, so what each decision asks of it is worked out once.
+
+    @cached_property
+    def candidate(self) -> Candidate:
+        assert self.spec is not None
+        return Candidate(self.uid, self.key.namespace, self.key.name, self.spec.priority, self.created)
+
+    @cached_property
+    def admitted(self) -> Condition | None:
+        return condition(self.status.conditions, conditions.ADMITTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +126,7 @@ class Pod:
     restarts: int = 0  # how often its process was started again in the same pod
     ended: Ending | None = None
     ready_since: datetime | None = None
+    placed: bool = True  # it has a node
     gone_by: datetime | None = None  # when a pod that is being deleted had to be gone
 
 

@@ -14,6 +14,7 @@ from mlora_operator.reconcile.figures import figures
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.hindrances import for_whom, is_running, preempted, upload_blocked
 from mlora_operator.reconcile.snapshot import Task, condition, is_true
+from mlora_operator.reconcile.starts import Turn, given_back_message
 from mlora_operator.reconcile.transitions import Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
@@ -41,6 +42,7 @@ def task_status(
     view: View | None,
     place: Place | None,
     fares: Health,
+    turn: Turn,
     now: datetime,
 ) -> TaskStatus:
     """The whole status of an unfinished task. ``view`` is that of the accepting pipeline."""
@@ -50,7 +52,7 @@ def task_status(
     reported = view.reported(task)
     accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
     again = _was_restarted(task, view, reported)
-    course = _course(task, view, reported, place, fares, again, now)
+    course = _course(task, view, reported, place, fares, turn, again, now)
     beside = (
         *preempted(task, reported, place, course.wishes),
         *upload_blocked(task, reported, course.wishes),
@@ -79,6 +81,7 @@ def _course(
     reported: TaskReport | None,
     place: Place | None,
     fares: Health,
+    turn: Turn,
     again: bool,
     now: datetime,
 ) -> Course:
@@ -96,6 +99,13 @@ def _course(
     if fares.given_up is not None:
         message = f"{view.pipeline.key} is not started again: {fares.given_up.message}"
         return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or is_running(task))
+    if (
+        turn.given_back
+        and turn.record is not None
+        and (place is None or place.outcome is not Outcome.NEVER_FITS)
+    ):
+        message = f"{view.pipeline.key} waits: {given_back_message(view, turn.record)}"
+        return _waits(task, "Queued", c.REASON_WAITING_FOR_WORKERS, message, again or is_running(task))
     if view.contact.starting and is_running(task):
         return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again=True)
     if view.report is None and is_running(task):

@@ -14,6 +14,7 @@ from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
 from mlora_operator.reconcile.standing import candidate
+from mlora_operator.reconcile.starts import Turn
 from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.view import view
 from mlora_operator.scheduling.admission import Judged, Outcome, Place, Verdict
@@ -241,7 +242,7 @@ def displaced(
     place = Place(outcome, judged=judged, behind=behind)
     if by is not None:
         place = replace(place, displaced_by=candidate(make.task(by, priority=10)))
-    return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), make.now)
+    return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), Turn(), make.now)
 
 
 def kept(status: TaskStatus) -> dict[str, Any]:
