@@ -49,8 +49,9 @@ class FrozenBase:
         stage, packed = self._stage, pack([row for rows in batch.rows for row in rows])
         segments = tuple(sum(len(row.ids) for row in rows) for rows in batch.rows)
         with self.watch("forward"):
-            source = stage.embed(packed.ids).detach().requires_grad_()
-            hidden = stage.run_layers(source, PackedRows(packed.lengths, stage.device))
+            rows = PackedRows(packed.lengths, stage.device)
+            source = stage.embed(packed.ids, rows).detach().requires_grad_()
+            hidden = stage.run_layers(source, rows)
             losses = stage.losses(hidden, packed.targets, segments)
         with self.watch("backward"):
             torch.autograd.backward(losses.sum())

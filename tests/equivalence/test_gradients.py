@@ -19,14 +19,9 @@ from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Segment, Train
 from tests.equivalence.plain_peft import PeftTask
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, start_of
+from tests.fixtures.model_options import FAMILY
 
 DOUBLE = torch.float64
-# Windows shorter than the rows.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "mistral": {"sliding_window": 5},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    "starcoder2": {"sliding_window": 5},
-}
 
 
 def gradients(engine: StageEngine, task: str) -> dict[str, Tensor]:
@@ -106,7 +101,7 @@ def test_gradients_of_every_architecture_equal_autograds(
     """Recomputed, which is the harder way. PEFT's mini-batches are single rows: a window shorter than the padding leaves
     padded positions nothing to look at, and transformers' eager attention makes NaN of them.
     """
-    saved = small_model(model_type, **OPTIONS.get(model_type, {}))
+    saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
     lora = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1

@@ -1,9 +1,6 @@
 """Which base models are supported, and their shape from the configuration alone (no weights are read).
 
-A supported model's decoder is ``embed_tokens``, a list ``layers`` that maps hidden states to hidden states,
-``norm`` and ``rotary_emb``, with nothing between them, and a linear head without further arithmetic.
-Structure cannot prove that (some models scale their embeddings or logits in ``forward``), so types are listed
-by name; a test compares each with transformers' own forward.
+Which types, and where their parts lie: ``families``. Each model is looked at, too: parts that it lacks are named.
 """
 
 from __future__ import annotations
@@ -17,24 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import UnsupportedModel
+from mlora_worker.model.families import FAMILIES, REFUSED, Family
+from mlora_worker.model.rotary import check_rope
+from mlora_worker.model.transposed import StoredTransposed, unify_linears
 from mlora_worker.stream.costs import embed_cost, head_cost
 
-SUPPORTED_TYPES = (
-    "arcee",
-    "llama",
-    "ministral",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "seed_oss",
-    "smollm3",
-    "starcoder2",
-)
-# These choose their frequencies by the longest position of the batch: a row's result would depend on its
-# neighbours.
-_BATCH_DEPENDENT_ROPE = ("dynamic", "longrope")
+SUPPORTED_TYPES = tuple(sorted(FAMILIES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +49,7 @@ class Architecture:
     max_positions: int
     tied_head: bool  # the head's weight is the embedding's
     linears: tuple[Linear, ...]  # by layer, in the order of the layer's own modules
+    transposed: bool = False  # the checkpoint has their weights as [in, out]
 
     def layer_costs(self) -> list[float]:
         """Multiply-adds per token of each layer's linear modules."""
@@ -87,24 +73,30 @@ def read_config(folder: Path) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (ValueError, OSError) as error:
         raise UnsupportedModel(f"config.json of the base model cannot be used: {error}") from error
-    if config.model_type not in SUPPORTED_TYPES:
-        raise UnsupportedModel(
-            f"model type {config.model_type} is not supported; supported are {', '.join(SUPPORTED_TYPES)}"
-        )
+    family_of(config)
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModel("the base model is quantized; serve one with plain float weights")
-    rope_type = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope_type in _BATCH_DEPENDENT_ROPE:
-        raise UnsupportedModel(
-            f"rope type {rope_type} depends on a batch's longest row: tasks would change each other's results"
-        )
+    check_rope(config)
     return config
 
 
-def meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The whole causal LM on the meta device, with packed attention, frozen, in eval mode. Raises
-    UnsupportedModel.
+def family_of(config: PretrainedConfig) -> Family:
+    """Raises UnsupportedModel, with the reason where it is known."""
+    known = FAMILIES.get(config.model_type)
+    if known is None:
+        why = REFUSED.get(config.model_type)
+        raise UnsupportedModel(
+            f"model type {config.model_type} is not supported{f': {why}' if why else ''}; "
+            f"supported are {', '.join(SUPPORTED_TYPES)}"
+        )
+    return known
+
+
+def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | None = None) -> PreTrainedModel:
+    """The whole causal LM on the meta device, with packed attention, frozen, in eval mode. ``family``: another than its
+    type's. Raises UnsupportedModel.
     """
+    family = family or family_of(config)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -113,11 +105,11 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     except ValueError as error:
         words = str(error).partition("\n")[0][:300]
         raise UnsupportedModel(f"{config.model_type} is no causal language model: {words}") from error
-    decoder, head = model.base_model, model.get_output_embeddings()
-    missing = [
-        part for part in ("embed_tokens", "layers", "norm", "rotary_emb") if not hasattr(decoder, part)
-    ]
-    if "layers" not in missing and not isinstance(decoder.layers, nn.ModuleList):
+    unify_linears(model)
+    parts, head = parts_of(model, family), model.get_output_embeddings()
+    missing = [attribute for attribute, part in parts.items() if part is None]
+    layers = parts[family.layers]
+    if layers is not None and not isinstance(layers, nn.ModuleList):
         missing.append("list of decoder layers")
     if not isinstance(head, nn.Linear):
         missing.append("linear head")
@@ -127,32 +119,46 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         )
     if head.bias is not None:
         raise UnsupportedModel("a head with a bias is not supported")
+    if not all(getattr(module, "is_causal", True) for module in model.base_model.modules()):
+        raise UnsupportedModel("attention that looks ahead is not supported: only causal language models are")
     model.requires_grad_(False)
     return model.eval()
 
 
+def parts_of(model: PreTrainedModel, family: Family) -> dict[str, nn.Module | None]:
+    """The parts of the decoder that its family has, by attribute; None for one that is not there."""
+    attributes = (family.embedding, family.learned_positions, family.rotary, family.layers, family.norm)
+    return {name: getattr(model.base_model, name, None) for name in attributes if name is not None}
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    layers: nn.ModuleList = getattr(model.base_model, family_of(model.config).layers)
+    return layers
+
+
 def layer_prefix(model: PreTrainedModel, layer: int) -> str:
-    return f"{model.base_model_prefix}.layers.{layer}."
+    return f"{model.base_model_prefix}.{family_of(model.config).layers}.{layer}."
 
 
 def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
-    config = model.config
+    config, layers = model.config, decoder_layers(model)
     linears = tuple(
         Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features)
-        for index, layer in enumerate(model.base_model.layers)
+        for index, layer in enumerate(layers)
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear)
     )
     return Architecture(
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        layers=len(model.base_model.layers),
+        intermediate_size=linears[-1].in_features,  # a layer ends with the product that narrows again
+        layers=len(layers),
         attention_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         tied_head=bool(config.tie_word_embeddings),
         linears=linears,
+        transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),
     )
 
 

@@ -3,7 +3,8 @@
 A packed tensor holds rows one after the other; a token sees the earlier tokens of its own row only. The
 boundaries travel as the layer argument ``packed``; no mask over the whole tensor is ever built. On the CPU
 each row is computed by itself, so its result cannot depend on the rows beside it. On CUDA, half-precision
-types use torch's variable-length flash attention; float32 is computed row by row there, too.
+types use torch's variable-length flash attention; float32 is computed row by row there, too, and so are capped scores,
+which flash attention does not know.
 """
 
 from __future__ import annotations
@@ -89,20 +90,23 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface.
 
     query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; ``sliding_window``: a token
-    sees itself and the ``sliding_window - 1`` tokens before it. Returns [1, tokens, heads, size].
+    sees itself and the ``sliding_window - 1`` tokens before it; ``softcap``: scaled scores become
+    ``softcap * tanh(scores / softcap)``. Returns [1, tokens, heads, size].
     """
     del module, attention_mask  # the boundaries say it all
-    refused = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
+    refused = [name for name in ("s_aux", "position_bias") if options.get(name) is not None]
     if refused or dropout:
         raise ValueError(f"packed attention does not know {', '.join(refused) or 'dropout'}")
-    if HAS_VARLEN and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+    half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+    if HAS_VARLEN and half and softcap is None:
         return _varlen(query, key, value, packed, scaling, sliding_window), None
-    return _row_by_row(query, key, value, packed, scaling, sliding_window), None
+    return _row_by_row(query, key, value, packed, scaling, sliding_window, softcap), None
 
 
 def _varlen(
@@ -129,7 +133,13 @@ def _varlen(
 
 
 def _row_by_row(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scaling: float | None, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedRows,
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     groups, dtype = query.shape[1] // key.shape[1], query.dtype
     wide = product_dtype(dtype, query.device)
@@ -140,12 +150,51 @@ def _row_by_row(
     outs = []
     for row_query, row_key, row_value in zip(*_split((query, key, value), packed.lengths), strict=True):
         length = row_query.shape[2]
+        if softcap is not None:
+            scale = scaling if scaling is not None else row_query.shape[-1] ** -0.5
+            seen = packed.window_mask(length, min(window or length, length))
+            out = CappedAttention.apply(row_query, row_key, row_value, seen, scale, softcap)
+            outs.append(out.transpose(1, 2))
+            continue
         mask = packed.window_mask(length, window) if window is not None and window < length else None
         out = scaled_dot_product_attention(
             row_query, row_key, row_value, attn_mask=mask, is_causal=mask is None, scale=scaling
         )
         outs.append(out.transpose(1, 2))
     return torch.cat(outs, dim=1).to(dtype)
+
+
+class CappedAttention(torch.autograd.Function):
+    """softmax(cap * tanh(scale / cap * q k^T)) v of one row, where ``seen`` [length, length]; all [1, heads, length, size].
+
+    Scores are computed again in backward, so that what is kept grows with the row's length and not with its square.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, scale: float, cap: float
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value, seen)
+        ctx.scale, ctx.cap = scale, cap
+        return _capped(query, key, seen, scale, cap)[0].to(value.dtype) @ value
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, seen = ctx.saved_tensors
+        probabilities, bent = _capped(query, key, seen, ctx.scale, ctx.cap)
+        grad_value = probabilities.to(value.dtype).transpose(2, 3) @ grads[0]
+        # d score = p (g - sum p g) (1 - tanh^2) scale, with g the gradient of p.
+        grad = (grads[0] @ value.transpose(2, 3)).to(probabilities.dtype)
+        grad = probabilities * (grad - (probabilities * grad).sum(-1, keepdim=True))
+        grad = (grad * (1 - bent.square()) * ctx.scale).to(query.dtype)
+        return grad @ key, grad.transpose(2, 3) @ query, grad_value, None, None, None
+
+
+def _capped(query: Tensor, key: Tensor, seen: Tensor, scale: float, cap: float) -> tuple[Tensor, Tensor]:
+    """Probabilities and the tanh of scores, in float32 or better."""
+    scores = query @ key.transpose(2, 3)
+    bent = (scores.to(torch.promote_types(scores.dtype, torch.float32)) * (scale / cap)).tanh_()
+    return (bent * cap).masked_fill_(~seen, -torch.inf).softmax(-1), bent
 
 
 def _repeat(heads: Tensor, times: int) -> Tensor:

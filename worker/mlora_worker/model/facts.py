@@ -9,17 +9,22 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from mlora_worker.model.architecture import (
     Architecture,
     Linear,
     architecture_of,
+    decoder_layers,
+    family_of,
     meta_model,
+    parts_of,
     read_architecture,
     read_config,
 )
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.partition import split_layers
+from mlora_worker.model.rotary import make_rotary
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts, ModuleShape, StageShape
 from mlora_worker.stream.fit import Misfit, target_names
 
@@ -66,22 +71,27 @@ def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageSh
     the same stage, and again on the last stage otherwise, which has its own copy.
     """
     model = meta_model(read_config(folder), dtype)
-    decoder, head = model.base_model, model.get_output_embeddings()
-    architecture = architecture_of(model)
-    rotary_bytes = sum(buffer.nbytes for buffer in type(decoder.rotary_emb)(config=model.config).buffers())
+    family, head = family_of(model.config), model.get_output_embeddings()
+    parts = parts_of(model, family)
+    architecture, layers = architecture_of(model), decoder_layers(model)
+    rotary = parts.get(family.rotary) if family.rotary else None
+    rotary_bytes = sum(buffer.nbytes for buffer in make_rotary(rotary).buffers()) if rotary else 0
     shapes = []
-    for stage, layers in enumerate(stage_layers(architecture, stages)):
-        modules = [decoder.layers[layer] for layer in layers]
-        modules += [decoder.embed_tokens] if stage == 0 else []
-        modules += [decoder.norm] if stage == stages - 1 else []
-        tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    for stage, own in enumerate(stage_layers(architecture, stages)):
+        modules: list[nn.Module | None] = [layers[layer] for layer in own]
+        modules += [parts[family.embedding]] if stage == 0 else []
+        modules += [parts[family.learned_positions]] if stage == 0 and family.learned_positions else []
+        modules += [parts[family.norm]] if stage == stages - 1 else []
+        tensors = [
+            tensor for module in modules if module for tensor in (*module.parameters(), *module.buffers())
+        ]
         if stage == stages - 1 and not (architecture.tied_head and stages == 1):
             tensors.append(head.weight)
         shapes.append(
             StageShape(
                 stage=stage,
-                first_layer=layers.start,
-                last_layer=layers.stop - 1,
+                first_layer=own.start,
+                last_layer=own.stop - 1,
                 parameters=sum(tensor.numel() for tensor in tensors),
                 resident_bytes=sum(tensor.nbytes for tensor in tensors) + rotary_bytes,
             )

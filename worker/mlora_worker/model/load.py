@@ -12,14 +12,20 @@ from transformers import PreTrainedModel
 
 from mlora_worker.model.architecture import (
     architecture_of,
+    decoder_layers,
+    family_of,
     layer_prefix,
     meta_model,
+    parts_of,
     read_config,
 )
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_layers
+from mlora_worker.model.families import Family
 from mlora_worker.model.fused import fuse
+from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
+from mlora_worker.model.transposed import StoredTransposed
 
 
 class TensorSource(Protocol):
@@ -37,38 +43,50 @@ def load_stage(
     Raises UnsupportedModel, TooManyStages, IncompleteModel, and what ``source`` raises.
     """
     model = meta_model(read_config(folder), dtype)
-    architecture = architecture_of(model)
+    config, family = model.config, family_of(model.config)
+    parts = parts_of(model, family)
+    architecture, decoder = architecture_of(model), decoder_layers(model)
     layer_range = stage_layers(architecture, stages)[stage]
-    reader = _Reader(source, dtype, device)
-    decoder, root = model.base_model, model.base_model_prefix
+    root = f"{model.base_model_prefix}."
+    reader = _Reader(source, root, dtype, device)
     first, last = stage == 0, stage == stages - 1
 
-    layers = nn.ModuleList(decoder.layers[index] for index in layer_range).eval()
+    def filled(attribute: str | None) -> nn.Module | None:
+        module = None if attribute is None else parts[attribute]
+        if module is not None:
+            reader.fill(model, module, f"{root}{attribute}.")
+        return module
+
+    layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
     for index in layer_range:
-        reader.fill(decoder.layers[index], layer_prefix(model, index))
-    if first:
-        reader.fill(decoder.embed_tokens, f"{root}.embed_tokens.")
-    head_weight = None
-    if last:
-        reader.fill(decoder.norm, f"{root}.norm.")
-        head_weight = _head_weight(model, reader, tied=architecture.tied_head, embedded=first)
-    body = nn.ModuleList([*layers, decoder.norm] if last else layers)
+        reader.fill(model, decoder[index], layer_prefix(model, index))
+    embedding, positions = (
+        (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
+    )
+    norm = filled(family.norm) if last else None
+    head_weight = _head_weight(model, family, reader, embedding) if last else None
+    body = nn.ModuleList([*layers] if norm is None else [*layers, norm])
     fuse(body)
+    rotary = parts[family.rotary] if family.rotary else None
     return Stage(
         index=stage,
         stages=stages,
         architecture=architecture,
         layer_range=layer_range,
         layers=layers,
-        # Frequencies are no part of a checkpoint: made anew, in float32 whatever the weights' type.
-        rotary=type(decoder.rotary_emb)(config=model.config).to(device),
-        embedding=decoder.embed_tokens if first else None,
+        rotary=None if rotary is None else make_rotary(rotary).to(device),
+        layer_types=tuple(
+            config.layer_types[index] if family.rotary_by_layer_type else None for index in layer_range
+        ),
+        embedding=embedding,
+        positions=positions,
         norm=body[-1] if last else None,
         head_weight=head_weight,
+        logit_cap=getattr(config, family.logit_cap) if family.logit_cap else None,
         linears={
             layer_prefix(model, index) + name: module
             for index in layer_range
-            for name, module in decoder.layers[index].named_modules()
+            for name, module in decoder[index].named_modules()
             if isinstance(module, nn.Linear)
         },
         dtype=dtype,
@@ -76,38 +94,57 @@ def load_stage(
     )
 
 
-def _head_weight(model: PreTrainedModel, reader: _Reader, *, tied: bool, embedded: bool) -> Tensor:
+def _head_weight(
+    model: PreTrainedModel, family: Family, reader: _Reader, embedding: nn.Module | None
+) -> Tensor:
     """[vocabulary, size]. A tied head is the embedding's weight, read again when the embedding is on another
     stage.
     """
-    if tied and embedded:
-        weight: Tensor = model.base_model.embed_tokens.weight
-        return weight.detach()
     head = model.get_output_embeddings()
-    name = f"{model.base_model_prefix}.embed_tokens.weight" if tied else "lm_head.weight"
-    return reader.read(name, head.weight.shape)
+    if not model.config.tie_word_embeddings:
+        (name,) = (name for name, module in model.named_modules() if module is head)
+        return reader.read(f"{name}.weight", head.weight.shape, family.old_head_name)
+    if embedding is not None:
+        return next(embedding.parameters()).detach()
+    return reader.read(f"{model.base_model_prefix}.{family.embedding}.weight", head.weight.shape)
 
 
 class _Reader:
-    def __init__(self, source: TensorSource, dtype: torch.dtype, device: torch.device) -> None:
-        self._source, self._dtype, self._device = source, dtype, device
+    """``root``: prefix of the decoder's tensors, which files of the bare decoder lack."""
+
+    def __init__(self, source: TensorSource, root: str, dtype: torch.dtype, device: torch.device) -> None:
+        self._source, self._root, self._dtype, self._device = source, root, dtype, device
         self._names = frozenset(source.names())
 
-    def read(self, name: str, shape: torch.Size) -> Tensor:
-        if name not in self._names:
+    def read(
+        self, name: str, shape: torch.Size, other_name: str | None = None, *, transposed: bool = False
+    ) -> Tensor:
+        stored = next(
+            (one for one in (name, name.removeprefix(self._root), other_name) if one in self._names), None
+        )
+        if stored is None:
             raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json asks for")
-        found = self._source.tensor(name)
-        if found.shape != shape:
+        found = self._source.tensor(stored)
+        wanted = tuple(reversed(shape)) if transposed else tuple(shape)
+        if found.shape != wanted:
             raise IncompleteModel(
                 f"tensor {name} has shape {list(found.shape)} in the model's files, "
-                f"but config.json says {list(shape)}"
+                f"but config.json says {list(wanted)}"
             )
         # A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does.
-        return torch.empty(shape, dtype=self._dtype, device=self._device).copy_(found)
+        own = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return own.copy_(found.T if transposed else found)
 
-    def fill(self, module: nn.Module, prefix: str) -> None:
-        """Replace the meta tensors of ``module`` by those of the source below ``prefix``."""
-        state = {name: self.read(prefix + name, like.shape) for name, like in module.state_dict().items()}
+    def fill(self, model: PreTrainedModel, module: nn.Module, prefix: str) -> None:
+        """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``."""
+        _compute_buffers(model, module, self._device)
+        transposed = {
+            f"{name}.weight" for name, one in module.named_modules() if isinstance(one, StoredTransposed)
+        }
+        state = {
+            name: self.read(prefix + name, like.shape, transposed=name in transposed)
+            for name, like in module.state_dict().items()
+        }
         module.load_state_dict(state, strict=True, assign=True)
         module.requires_grad_(False)
         left = [
@@ -117,3 +154,24 @@ class _Reader:
             raise UnsupportedModel(
                 f"{prefix}{left[0]} is computed by the model itself in a way that is not known here"
             )
+
+
+def _compute_buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) -> None:
+    """Buffers that no file has (a scale of the embedding) are set by the model's own initialisation, which does nothing to
+    parameters while they are on the meta device. One that it leaves alone stays there."""
+    for one in module.modules():
+        stored = one.state_dict(keep_vars=True)
+        made = {
+            name: torch.full_like(buffer, torch.nan, device=device)
+            for name, buffer in one.named_buffers(recurse=False)
+            if name not in stored and buffer.is_meta and buffer.is_floating_point()
+        }
+        if not made:
+            continue
+        former = {name: one.get_buffer(name) for name in made}
+        for name, buffer in made.items():
+            one.register_buffer(name, buffer, persistent=False)
+        model._init_weights(one)
+        for name in made:
+            if one.get_buffer(name).isnan().any():
+                one.register_buffer(name, former[name], persistent=False)

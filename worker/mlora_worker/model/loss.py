@@ -25,13 +25,19 @@ _FEWEST_ROWS = FEWEST_LOSS_ROWS
 
 
 def segment_losses(
-    hidden: Tensor, labels: Tensor, segment_tokens: Sequence[int], norm: nn.Module, head_weight: Tensor
+    hidden: Tensor,
+    labels: Tensor,
+    segment_tokens: Sequence[int],
+    norm: nn.Module,
+    head_weight: Tensor,
+    logit_cap: float | None = None,
 ) -> Tensor:
     """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``.
 
     hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory: the
     target at each position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in
-    order. head_weight [vocabulary, size]. A segment without supervised positions has loss 0 and gradient 0.
+    order. head_weight [vocabulary, size]. logit_cap: logits become ``cap * tanh(logits / cap)``. A segment without
+    supervised positions has loss 0 and gradient 0.
 
     Which positions are supervised is found out on the host, where the labels are: shapes that depended on what
     a GPU holds would stop the host until the GPU has come so far.
@@ -51,6 +57,7 @@ def segment_losses(
         to_device(owners, device),
         counts,
         max(_FEWEST_ROWS, logits // head_weight.shape[0]),
+        logit_cap,
     )
     return losses
 
@@ -71,6 +78,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         owners: Tensor,
         counts: Sequence[int],
         chunk: int,
+        logit_cap: float | None,
     ) -> Tensor:
         head = head_weight.to(product_dtype(normed.dtype, normed.device))
         gradient = torch.empty_like(normed)
@@ -79,7 +87,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         )
         for start in range(0, len(normed), chunk):
             stop = min(start + chunk, len(normed))
-            losses[start:stop], gradient[start:stop] = _chunk(normed[start:stop], head, targets[start:stop])
+            losses[start:stop], gradient[start:stop] = _chunk(
+                normed[start:stop], head, targets[start:stop], logit_cap
+            )
         ctx.save_for_backward(gradient, owners)
         sums = torch.zeros(len(counts), dtype=torch.float64, device=normed.device)
         # One sum per segment, over its own positions: the order of addition knows nothing of neighbours.
@@ -91,10 +101,12 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         gradient, owners = ctx.saved_tensors
         factors = grad_outputs[0].to(gradient.dtype)[owners]
-        return gradient * factors[:, None], None, None, None, None, None
+        return gradient * factors[:, None], None, None, None, None, None, None
 
 
-def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk(
+    normed: Tensor, head_weight: Tensor, targets: Tensor, logit_cap: float | None
+) -> tuple[Tensor, Tensor]:
     """Losses [rows] and their gradients [rows, size] of one chunk; softmax in float32 or better."""
     rows = len(normed)
     padded = _at_least(_FEWEST_ROWS, normed)
@@ -102,9 +114,12 @@ def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor
     if logits.is_cuda and missing_for_triton() is None:
         from mlora_worker.model.triton_loss import cross_entropy_in_place
 
+        slope = _cap(logits, logit_cap)
         losses = cross_entropy_in_place(logits, targets)
+        _times(logits, slope)
         return losses, (_at_least(_FEWEST_ROWS, logits) @ head_weight)[:rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    slope = _cap(logits, logit_cap)
     every = torch.arange(rows, device=targets.device)
     # In place: max, exponent and sum pass over the chunk, nothing of its size is allocated again.
     logits -= logits.amax(dim=1, keepdim=True)
@@ -115,9 +130,25 @@ def _chunk(normed: Tensor, head_weight: Tensor, targets: Tensor) -> tuple[Tensor
     # d loss / d logits = softmax - onehot = (exp - onehot * sum) / sum; the division is left to the smaller
     # product.
     logits[every, targets] -= sums
+    _times(logits, slope)
     weights = _at_least(_FEWEST_ROWS, logits.to(head_weight.dtype))
     gradient = (weights @ head_weight)[:rows]
     return losses, gradient / sums[:, None].to(gradient.dtype)
+
+
+def _cap(logits: Tensor, cap: float | None) -> Tensor | None:
+    """Cap ``logits`` in place. The slope of that, 1 - tanh^2, of the same shape."""
+    if cap is None:
+        return None
+    logits.div_(cap).tanh_()
+    slope = (-logits).mul_(logits).add_(1)
+    logits.mul_(cap)
+    return slope
+
+
+def _times(logits: Tensor, slope: Tensor | None) -> None:
+    if slope is not None:
+        logits.mul_(slope)
 
 
 def _at_least(rows: int, tensor: Tensor) -> Tensor:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.loss import segment_losses
+from mlora_worker.model.rotary import CosSin, cos_sin
 
 _PROBED_TOKENS = 4
 
@@ -27,10 +29,13 @@ class Stage:
     architecture: Architecture
     layer_range: range
     layers: nn.ModuleList
-    rotary: nn.Module
-    embedding: nn.Embedding | None  # first stage
+    rotary: nn.Module | None  # None: positions are learned
+    layer_types: tuple[str | None, ...]  # of these layers, where frequencies differ by it
+    embedding: nn.Module | None  # first stage
+    positions: nn.Module | None  # first stage, where they are learned
     norm: nn.Module | None  # last stage
     head_weight: Tensor | None  # [vocabulary, size], last stage
+    logit_cap: float | None  # logits become cap * tanh(logits / cap)
     linears: dict[str, nn.Linear]  # of these layers, by the path in the whole model
     dtype: torch.dtype
     device: torch.device
@@ -46,21 +51,18 @@ class Stage:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the frozen weights; a tied head on one stage counts once."""
-        modules = [
-            self.layers,
-            self.rotary,
-            *(part for part in (self.embedding, self.norm) if part is not None),
-        ]
+        parts = (self.rotary, self.embedding, self.positions, self.norm)
+        modules = [self.layers, *(part for part in parts if part is not None)]
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         if self.head_weight is not None:
             tensors.append(self.head_weight)
         return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
-    def embed(self, token_ids: Tensor) -> Tensor:
+    def embed(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
         """[tokens] -> [tokens, size]."""
         assert self.embedding is not None
         hidden: Tensor = self.embedding(token_ids)
-        return hidden
+        return hidden if self.positions is None else hidden + self.positions(rows.position_ids[0])
 
     def run_layers(
         self, hidden: Tensor, rows: PackedRows, recompute: Callable[[], None] | None = None
@@ -71,25 +73,28 @@ class Stage:
         every layer, also then, so that the layer sees the same adapters.
         """
         hidden = hidden[None]
-        embeddings = self.rotary(hidden, position_ids=rows.position_ids)
+        embeddings: dict[str | None, CosSin | None] = {
+            kind: None if self.rotary is None else cos_sin(self.rotary, hidden, rows, kind)
+            for kind in dict.fromkeys(self.layer_types)
+        }
 
-        def run(layer: nn.Module, hidden: Tensor) -> Tensor:
+        def run(layer: nn.Module, kind: str | None, hidden: Tensor) -> Tensor:
             if recompute is not None:
                 recompute()
             output: Tensor = layer(
                 hidden,
                 attention_mask=None,
                 position_ids=rows.position_ids,
-                position_embeddings=embeddings,
+                position_embeddings=embeddings[kind],
                 packed=rows,
             )
             return output
 
-        for layer in self.layers:
+        for layer, kind in zip(self.layers, self.layer_types, strict=True):
             if recompute is None:
-                hidden = run(layer, hidden)
+                hidden = run(layer, kind, hidden)
             else:
-                hidden = checkpoint(run, layer, hidden, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(run, layer, kind, hidden, use_reentrant=False, preserve_rng_state=False)
         return hidden[0]
 
     @torch.no_grad()
@@ -123,4 +128,12 @@ class Stage:
         """[segments] float64: sums of cross entropies over each segment's supervised positions."""
         assert self.norm is not None
         assert self.head_weight is not None
-        return segment_losses(hidden, labels, segment_tokens, self.norm, self.head_weight)
+        return segment_losses(hidden, labels, segment_tokens, self.norm, self.head_weight, self.logit_cap)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[tokens, size] -> [tokens, vocabulary]: to look at, never while training."""
+        assert self.norm is not None
+        assert self.head_weight is not None
+        logits = linear(self.norm(hidden), self.head_weight)
+        return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap

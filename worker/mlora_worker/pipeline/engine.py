@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.dropout import dropout_mask, token_keys
@@ -199,7 +198,7 @@ class StageEngine:
         rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
         if stage.first:
             assert token_ids is not None
-            source = stage.embed(to_device(token_ids, stage.device))
+            source = stage.embed(to_device(token_ids, stage.device), rows)
         else:
             assert hidden is not None
             source = hidden.detach().to(stage.device, stage.dtype).requires_grad_()
@@ -225,12 +224,9 @@ class StageEngine:
         """
         stage = self.stage
         assert stage.first
-        assert stage.norm is not None
-        assert stage.head_weight is not None
         rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
         self._binder(item.segments, tuple(self._task(segment.task) for segment in item.segments))()
-        hidden = stage.run_layers(stage.embed(token_ids.to(stage.device)), rows)
-        return linear(stage.norm(hidden), stage.head_weight)
+        return stage.logits(stage.run_layers(stage.embed(token_ids.to(stage.device), rows), rows))
 
     def backward(self, number: int, grad: Tensor | None) -> Backwarded:
         """Backward of microbatch ``number``; grad [tokens, size] of its output, None on the last stage."""

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from mlora_worker.model.architecture import meta_model, read_architecture, read_config
 from mlora_worker.model.errors import UnsupportedModel
+from mlora_worker.model.families import Family
 
 
 def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> None:
@@ -26,7 +27,11 @@ def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> Non
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model_type": "gemma"}, "model type gemma is not supported; supported are arcee, llama"),
+        ({"model_type": "gemma"}, "model type gemma is not supported; supported are arcee, gemma2"),
+        (
+            {"model_type": "mixtral"},
+            "model type mixtral is not supported: .* mixtures of experts; supported are",
+        ),
         ({"model_type": "no-such-model"}, "no-such-model"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
         (
@@ -43,35 +48,59 @@ def test_what_would_be_computed_wrong_is_refused(small_model: Any, change: dict[
         read_config(folder)
 
 
+def tiny(model_type: str, **options: Any) -> Any:
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 9}
+    return AutoConfig.for_model(model_type, **(shape | options))
+
+
 @pytest.mark.parametrize(
-    ("story", "model_type", "options", "told"),
+    ("story", "config", "told"),
     [
-        (
-            "a decoder without a list of layers",
-            "gpt2",
-            {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 9},
-            "GPT2LMHeadModel .* no embed_tokens, no layers, no norm, no rotary_emb",
-        ),
-        ("an encoder and a decoder", "t5", {}, "t5 is no causal language model"),
-        (
-            "a final norm of another name",
-            "phi",
-            {
-                "hidden_size": 32,
-                "intermediate_size": 48,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "vocab_size": 9,
-            },
-            "its decoder has no norm",
-        ),
+        ("an unknown type", tiny("phi", intermediate_size=48), "model type phi is not supported"),
+        ("its text part is another type", AutoConfig.for_model("gemma3"), "gemma3 .*: it reads images, too"),
+        ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "looks ahead"),
     ],
 )
-def test_a_model_that_is_built_otherwise_is_refused_by_what_it_lacks(
-    story: str, model_type: str, options: dict[str, int], told: str
-) -> None:
-    """Whatever the list of types says: it is looked at too."""
-    config = AutoConfig.for_model(model_type, **options)
+def test_what_would_be_computed_wrong_is_refused_by_name(story: str, config: Any, told: str) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         meta_model(config, torch.float32)
     assert re.search(told, str(caught.value)), story
+
+
+@pytest.mark.parametrize(
+    ("story", "model_type", "family", "told"),
+    [
+        ("an encoder and a decoder", "t5", Family(), "t5 is no causal language model"),
+        (
+            "other names",
+            "gpt2",
+            Family(),
+            "GPT2LMHeadModel .* no embed_tokens, no rotary_emb, no layers, no norm",
+        ),
+        ("another norm", "phi", Family(), "its decoder has no norm"),
+        ("what the family calls layers is none", "llama", Family(layers="norm"), "no list of decoder layers"),
+        ("a head with a bias", "phi", Family(norm="final_layernorm"), "head with a bias"),
+    ],
+)
+def test_a_model_that_is_built_otherwise_than_its_family_is_refused_by_what_it_lacks(
+    story: str, model_type: str, family: Family, told: str
+) -> None:
+    """Whatever the list of types says: it is looked at, too."""
+    config = AutoConfig.for_model("t5") if model_type == "t5" else tiny(model_type)
+    with pytest.raises(UnsupportedModel) as caught:
+        meta_model(config, torch.float32, family)
+    assert re.search(told, str(caught.value)), story
+
+
+def test_linear_modules_of_gpt2_are_told_as_any_others(small_model: Any) -> None:
+    architecture = read_architecture(small_model("gpt2", n_inner=48).folder)
+    shapes = {one.path: (one.in_features, one.out_features) for one in architecture.linears if one.layer == 1}
+    assert shapes == {
+        "transformer.h.1.attn.c_attn": (32, 96),
+        "transformer.h.1.attn.c_proj": (32, 32),
+        "transformer.h.1.mlp.c_fc": (32, 48),
+        "transformer.h.1.mlp.c_proj": (48, 32),
+    }
+    assert architecture.transposed
+    assert (architecture.intermediate_size, architecture.max_positions) == (48, 64)
+    assert read_architecture(small_model("gpt2").folder).intermediate_size == 4 * 32, "its default"

@@ -11,15 +11,19 @@ from torch import Tensor, nn
 from mlora_worker.model.attention import PackedRows, packed_attention
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None) -> Tensor:
+def dense(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, cap: float | None
+) -> Tensor:
     """[heads, length, size] of one row, written out."""
     groups = query.shape[0] // key.shape[0]
     key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
     at = torch.arange(query.shape[1])
     distance = at[:, None] - at
     seen = (distance >= 0) & (distance < (window or len(at)))
-    scores = (query @ key.transpose(1, 2) * scaling).masked_fill(~seen, -torch.inf)
-    return scores.softmax(-1) @ value
+    scores = query @ key.transpose(1, 2) * scaling
+    if cap is not None:
+        scores = cap * torch.tanh(scores / cap)
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
 
 
 @settings(max_examples=25, deadline=None)
@@ -28,9 +32,10 @@ def dense(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),
     window=st.none() | st.integers(1, 10),
     scaling=st.sampled_from([0.1, 0.5]),
+    cap=st.sampled_from([None, 0.7]),
 )
 def test_each_row_sees_itself_only_in_forward_and_backward(
-    lengths: tuple[int, ...], heads: tuple[int, int], window: int | None, scaling: float
+    lengths: tuple[int, ...], heads: tuple[int, int], window: int | None, scaling: float, cap: float | None
 ) -> None:
     tokens, size = sum(lengths), 4
     generator = torch.Generator().manual_seed(tokens)
@@ -40,10 +45,20 @@ def test_each_row_sees_itself_only_in_forward_and_backward(
     )
     packed = PackedRows(lengths, torch.device("cpu"))
     out, _ = packed_attention(
-        nn.Module(), query, key, value, None, packed=packed, scaling=scaling, sliding_window=window
+        nn.Module(),
+        query,
+        key,
+        value,
+        None,
+        packed=packed,
+        scaling=scaling,
+        sliding_window=window,
+        softcap=cap,
     )
     parts = zip(*(t[0].split(list(lengths), dim=1) for t in (query, key, value)), strict=True)
-    wanted = torch.cat([dense(q, k, v, scaling, window) for q, k, v in parts], dim=1).transpose(0, 1)[None]
+    wanted = torch.cat([dense(q, k, v, scaling, window, cap) for q, k, v in parts], dim=1).transpose(0, 1)[
+        None
+    ]
     torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
     upstream = torch.randn(out.shape, generator=generator)
     found = torch.autograd.grad(out, (query, key, value), upstream)
@@ -60,7 +75,7 @@ def test_positions_restart_at_each_row() -> None:
 
 def test_arithmetic_that_is_not_known_is_refused() -> None:
     tensor = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="softcap"):
+    with pytest.raises(ValueError, match="s_aux"):
         packed_attention(
             nn.Module(),
             tensor,
@@ -68,5 +83,5 @@ def test_arithmetic_that_is_not_known_is_refused() -> None:
             tensor,
             None,
             packed=PackedRows((2,), torch.device("cpu")),
-            softcap=30.0,
+            s_aux=tensor,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
 import torch
 
+from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.errors import IncompleteModel
 from mlora_worker.model.load import load_stage
 
@@ -67,3 +69,60 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(small_model: Any) -
     small_model("llama", vocab_size=97)
     with pytest.raises(IncompleteModel, match=r"embed_tokens.weight has shape \[98, 32\].*\[97, 32\]"):
         load_stage(saved.folder, saved, 0, 2, torch.float32, CPU)
+
+
+def renamed(saved: Any, change: Callable[[str], str]) -> Any:
+    """The same model whose files have other names for its tensors."""
+    stored = {change(name): name for name in saved.names()}
+
+    class Source:
+        def names(self) -> Collection[str]:
+            return stored
+
+        def tensor(self, name: str) -> torch.Tensor:
+            tensor: torch.Tensor = saved.tensor(stored[name])
+            return tensor
+
+    return Source()
+
+
+@pytest.mark.parametrize(
+    ("story", "model_type", "change"),
+    [
+        ("files of the bare decoder", "gpt2", lambda name: name.removeprefix("transformer.")),
+        ("the head's older name", "gpt_neox", lambda name: name.replace("lm_head.", "embed_out.")),
+    ],
+)
+def test_names_that_published_files_have_are_found(
+    small_model: Any, story: str, model_type: str, change: Callable[[str], str]
+) -> None:
+    saved = small_model(model_type)
+    assert set(renamed(saved, change).names()) != set(saved.names())
+    usual = load_stage(saved.folder, saved, 0, 1, torch.float32, CPU)
+    other = load_stage(saved.folder, renamed(saved, change), 0, 1, torch.float32, CPU)
+    for one, two in zip(usual.layers.parameters(), other.layers.parameters(), strict=True):
+        assert torch.equal(one, two), story
+    assert torch.equal(usual.head_weight, other.head_weight)
+
+
+def test_a_weight_that_files_have_transposed_is_turned_and_its_shape_is_checked(small_model: Any) -> None:
+    saved = small_model("gpt2", n_inner=48)
+    stage = load_stage(saved.folder, saved, 0, 1, torch.float32, CPU)
+    weight = stage.linears["transformer.h.0.mlp.c_fc"].weight
+    assert weight.shape == (48, 32)
+    assert weight.is_contiguous()
+    assert torch.equal(weight.T, saved.tensor("transformer.h.0.mlp.c_fc.weight"))
+    small_model("gpt2", n_inner=40)
+    with pytest.raises(IncompleteModel, match=r"c_fc.weight has shape \[32, 48\].*\[32, 40\]"):
+        load_stage(saved.folder, saved, 0, 1, torch.float32, CPU)
+
+
+def test_a_scale_of_the_embedding_is_set_by_the_model_itself(small_model: Any) -> None:
+    """It is in no file. In half precision it is rounded as transformers rounds it."""
+    saved = small_model("gemma2")
+    stage = load_stage(saved.folder, saved, 0, 1, torch.bfloat16, CPU)
+    rows, ids = PackedRows((3,), CPU), torch.tensor([5, 6, 7])
+    wanted = saved.model.to(torch.bfloat16).model.embed_tokens(ids)
+    assert torch.equal(stage.embed(ids, rows), wanted)
+    assert stage.embedding is not None
+    assert not torch.equal(wanted, stage.embedding.weight[ids])

@@ -23,12 +23,17 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, nn.Modu
     return hidden, labels, nn.RMSNorm(16, dtype=dtype), weight
 
 
+@pytest.mark.parametrize("cap", [None, 3.0])
 @pytest.mark.parametrize("chunk_logits", [53 * 16, 53 * 20, 10**9])
-def test_losses_and_gradients_equal_cross_entropy(chunk_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_and_gradients_equal_cross_entropy(
+    chunk_logits: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
     hidden, labels, norm, weight = example()
-    found = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    found = segment_losses(hidden, labels, SEGMENTS, norm, weight, cap)
     logits = norm(hidden) @ weight.T
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     wanted = torch.stack(
         [
             cross_entropy(part, own, ignore_index=IGNORED, reduction="sum")
@@ -46,11 +51,12 @@ def test_losses_and_gradients_equal_cross_entropy(chunk_logits: int, monkeypatch
     )
 
 
-def test_the_gradient_passes_gradcheck() -> None:
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
     hidden, labels, _, weight = example(torch.float64)
     positions = (labels != IGNORED).nonzero().squeeze(1)[:10]
     owners = torch.tensor([0, 0, 0, 1, 1, 1, 1, 3, 3, 3])
-    arguments = (weight, labels[positions], owners, [3, 4, 0, 3], 16)
+    arguments = (weight, labels[positions], owners, [3, 4, 0, 3], 16, cap)
     assert torch.autograd.gradcheck(
         lambda normed: ChunkedCrossEntropy.apply(normed, *arguments),
         hidden[positions].detach().requires_grad_(),

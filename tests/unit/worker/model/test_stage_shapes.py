@@ -9,14 +9,17 @@ import torch
 
 from mlora_worker.model.facts import stage_shapes
 from mlora_worker.model.load import load_stage
+from tests.fixtures.model_options import FAMILY
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3"])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "gemma2", "gemma3_text", "gpt_neox", "gpt2"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_bytes_are_those_that_a_loaded_stage_measures(
     small_model: Any, model_type: str, tied: bool
 ) -> None:
-    saved = small_model(model_type, tie_word_embeddings=tied)
+    saved = small_model(
+        model_type, **(FAMILY.get(model_type, {}) | {"tie_word_embeddings": tied}), num_hidden_layers=4
+    )
     for stages in (1, 2, 3):
         shapes = stage_shapes(saved.folder, stages, torch.bfloat16)
         assert [shape.stage for shape in shapes] == list(range(stages))

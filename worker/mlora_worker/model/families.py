@@ -1,0 +1,66 @@
+"""Where the parts of each supported kind of model lie: the one place that knows of families.
+
+A supported model's decoder is an embedding (with or without learned positions), a list of layers that map hidden states
+to hidden states, a norm, and a linear head; rotary frequencies are made by a module of the decoder. Layers, norms,
+frequencies, windows, soft caps and scales of the attention are the model's own code. What a family adds between those
+parts is said here, and nothing else may be there: structure cannot prove that (some models scale their hidden states in
+``forward``), so types are listed by name, and a test compares each with transformers' own forward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Attributes of the decoder (``model.base_model``), and of its configuration."""
+
+    embedding: str = "embed_tokens"
+    learned_positions: str | None = None  # an embedding of positions, added to the tokens'
+    rotary: str | None = "rotary_emb"
+    layers: str = "layers"
+    norm: str = "norm"
+    rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
+    logit_cap: str | None = None  # configuration field: logits become cap * tanh(logits / cap)
+    old_head_name: str | None = (
+        None  # of the head's weight in files that older versions of transformers wrote
+    )
+
+
+_PLAIN = Family()
+_GPT2 = Family("wte", learned_positions="wpe", rotary=None, layers="h", norm="ln_f")
+_GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
+
+FAMILIES: dict[str, Family] = {
+    "arcee": _PLAIN,
+    "gemma2": Family(logit_cap="final_logit_softcapping"),
+    "gemma3_text": Family(logit_cap="final_logit_softcapping", rotary_by_layer_type=True),
+    "gpt2": _GPT2,
+    "gpt_neox": _GPT_NEOX,
+    "llama": _PLAIN,
+    "ministral": _PLAIN,
+    "mistral": _PLAIN,
+    "olmo2": _PLAIN,
+    "phi3": _PLAIN,
+    "qwen2": _PLAIN,
+    "qwen3": _PLAIN,
+    "seed_oss": _PLAIN,
+    "smollm3": _PLAIN,
+    "starcoder2": _PLAIN,
+}
+
+# Well-known types that are refused, and why: the answer to who asks for them.
+REFUSED: dict[str, str] = {
+    "bloom": "its attention adds a bias by distance, which packed attention does not know",
+    "deepseek_v3": "its feed-forward layers are mixtures of experts",
+    "falcon": "its attention may add a bias by distance, which packed attention does not know",
+    "gemma3": "it reads images, too; serve a model of type gemma3_text",
+    "gpt_oss": "its feed-forward layers are mixtures of experts, and its attention has sinks",
+    "mamba": "its layers are no attention, and would carry a state from one packed row into the next",
+    "mixtral": "its feed-forward layers are mixtures of experts",
+    "mllama": "it reads images, too",
+    "mpt": "its attention adds a bias by distance, which packed attention does not know",
+    "qwen2_moe": "its feed-forward layers are mixtures of experts",
+    "qwen3_moe": "its feed-forward layers are mixtures of experts",
+}
