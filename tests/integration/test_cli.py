@@ -8,11 +8,14 @@ import os
 import re
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 
+from mlora_operator.download import Access, open_source
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
 from tests.fixtures.storage import Storage
@@ -216,3 +219,82 @@ def test_fetch_by_address_takes_the_keys_from_the_environment(
     absent = fetch(cluster, s3, inside, "s3://adapters/cli/nothing", tmp_path / "no", **good)
     assert (absent.returncode, "no finished adapter" in absent.stderr) == (5, True)
     assert not (tmp_path / "no").exists()
+
+
+# All of boto3, and nothing else.
+BOTO3 = ("boto3", "botocore", "s3transfer", "jmespath", "urllib3", "dateutil", "six.py")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> list[str]:
+    """`mlora` by an interpreter that has the standard library, boto3 and this project's code."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for name in BOTO3:
+        (packages / name).symlink_to(Path(boto3.__file__).parents[1] / name)
+    paths = [str(packages), *(str(CRDS.parent / house) for house in ("operator", "worker"))]
+    code = f"import sys; sys.path[:0] = {paths!r}; from mlora_operator.cli import main; main()"
+    return [sys.executable, "-S", "-I", "-c", code]
+
+
+def test_fetch_by_address_needs_boto3_alone(bare: list[str], s3: Storage, tmp_path: Path) -> None:
+    prefix = f"cli/{uuid.uuid4()}"
+    publish(s3, prefix, "uid", b"w" * 3_000_000)
+    # As the AWS tools read it: neither keys nor the endpoint need an option.
+    environment = {
+        "AWS_ACCESS_KEY_ID": s3.access_key,
+        "AWS_SECRET_ACCESS_KEY": s3.secret_key,
+        "AWS_ENDPOINT_URL": s3.endpoint,
+    }
+    arguments = [
+        *bare,
+        "fetch",
+        f"s3://adapters/{prefix}",
+        "-o",
+        str(tmp_path / "got"),
+        "--wait",
+        "--timeout",
+        "20s",
+    ]
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "got" / "adapter_model.safetensors").stat().st_size == 3_000_000
+
+
+def test_fetch_goes_on_with_a_part_of_an_object(s3: Storage) -> None:
+    prefix = f"cli/{uuid.uuid4()}"
+    publish(s3, prefix, "uid", bytes(range(256)) * 10_000)
+    access = Access(s3.endpoint, None, s3.access_key, s3.secret_key)
+    source = open_source(f"s3://adapters/{prefix}", access)
+    rest = b"".join(source.read("adapter_model.safetensors", 1_234_567))
+    assert rest == (bytes(range(256)) * 10_000)[1_234_567:]
+
+
+def test_fetch_by_name_waits_for_the_task(
+    cluster: Cluster, s3: Storage, inside: Kubectl, adapter: str, tmp_path: Path
+) -> None:
+    target = str(tmp_path / "got")
+    arguments = (
+        "fetch",
+        adapter,
+        "-n",
+        str(inside.namespace),
+        "-o",
+        target,
+        "--endpoint",
+        s3.endpoint,
+        "--wait",
+    )
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    with subprocess.Popen(command(*arguments), env=environment, stdout=subprocess.PIPE, text=True) as process:
+        uri = f"s3://adapters/cli/{inside.namespace}"
+        set_status(inside, adapter, "Succeeded", adapter={"uri": uri, "sha256": "0" * 64, "bytes": 7})
+        output, _ = process.communicate(timeout=60)
+    assert (process.returncode, "verified" in output) == (0, True)
+
+    set_status(inside, adapter, "Failed")
+    failed = mlora(cluster, *arguments)
+    assert (failed.returncode, "WhyFailed: message of Failed" in failed.stderr) == (1, True)
+    set_status(inside, adapter, "Running")
+    late = mlora(cluster, *arguments, "--timeout", "1s")
+    assert (late.returncode, "had not finished after 1 seconds" in late.stderr) == (3, True)

@@ -1,9 +1,32 @@
 """The ``mlora`` command: one file a command, each a thin edge over the packages below.
 
 ``app`` puts them together, ``exit_codes`` says how they end, ``output`` how they speak. docs/users/cli.md is
-the page for users.
+the page for users. ``fetch`` goes another way in, since it must run where nothing but boto3 is installed.
 """
 
-from mlora_operator.cli.app import main
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+from mlora_operator.cli import exit_codes
+
+
+def main() -> None:
+    """Entry point: an expected error is one line on standard error and a number, never a stack trace."""
+    if sys.argv[1:2] == ["fetch"]:
+        from mlora_operator.cli.fetch import main as fetch
+
+        sys.exit(fetch(sys.argv[2:]))
+    if importlib.util.find_spec("typer") is None:
+        print(
+            "error: only `mlora fetch` is installed here; for the rest: pip install 'mlora-operator[operator]'",
+            file=sys.stderr,
+        )
+        sys.exit(exit_codes.INVALID)
+    from mlora_operator.cli.app import main as all_commands
+
+    all_commands()
+
 
 __all__ = ["main"]

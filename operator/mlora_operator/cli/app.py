@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from mlora_operator.cli import output
-from mlora_operator.cli.fetch import fetch
+from mlora_operator.cli.fetch import main as fetch_main
 from mlora_operator.cli.plan import plan
 from mlora_operator.cli.run import run
 from mlora_operator.cli.validate import validate
@@ -21,12 +21,20 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, plan, validate, watch, fetch):
+for command in (run, plan, validate, watch):
     app.command()(command)
 
 
+@app.command(
+    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def fetch(context: typer.Context) -> None:
+    """Download a finished adapter and verify it against its manifest."""
+    raise typer.Exit(fetch_main(context.args))  # its own reader of options: it must run without this package
+
+
 def main() -> None:
-    """Entry point: an expected error is one line on standard error and a number, never a stack trace."""
+    """An expected error is one line on standard error and a number, never a stack trace."""
     try:
         app()
     except output.CommandError as error:

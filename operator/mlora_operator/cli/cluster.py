@@ -1,89 +1,165 @@
-"""The cluster that the user's kubeconfig names, as far as the commands need it.
-
-Imported by the commands only when they run: the Kubernetes client takes seconds to load.
-"""
+"""The cluster as far as the commands need it."""
 
 from __future__ import annotations
 
 import base64
-import json
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import aiohttp
-import yaml
-from kubernetes.aio import client, config
-from kubernetes.aio.config import ConfigException
 
-from mlora_operator.api import GROUP, VERSION, task
+from mlora_operator.api import API_VERSION, task
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.apiserver import APPLY, JSON, MERGE, ApiError, ApiServer, open_api
 from mlora_operator.cli.output import CommandError
 
-_WATCH_SECONDS = 30  # a watch is opened again after so long, and everything listed anew
-_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+FIELD_MANAGER = "mlora"
+NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
+
+_WATCH_SECONDS = 120  # the server ends a watch after so long
+_WATCH_GRACE = 15  # and if it does not, the connection is dead
 
 
 class Cluster:
-    """A connection with its default namespace."""
+    """Verbs on tasks and on whatever else stands in a user's files."""
 
-    def __init__(self, api: Any, namespace: str) -> None:
+    def __init__(self, api: ApiServer, namespace: str) -> None:
         self.namespace = namespace
-        self._objects = client.CustomObjectsApi(api)
-        self._core = client.CoreV1Api(api)
+        self._api = api
+        self._resources: dict[str, list[JSON]] = {}
 
-    async def task(self, name: str) -> dict[str, Any]:
+    async def renew(self) -> None:
+        await self._api.renew()
+
+    # --- tasks ---
+
+    async def task(self, name: str) -> JSON:
         """Raises CommandError when it is not there."""
-        try:
-            found: dict[str, Any] = await self._objects.get_namespaced_custom_object(
-                GROUP, VERSION, self.namespace, task.PLURAL, name
-            )
-        except client.ApiException as error:
-            if error.status == 404:
-                message = f"no loratask {name!r} in namespace {self.namespace!r}"
-                raise CommandError(message, exit_codes.NOT_FOUND) from error
-            raise
+        found = await self.find_task(self.namespace, name)
+        if found is None:
+            message = f"no loratask {name!r} in namespace {self.namespace!r}"
+            raise CommandError(message, exit_codes.NOT_FOUND)
         return found
+
+    async def find_task(self, namespace: str, name: str) -> JSON | None:
+        try:
+            return await self._api.request("GET", _task_path(namespace, name))
+        except ApiError as error:
+            if error.status == 404 and error.reason == "NotFound":
+                return None
+            raise
+
+    async def tasks(self, namespace: str, name: str | None = None) -> tuple[list[JSON], str]:
+        """All tasks of a namespace, or the one of a name; and the version to watch from."""
+        found = await self._api.request("GET", _task_path(namespace), _selected(name))
+        return found["items"], found["metadata"]["resourceVersion"]
+
+    async def task_events(self, namespace: str, version: str, name: str | None = None) -> AsyncIterator[JSON]:
+        """Changes after ``version``, until the server closes the watch. Raises ApiError, too old a version's too."""
+        query = _selected(name) | {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        async for event in self._api.lines(_task_path(namespace), query, _WATCH_SECONDS + _WATCH_GRACE):
+            if event["type"] == "ERROR":
+                status = event["object"]
+                raise ApiError(status.get("code") or 500, status.get("message", ""), status.get("reason", ""))
+            yield event
+
+    async def suspend(self, namespace: str, name: str) -> None:
+        query = {"fieldManager": FIELD_MANAGER}
+        patch = {"spec": {"suspend": True}}
+        await self._api.request("PATCH", _task_path(namespace, name), query, patch, MERGE)
+
+    async def delete(self, namespace: str, name: str, uid: str) -> None:
+        """Delete this very task, not a later one of the same name; fine when it is gone."""
+        body = {"preconditions": {"uid": uid}}
+        try:
+            await self._api.request("DELETE", _task_path(namespace, name), {}, body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def warnings_about(self, namespace: str, uid: str) -> list[JSON]:
+        """Warning events about an object, oldest first; none when this user may not see them."""
+        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
+        try:
+            found = await self._api.request("GET", f"/api/v1/namespaces/{namespace}/events", query)
+        except ApiError:
+            return []
+        return sorted(found["items"], key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
+
+    # --- any object ---
+
+    async def apply(self, manifest: JSON, *, force: bool, dry_run: bool = False) -> JSON:
+        """Server-side apply; without ``force``, fields that others set otherwise make a 409."""
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        return await self._api.request("PATCH", await self._path_of(manifest), query, manifest, APPLY)
+
+    async def try_create(self, manifest: JSON) -> None:
+        """Ask whether an object like this would be taken, whatever has its name now."""
+        meta = manifest["metadata"]
+        other_name = {**meta, "generateName": "mlora-"}
+        del other_name["name"]
+        query = {"fieldManager": FIELD_MANAGER, "dryRun": "All"}
+        path = (await self._path_of(manifest)).rsplit("/", 1)[0]
+        await self._api.request("POST", path, query, manifest | {"metadata": other_name})
+
+    async def is_namespaced(self, manifest: JSON) -> bool:
+        """Raises CommandError when the cluster does not know the kind."""
+        return bool((await self._resource(manifest))["namespaced"])
 
     async def secret(self, name: str) -> dict[str, str]:
         """The decoded Secret. Raises CommandError when it is not there or not for this user."""
         try:
-            secret = await self._core.read_namespaced_secret(name, self.namespace)
-        except client.ApiException as error:
+            secret = await self._api.request("GET", f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
+        except ApiError as error:
             if error.status in (403, 404):
                 message = (
                     f"secret/{name} cannot be read: {error.reason}; give the adapter's s3:// address instead"
                 )
                 raise CommandError(message, exit_codes.UNREACHABLE) from error
             raise
-        return {key: base64.b64decode(value).decode() for key, value in (secret.data or {}).items()}
+        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
 
-    async def tasks(self) -> tuple[list[dict[str, Any]], str]:
-        """All tasks of the namespace, and the version to watch from."""
-        found = await self._objects.list_namespaced_custom_object(GROUP, VERSION, self.namespace, task.PLURAL)
-        return found["items"], found["metadata"]["resourceVersion"]
+    async def _path_of(self, manifest: JSON) -> str:
+        resource = await self._resource(manifest)
+        meta = manifest["metadata"]
+        place = f"/namespaces/{meta['namespace']}" if resource["namespaced"] else ""
+        return f"{_root(manifest['apiVersion'])}{place}/{resource['name']}/{meta['name']}"
 
-    async def task_events(self, version: str) -> AsyncIterator[dict[str, Any]]:
-        """Changes after ``version``, until the server closes the watch or the version is too old."""
-        response = await self._objects.list_namespaced_custom_object_without_preload_content(
-            GROUP,
-            VERSION,
-            self.namespace,
-            task.PLURAL,
-            watch=True,
-            resource_version=version,
-            timeout_seconds=_WATCH_SECONDS,
+    async def _resource(self, manifest: JSON) -> JSON:
+        version, kind = manifest["apiVersion"], manifest["kind"]
+        if version not in self._resources:
+            try:
+                self._resources[version] = (await self._api.request("GET", _root(version)))["resources"]
+            except ApiError as error:
+                if error.status != 404:
+                    raise
+                self._resources[version] = []
+        for resource in self._resources[version]:
+            if resource["kind"] == kind and "/" not in resource["name"]:
+                return resource
+        del self._resources[version]  # a CRD may come
+        raise CommandError(
+            f"the cluster knows no {kind} in {version}; is its CRD installed?", exit_codes.NOT_FOUND
         )
-        try:
-            async for line in response.content:
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    return
-                yield event
-        finally:
-            response.release()
+
+
+def _root(api_version: str) -> str:
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+
+
+def _task_path(namespace: str, name: str | None = None) -> str:
+    path = f"{_root(API_VERSION)}/namespaces/{namespace}/{task.PLURAL}"
+    return path if name is None else f"{path}/{name}"
+
+
+def _selected(name: str | None) -> dict[str, str]:
+    return {} if name is None else {"fieldSelector": f"metadata.name={name}"}
 
 
 @asynccontextmanager
@@ -92,39 +168,25 @@ async def connect(context: str | None, namespace: str | None) -> AsyncIterator[C
 
     Inside, errors of the API server and of the way to it become CommandErrors too.
     """
+    api = await open_api(context)
     try:
-        own = await _configure(context)
-        async with client.ApiClient() as api:
-            yield Cluster(api, namespace or own)
-    except client.ApiException as error:
+        yield Cluster(api, namespace or api.namespace)
+    except ApiError as error:
         raise refused(error) from error
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise CommandError(f"the cluster does not answer: {error}", exit_codes.UNREACHABLE) from error
+    except NO_ANSWER as error:
+        raise CommandError(
+            f"the cluster does not answer: {error or type(error).__name__}", exit_codes.UNREACHABLE
+        ) from error
+    finally:
+        await api.close()
 
 
-async def _configure(context: str | None) -> str:
-    """Sets the client's configuration; the default namespace."""
-    files = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    if not any(Path(file).exists() for file in files.split(os.pathsep)):  # noqa: ASYNC240
-        if context is None and _IN_POD.exists():  # noqa: ASYNC240
-            config.load_incluster_config()
-            return _IN_POD.read_text().strip()  # noqa: ASYNC240
-        message = f"no kubeconfig at {files}; set KUBECONFIG to the file of your cluster"
-        raise CommandError(message, exit_codes.UNREACHABLE)
-    try:
-        await config.load_kube_config(context=context)
-        contexts, active = config.list_kube_config_contexts()
-        if context is not None:
-            active = next(one for one in contexts if one["name"] == context)
-        return str(active["context"].get("namespace") or "default")
-    except (ConfigException, yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
-        raise CommandError(f"no usable kubeconfig at {files}: {error}", exit_codes.UNREACHABLE) from error
-
-
-def refused(error: Any) -> CommandError:
+def refused(error: ApiError) -> CommandError:
     """What the API server's refusal means to the user."""
-    if error.status in (401, 403):
-        return CommandError(f"the cluster refuses: {error.reason}", exit_codes.UNREACHABLE)
-    if error.status == 404:
+    if error.status == 401:
+        return CommandError("the cluster does not know you: log in again", exit_codes.UNREACHABLE)
+    if error.status == 403:
+        return CommandError(f"the cluster refuses: {error}", exit_codes.UNREACHABLE)
+    if error.status == 404 and error.reason != "NotFound":
         return CommandError("not found; are the CRDs of the chart installed?", exit_codes.NOT_FOUND)
-    return CommandError(f"the cluster answers {error.status}: {error.reason}", exit_codes.UNREACHABLE)
+    return CommandError(f"the cluster answers {error.status}: {error}", exit_codes.UNREACHABLE)

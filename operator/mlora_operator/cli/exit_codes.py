@@ -9,4 +9,5 @@ TIMEOUT = 3  # --timeout ran out first
 UNREACHABLE = 4  # the cluster or the store does not answer, or refuses the keys
 NOT_FOUND = 5  # no such task, or no finished adapter there
 CORRUPT = 6  # an adapter's files are not what its manifest says
+REFUSED = 7  # the cluster, or the operator, does not take the task
 INTERRUPTED = 130  # Ctrl-C

@@ -1,27 +1,32 @@
-"""``mlora fetch``: a finished adapter into a folder, by the task's name or by its address."""
+"""``mlora fetch``: a finished adapter into a folder, by the task's name or by its address.
+
+By address it needs boto3 and the standard library alone, so its options are read by argparse. By name it asks the
+cluster, through the packages of the extra ``operator``.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption
-from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
+from mlora_operator.cli.output import CommandError, print_json
+from mlora_operator.cli.seconds import seconds
 from mlora_operator.download import (
     Access,
     AdapterCorrupt,
     AdapterNotFound,
     DownloadError,
     FolderInUse,
+    Manifest,
+    Source,
     StoreRefused,
+    StoreSilent,
+    await_manifest,
     download,
     open_source,
     read_manifest,
@@ -30,97 +35,142 @@ from mlora_operator.download import (
 _CODES: dict[type[DownloadError], int] = {
     AdapterNotFound: exit_codes.NOT_FOUND,
     StoreRefused: exit_codes.UNREACHABLE,
+    StoreSilent: exit_codes.UNREACHABLE,
     AdapterCorrupt: exit_codes.CORRUPT,
     FolderInUse: exit_codes.INVALID,
 }
 
 
-def fetch(
-    what: Annotated[
-        str,
-        typer.Argument(metavar="NAME|URI", help="Name of a LoRATask, or s3://bucket/prefix of an adapter."),
-    ],
-    target: Annotated[
-        Path | None,
-        typer.Option("--output-dir", "-o", help="Folder to make; by default the last part of the address."),
-    ] = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help="S3 endpoint, where that of the task has no meaning on this machine."),
-    ] = None,
-    namespace: NamespaceOption = None,
-    context: ContextOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Download a finished adapter and verify it against its manifest.
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; errors are told on standard error."""
+    try:
+        fetch(parser().parse_args(arguments))
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK
 
-    With a name, the address and the keys come from the cluster. With an address, the keys come from
-    AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or whatever else the AWS SDK finds.
-    """
-    expected_uid = None
-    if "://" in what:
-        uri, access = what, Access(endpoint=endpoint)
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="mlora fetch",
+        description="Download a finished adapter and verify it against its manifest. With a name, the address and the "
+        "keys come from the cluster. With an address, the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "or whatever else the AWS SDK finds; nothing but boto3 is needed.",
+    )
+    options.add_argument("what", metavar="NAME|URI", help="LoRATask, or s3://bucket/prefix of an adapter")
+    options.add_argument(
+        "-o",
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder to make; by default the last part of the address",
+    )
+    options.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="S3 endpoint, where that of the task has no meaning on this machine",
+    )
+    options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
+    options.add_argument(
+        "--timeout", type=_seconds, metavar="DURATION", help="give up waiting after so long (exit code 3)"
+    )
+    options.add_argument("--uid", help="take only the adapter of the LoRATask with this uid")
+    options.add_argument("-n", "--namespace", help="namespace of the task; by default that of the context")
+    options.add_argument("--context", help="context of the kubeconfig to use")
+    options.add_argument(
+        "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
+    )
+    return options
+
+
+def fetch(options: argparse.Namespace) -> None:
+    """Raises CommandError."""
+    start = time.monotonic()
+    uid = options.uid
+    if "://" in options.what:
+        uri, access = options.what, Access(endpoint=options.endpoint)
     else:
-        uri, access, expected_uid = asyncio.run(_find(what, namespace, context, endpoint))
-    folder = target if target is not None else Path(uri.rstrip("/").rsplit("/", 1)[-1])
+        uri, access, uid = _of_task(options)
+    folder = options.output_dir or Path(uri.rstrip("/").rsplit("/", 1)[-1])
+    if uri.startswith("s3://") and importlib.util.find_spec("boto3") is None:
+        raise CommandError("boto3 is not installed: pip install boto3", exit_codes.INVALID)
     try:
         source = open_source(uri, access)
-        manifest = read_manifest(source)
-        if expected_uid is not None and manifest.task_uid != expected_uid:
-            message = f"{uri} holds the adapter of another task: {manifest.namespace}/{manifest.name}"
-            raise CommandError(message, exit_codes.NOT_FOUND)
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        quiet = output is Output.JSON
-        with Progress(*columns, console=stderr(), transient=True, disable=quiet) as progress:
-            bar = progress.add_task("fetching", total=sum(file.bytes for file in manifest.files))
-            download(source, manifest, folder, lambda size: progress.advance(bar, size))
+        left = None if options.timeout is None else max(0.0, options.timeout - (time.monotonic() - start))
+        manifest = _manifest(source, uri, uid, options.wait, left)
+        meter = _Meter(manifest.bytes, shown=options.output == "text" and sys.stderr.isatty())
+        download(source, manifest, folder, time.sleep, meter.advance)
+        meter.clear()
     except ValueError as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
+    except TimeoutError as error:
+        raise CommandError(
+            f"gave up after {options.timeout:g} seconds: {error}", exit_codes.TIMEOUT
+        ) from error
     except DownloadError as error:
         raise CommandError(str(error), _CODES[type(error)]) from error
-    if output is Output.JSON:
-        print_json({"uri": uri, "folder": str(folder), **manifest.model_dump(mode="json", by_alias=True)})
+    if options.output == "json":
+        print_json({"uri": uri, "folder": str(folder), **manifest.as_json()})
     else:
-        size = sum(file.bytes for file in manifest.files)
-        stdout().print(
-            f"[green]verified:[/] {escape(str(folder))} ({len(manifest.files)} files, {size:,} bytes, "
-            f"base model {escape(manifest.base_model)}, {manifest.step} steps)"
+        print(
+            f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, "
+            f"base model {manifest.base_model}, {manifest.step} steps)"
         )
 
 
-async def _find(
-    name: str, namespace: str | None, context: str | None, endpoint: str | None
-) -> tuple[str, Access, str]:
-    """Address, access and uid of a finished task's adapter. Raises CommandError."""
-    from mlora_operator.cli.cluster import connect
-
-    async with connect(context, namespace) as cluster:
-        found = await cluster.task(name)
-        spec = LoRATaskSpec.model_validate(found["spec"])
-        status = found.get("status", {})
-        if not any(c["type"] == "Succeeded" and c["status"] == "True" for c in status.get("conditions", [])):
-            state = status.get("state", "not yet looked at by the operator")
-            raise CommandError(f"loratask/{name} has no adapter yet: it is {state}", exit_codes.NOT_FOUND)
-        keys: Mapping[str, str] = {}
-        if spec.storage.secret_ref is not None:
-            keys = await cluster.secret(spec.storage.secret_ref.name)
-    access = access_to(spec, keys, endpoint)
-    return status.get("adapter", {}).get("uri", spec.output.uri), access, found["metadata"]["uid"]
+def _manifest(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
+    if wait:
+        return await_manifest(
+            source, lambda found: uid in (None, found.task_uid), left, time.monotonic, time.sleep
+        )
+    manifest = read_manifest(source)
+    if uid not in (None, manifest.task_uid):
+        message = f"{uri} holds the adapter of another task: {manifest.namespace}/{manifest.name}"
+        raise CommandError(message, exit_codes.NOT_FOUND)
+    return manifest
 
 
-def access_to(spec: LoRATaskSpec, keys: Mapping[str, str], endpoint: str | None) -> Access:
-    """How to reach a task's store with its Secret's keys. Raises CommandError when a key is missing."""
-    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    if spec.storage.secret_ref is not None:
-        for name in names:
-            if not keys.get(name, "").strip():
-                message = f"secret/{spec.storage.secret_ref.name} has no {name}"
-                raise CommandError(message, exit_codes.UNREACHABLE)
-    return Access(
-        endpoint=endpoint or spec.storage.endpoint,
-        region=spec.storage.region,
-        access_key=keys[names[0]].strip() if keys else None,
-        secret_key=keys[names[1]].strip() if keys else None,
-        session_token=keys.get("AWS_SESSION_TOKEN", "").strip() or None,
-        anonymous=not keys,
+def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
+    """Address, access and uid of a task's adapter."""
+    for module in ("kubernetes", "pydantic"):
+        if importlib.util.find_spec(module) is None:
+            message = (
+                f"{options.what!r} is a task's name, and to ask a cluster takes more: "
+                "pip install 'mlora-operator[operator]', or give the adapter's s3:// address"
+            )
+            raise CommandError(message, exit_codes.INVALID)
+    from mlora_operator.cli.adapter_of_task import adapter_of_task
+
+    return adapter_of_task(
+        options.what, options.namespace, options.context, options.endpoint, options.wait, options.timeout
     )
+
+
+class _Meter:
+    """How much has come, in one line of a terminal that is written over."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total = total
+        self._shown = shown
+        self._done = 0
+
+    def advance(self, size: int) -> None:
+        self._done += size
+        if self._shown:
+            megabytes = f"{self._done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB"
+            print(f"\rfetching {megabytes}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -7,6 +7,15 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli.output import Output
+from mlora_operator.cli.seconds import seconds
+
+
+def duration(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
 
 FilesArgument = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
@@ -19,5 +28,8 @@ NamespaceOption = Annotated[
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig to use.")]
 TimeoutOption = Annotated[
-    float | None, typer.Option(min=0, help="Give up after this many seconds (exit code 3).")
+    float | None,
+    typer.Option(
+        parser=duration, metavar="DURATION", help="Give up after so long, as in 90s or 1h30m (exit code 3)."
+    ),
 ]

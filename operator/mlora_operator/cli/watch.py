@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import RenderableType
@@ -16,11 +18,6 @@ from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
 from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.cli.rows import Row, as_json, row
-
-if TYPE_CHECKING:
-    from mlora_operator.cli.cluster import Cluster
-
-_RETRIES = 5  # without an answer in between
 
 
 def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
@@ -134,45 +131,23 @@ async def _watch(
     wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
 ) -> int:
     from mlora_operator.cli.cluster import connect
+    from mlora_operator.cli.follow import follow
+    from mlora_operator.cli.patience import Patience
 
     async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
+        name = next(iter(wanted)) if len(wanted) == 1 else None
+        tasks = follow(cluster, cluster.namespace, name, Patience(), time.monotonic, asyncio.sleep)
         with view:
-            async for rows in states(cluster, wanted):
-                view.show(rows)
-                code = outcome(rows.values(), wanted)
-                if code is not None:
-                    return code
-    raise AssertionError("states() never ends by itself")
-
-
-async def states(cluster: Cluster, wanted: frozenset[str]) -> AsyncIterator[dict[str, Row]]:
-    """All rows by name after each change, from a list and then a watch; a broken watch is opened again.
-
-    Raises CommandError when a wanted task is not there or was deleted, or when there is none at all.
-    """
-    from aiohttp import ClientError
-
-    silent = 0
-    while True:
-        try:
-            items, version = await cluster.tasks()
-            rows = {one["metadata"]["name"]: row(one) for one in items}
-            _check_there(rows, wanted, cluster.namespace)
-            yield _only(rows, wanted)
-            silent = 0
-            async for event in cluster.task_events(version):
-                name = event["object"]["metadata"]["name"]
-                if event["type"] == "DELETED":
-                    rows.pop(name, None)
+            async with aclosing(tasks):
+                async for known in tasks:
+                    rows = {name: row(one) for name, one in known.items()}
                     _check_there(rows, wanted, cluster.namespace)
-                else:
-                    rows[name] = row(event["object"])
-                yield _only(rows, wanted)
-        except (ClientError, TimeoutError, ConnectionError):
-            silent += 1
-            if silent > _RETRIES:
-                raise
-            await asyncio.sleep(min(2.0**silent / 4, 5.0))
+                    shown = _only(rows, wanted)
+                    view.show(shown)
+                    code = outcome(shown.values(), wanted)
+                    if code is not None:
+                        return code
+    raise AssertionError("follow() never ends by itself")
 
 
 def _only(rows: Mapping[str, Row], wanted: frozenset[str]) -> dict[str, Row]:

@@ -15,11 +15,13 @@ from mlora_operator.download import (
     AdapterCorrupt,
     AdapterNotFound,
     FolderInUse,
-    StoreRefused,
+    Manifest,
+    StoreSilent,
     download,
     open_source,
     read_manifest,
 )
+from mlora_operator.download.files import check_replaceable
 
 WEIGHTS = b"w" * 3_000_000
 CONFIG = b'{"r": 8}'
@@ -61,7 +63,11 @@ def write_manifest(folder: Path, digests: dict[str, str], **changes: Any) -> Non
 
 def fetch(folder: Path, target: Path, progress: Callable[[int], None] = lambda _: None) -> None:
     source = open_source(folder.as_uri(), Access())
-    download(source, read_manifest(source), target, progress)
+    download(source, read_manifest(source), target, no_pause, progress)
+
+
+def no_pause(_: float) -> None:
+    pass
 
 
 def leftovers(target: Path) -> list[str]:
@@ -139,6 +145,7 @@ def test_damage_is_named_and_the_former_adapter_stays(published: Path, tmp_path:
     damage, words = DAMAGES[case]
     target = tmp_path / "got"
     fetch(published, target)
+    (target / "manifest.json").write_text((target / "manifest.json").read_text() + " ")  # another one
     damage(published)
     with pytest.raises(AdapterCorrupt, match=words):
         fetch(published, target)
@@ -152,17 +159,126 @@ def test_without_a_manifest_there_is_no_adapter(published: Path, tmp_path: Path)
         fetch(published, tmp_path / "got")
 
 
-def test_a_store_that_breaks_off_leaves_nothing(published: Path, tmp_path: Path) -> None:
-    class Breaking:
-        def read(self, name: str) -> Iterator[bytes]:  # noqa: ARG002 - the protocol's signature
-            yield b"x"
-            raise StoreRefused("connection lost")
+class Breaking:
+    """A store whose connection breaks after ``pieces`` pieces of 1,000,000 bytes, each time it is asked."""
 
-    manifest = read_manifest(open_source(published.as_uri(), Access()))
-    with pytest.raises(StoreRefused):
-        download(Breaking(), manifest, tmp_path / "got")
+    def __init__(self, folder: Path, pieces: int) -> None:
+        self._folder = folder
+        self._pieces = pieces
+        self.asked: list[tuple[str, int]] = []
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        self.asked.append((name, start))
+        content = (self._folder / name).read_bytes()[start:]
+        for number in range(self._pieces):
+            piece = content[number * 1_000_000 : (number + 1) * 1_000_000]
+            if not piece:
+                return
+            yield piece
+        if len(content) > self._pieces * 1_000_000:
+            raise StoreSilent("connection lost")
+
+
+def manifest_of(folder: Path) -> Manifest:
+    return read_manifest(open_source(folder.as_uri(), Access()))
+
+
+def test_a_connection_that_breaks_is_gone_on_with_where_it_broke(published: Path, tmp_path: Path) -> None:
+    store, sizes, pauses = Breaking(published, pieces=1), list[int](), list[float]()
+    download(store, manifest_of(published), tmp_path / "got", pauses.append, sizes.append)
+    weights = [start for name, start in store.asked if name == "adapter_model.safetensors"]
+    assert weights == [0, 1_000_000, 2_000_000]
+    assert (tmp_path / "got" / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert sum(sizes) == len(WEIGHTS) + len(CONFIG)
+    assert len(pauses) == 2
+
+
+def test_a_store_that_never_answers_is_given_up(published: Path, tmp_path: Path) -> None:
+    store, pauses = Breaking(published, pieces=0), list[float]()
+    with pytest.raises(StoreSilent):
+        download(store, manifest_of(published), tmp_path / "got", pauses.append)
+    assert len(store.asked) == 5
+    assert pauses == sorted(pauses)
     assert not (tmp_path / "got").exists()
-    assert leftovers(tmp_path / "got") == []
+
+
+class Killed(BaseException):
+    pass
+
+
+def broken_off(published: Path, target: Path) -> None:
+    """A download that ends after a million bytes of the weights."""
+
+    def kill(_: float) -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        download(Breaking(published, pieces=1), manifest_of(published), target, kill)
+
+
+def test_what_a_killed_download_got_is_not_fetched_again(published: Path, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    broken_off(published, target)
+    assert not target.exists()
+    store, sizes = Breaking(published, pieces=9), list[int]()
+    download(store, manifest_of(published), target, no_pause, sizes.append)
+    assert store.asked == [("adapter_model.safetensors", 1_000_000), ("adapter_config.json", 0)]
+    assert sum(sizes) == len(WEIGHTS) + len(CONFIG)
+    assert (target / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert leftovers(target) == []
+
+
+def test_a_beginning_that_is_of_something_else_is_fetched_again(published: Path, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    broken_off(published, target)
+    (partial,) = target.parent.glob(".got.partial-*")
+    (partial / "adapter_model.safetensors").write_bytes(b"x" * 1_000_000)
+    fetch(published, target)
+    assert (target / "adapter_model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_beginning_of_another_adapter_is_not_used_and_removed(published: Path, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    broken_off(published, target)
+    write_manifest(published, {"adapter_config.json": hashlib.sha256(CONFIG).hexdigest()}, taskUid="v")
+    fetch(published, target)
+    assert {path.name for path in target.iterdir()} == {"adapter_config.json", "manifest.json"}
+    assert leftovers(target) == []
+
+
+def test_two_downloads_to_one_place_do_not_mix(published: Path, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+
+    def meanwhile(_: int) -> None:
+        with pytest.raises(FolderInUse, match="another download"):
+            fetch(published, target)
+
+    fetch(published, target, meanwhile)
+    assert (target / "adapter_model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_what_is_there_already_is_not_fetched_again(published: Path, tmp_path: Path) -> None:
+    target = tmp_path / "got"
+    fetch(published, target)
+    store = Breaking(published, pieces=0)
+    download(store, manifest_of(published), target, no_pause)
+    assert store.asked == []
+    (target / "adapter_config.json").write_bytes(b'{"r": 9}')
+    fetch(published, target)
+    assert (target / "adapter_config.json").read_bytes() == CONFIG
+
+
+def test_a_symbolic_link_leads_to_the_new_adapter(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "version-1").mkdir()
+    (tmp_path / "current").symlink_to("version-1")
+    fetch(published, tmp_path / "current")
+    assert (tmp_path / "current").is_symlink()
+    assert (tmp_path / "version-1" / "adapter_config.json").read_bytes() == CONFIG
+
+
+def test_a_mount_point_is_refused_with_a_folder_to_use() -> None:
+    with pytest.raises(FolderInUse, match="use /proc/adapter"):
+        check_replaceable(Path("/proc"))
 
 
 @pytest.mark.parametrize("uri", ["adapters/a", "http://x/y", "s3://", "file://relative"])

@@ -1,0 +1,142 @@
+"""Stores that adapters are read from: S3 and a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from mlora_operator.download.errors import (
+    AdapterCorrupt,
+    AdapterNotFound,
+    DownloadError,
+    StoreRefused,
+    StoreSilent,
+)
+
+PIECE = 1 << 20
+_NOT_NOW = {"SlowDown", "RequestTimeout", "TooManyRequests", "Throttling", "ThrottlingException", "429"}
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to reach a store. Without keys: ``anonymous``, or what the SDK finds (environment, files, role)."""
+
+    endpoint: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    anonymous: bool = False
+
+
+class Source(Protocol):
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """The pieces of file ``name`` from byte ``start`` on, which must lie within it.
+
+        Raises AdapterNotFound, StoreRefused or StoreSilent, this one also after some pieces.
+        """
+
+
+def open_source(uri: str, access: Access) -> Source:
+    """The adapter's place. Raises ValueError for an address that is neither s3:// nor file://."""
+    parts = urlsplit(uri)
+    if parts.scheme == "s3" and parts.netloc:
+        _, _, key = uri.removeprefix("s3://").partition("/")
+        return _Bucket(parts.netloc, key.strip("/"), access)
+    if parts.scheme == "file" and parts.path.startswith("/"):
+        return _Folder(Path(unquote(parts.path)))
+    raise ValueError(f"{uri!r} is no address of an adapter: write s3://bucket/prefix or file:///folder")
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        try:
+            with (self._folder / name).open("rb") as file:
+                file.seek(start)
+                while piece := file.read(PIECE):
+                    yield piece
+        except FileNotFoundError as error:
+            raise AdapterNotFound(f"{self._folder / name} is not there") from error
+        except OSError as error:
+            raise StoreRefused(f"{self._folder / name}: {error.strerror}") from error
+
+
+class _Bucket:
+    def __init__(self, bucket: str, prefix: str, access: Access) -> None:
+        self._bucket = bucket
+        self._prefix = prefix
+        import boto3  # takes a second to load
+        import botocore.config
+        from botocore import UNSIGNED
+
+        # As the AWS tools read it; known here, since it decides how a bucket is addressed.
+        endpoint = (
+            access.endpoint
+            or os.environ.get("AWS_ENDPOINT_URL_S3")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or None
+        )
+        self._where = endpoint or "AWS"
+        session = boto3.session.Session()
+        self._client: Any = session.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=access.region or session.region_name or "us-east-1",
+            aws_access_key_id=access.access_key,
+            aws_secret_access_key=access.secret_key,
+            aws_session_token=access.session_token,
+            config=botocore.config.Config(
+                signature_version=UNSIGNED if access.anonymous else None,
+                connect_timeout=10,
+                retries={"mode": "standard", "total_max_attempts": 4},
+                # Stores other than AWS may not know the SDK's newer checksums; the manifest has ours.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                # Bucket names in host names need wildcard DNS, which few own stores have.
+                s3={"addressing_style": "path" if endpoint else "auto"},
+            ),
+        )
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        from botocore import exceptions
+
+        key = f"{self._prefix}/{name}" if self._prefix else name
+        part = {"Range": f"bytes={start}-"} if start else {}
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=key, **part)
+            body = answer["Body"]
+            if start and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
+                body.read(start)  # a store that knows no ranges sends everything
+            yield from body.iter_chunks(PIECE)
+        except exceptions.ClientError as error:
+            raise self._explained(error, key) from error
+        except exceptions.NoCredentialsError as error:
+            raise StoreRefused("no keys found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY") from error
+        except exceptions.SSLError as error:
+            raise StoreRefused(f"the store {self._where} cannot be trusted: {error}") from error
+        except (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+        ) as error:
+            raise StoreSilent(f"the store {self._where} does not answer: {error}") from error
+        except exceptions.BotoCoreError as error:
+            raise StoreRefused(f"s3://{self._bucket}/{key} cannot be asked for: {error}") from error
+
+    def _explained(self, error: Any, key: str) -> DownloadError:
+        code = str(error.response.get("Error", {}).get("Code", ""))
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in ("NoSuchKey", "NoSuchBucket", "404"):
+            return AdapterNotFound(f"s3://{self._bucket}/{key} is not in the store {self._where}")
+        if status >= 500 or code in _NOT_NOW:
+            return StoreSilent(f"the store {self._where} cannot answer just now: {code or error}")
+        if code == "InvalidRange":  # the object became shorter than what a former try had got of it
+            return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest says")
+        return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")

@@ -1,0 +1,61 @@
+"""What a download reads of an adapter's manifest is what the worker writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from mlora_operator.download.errors import AdapterCorrupt
+from mlora_operator.download.manifest import MANIFEST_NAME, parse_manifest
+from mlora_worker import protocol
+
+WRITTEN = protocol.AdapterManifest(
+    task_uid="u",
+    namespace="team-a",
+    name="a",
+    fingerprint="f",
+    base_model="m",
+    step=12,
+    loss=None,
+    files=(protocol.ManifestFile(name="adapter_config.json", bytes=1, sha256="0" * 64),),
+)
+
+
+def test_the_workers_own_manifest_is_understood() -> None:
+    content = WRITTEN.model_dump_json(by_alias=True).encode()
+    read = parse_manifest(content)
+    assert (read.task_uid, read.namespace, read.name, read.base_model, read.step) == (
+        "u",
+        "team-a",
+        "a",
+        "m",
+        12,
+    )
+    assert [(file.name, file.bytes, file.sha256) for file in read.files] == [
+        ("adapter_config.json", 1, "0" * 64)
+    ]
+    assert read.content == content
+    assert protocol.MANIFEST_NAME == MANIFEST_NAME
+
+
+def test_fields_of_a_later_worker_are_kept() -> None:
+    content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | {"evaluation": {"loss": 1}})
+    assert parse_manifest(content.encode()).as_json()["evaluation"] == {"loss": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "version 2; a newer mlora can read it"),
+        ({"step": True}, "not an adapter's manifest"),
+        ({"files": [{"name": "a", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
+        ({"files": [{"name": "a", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a"),
+        ({"files": [{"name": "a", "bytes": -1, "sha256": "0" * 64}]}, "no size"),
+        ({"files": [{"name": "manifest.json", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
+    ],
+)
+def test_what_cannot_be_trusted_is_refused(change: dict[str, object], words: str) -> None:
+    content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | change)
+    with pytest.raises(AdapterCorrupt, match=words):
+        parse_manifest(content.encode())
