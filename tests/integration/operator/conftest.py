@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,13 +37,14 @@ from tests.fixtures.kubectl import Kubectl
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 ROOT = Path(__file__).parents[3]
-MODEL = "Org/Toy-1B"
+MODEL, OTHER_MODEL, THIRD_MODEL = "Org/Toy-1B", "Org/Other-1B", "Org/Third-1B"
 
 
 class FakeCoordinator:
-    """Prepares at once, trains what is admitted step by step, succeeds after the last step. One per pipeline name.
+    """Prepares at once, trains what is admitted step by step, succeeds after the last step.
 
-    Runs in a thread of its own. ``hold`` keeps tasks from going beyond a phase.
+    Runs in a thread of its own. ``hold`` keeps tasks from going beyond a phase; ``steps`` and ``uploads`` tell what was
+    done, by the tasks' names. It speaks for every pipeline but those that another one speaks for (``beside``).
     """
 
     def __init__(self) -> None:
@@ -49,7 +52,13 @@ class FakeCoordinator:
         self.tokens: set[str] = set()
         self.run_id = "run-1"
         self.hold: TaskPhase | None = None
+        self.is_there = True
+        self.steps: Counter[str] = Counter()
+        self.uploads: list[str] = []
         self.url = ""
+        self._beside: dict[str, FakeCoordinator] = {}
+        self._total: dict[str, int] = {}
+        self._names: dict[str, str] = {}
         self._generation = 0
         self._sequence = 0
         self._tasks: dict[str, TaskReport] = {}
@@ -74,9 +83,15 @@ class FakeCoordinator:
             self.run_id, self._generation, self._sequence = f"run-{number}", 0, 0
             self._tasks, self._admitted = {}, set()
 
+    def beside(self, pipeline: str) -> FakeCoordinator:
+        """The coordinator of this pipeline, at the same address, with plans and tasks of its own."""
+        return self._beside.setdefault(pipeline, FakeCoordinator())
+
     def reset(self) -> None:
         """For the next test."""
+        self._beside.clear()
         with self._lock:
+            self.steps, self.uploads, self.is_there = Counter(), [], True
             self.plans, self.tokens, self.hold = [], set(), None
             self.run_id, self._generation = "run-1", 0
             self._tasks, self._admitted = {}, set()
@@ -104,13 +119,27 @@ class FakeCoordinator:
         self._loop.run_until_complete(open_())
         self._loop.run_forever()
 
+    def _speaker(self, request: web.Request) -> FakeCoordinator:
+        found = self._beside.get(request.match_info["name"], self)
+        if not found.is_there:
+            raise web.HTTPBadGateway(text="no coordinator is there")
+        return found
+
     async def _put(self, request: web.Request) -> web.Response:
+        return await self._speaker(request)._take(request)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        return await self._speaker(request)._tell(request)
+
+    async def _take(self, request: web.Request) -> web.Response:
         self.tokens.add(request.headers["Authorization"].removeprefix("Bearer "))
         plan = Plan.model_validate_json(await request.text())
         with self._lock:
             if plan.generation < self._generation:
                 raise web.HTTPConflict
             self.plans.append(plan)
+            self._names |= {task.uid: task.name for task in plan.tasks}
+            self._total |= {task.uid: task.training.max_steps or 4 for task in plan.tasks}
             self._generation = plan.generation
             self._admitted = {task.uid for task in plan.tasks if task.admitted}
             self._tasks = {
@@ -119,7 +148,7 @@ class FakeCoordinator:
             }
         return web.Response(status=204)
 
-    async def _get(self, request: web.Request) -> web.Response:
+    async def _tell(self, request: web.Request) -> web.Response:
         if "after" in request.query:
             await asyncio.sleep(0.2)
         with self._lock:
@@ -142,14 +171,17 @@ class FakeCoordinator:
         data = DataCounts(rows=10, used=10)
         match task.phase:
             case TaskPhase.PREPARING:
-                return task.model_copy(update={"phase": TaskPhase.PREPARED, "data": data, "total_steps": 4})
+                prepared = {"phase": TaskPhase.PREPARED, "data": data, "total_steps": self._total[task.uid]}
+                return task.model_copy(update=prepared)
             case TaskPhase.PREPARED if task.uid in self._admitted:
                 return task.model_copy(update={"phase": TaskPhase.TRAINING})
             case TaskPhase.TRAINING if task.step < task.total_steps:
+                self.steps[self._names[task.uid]] += 1
                 return task.model_copy(update={"step": task.step + 1, "loss": 2.0 / (task.step + 1)})
             case TaskPhase.TRAINING:
                 return task.model_copy(update={"phase": TaskPhase.SAVING})
             case TaskPhase.SAVING:
+                self.uploads.append(self._names[task.uid])
                 adapter = AdapterInfo(uri="s3://adapters/x", sha256="ab" * 32, bytes=123)
                 return task.model_copy(update={"phase": TaskPhase.SUCCEEDED, "adapter": adapter})
             case _:
@@ -256,6 +288,73 @@ def house(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[House]:
     """An operator with a namespace of its own. Its pods find no node, so that only the API server works."""
+    models = [
+        {
+            "name": MODEL,
+            "uri": "s3://models/toy",
+            "stages": 2,
+            "idleTimeout": "2s",
+            "worker": {"nodeSelector": {"nowhere": "yes"}},
+        }
+    ]
+    with _open_house(cluster, kubectl, tmp_path_factory.mktemp("operator"), models) as opened:
+        yield opened
+
+
+# Runs in place of the worker, in its image: a rank as the kubelet sees it.
+STAND_IN = """
+import http.server, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_):
+        pass
+http.server.HTTPServer(("", 8080), Answer).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def lived_in(
+    crds: None,  # noqa: ARG001
+    alone: None,  # noqa: ARG001
+    cluster: Cluster,
+    kubectl: Kubectl,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[House]:
+    """The same with pods that run and become ready. The stand-in is Python's ``sitecustomize``, so nothing of the pod but
+    its program differs from a real worker's.
+    """
+    worker = {
+        "image": cluster.worker_image,
+        "imagePullPolicy": "Never" if cluster.own else "IfNotPresent",
+        "env": [{"name": "PYTHONPATH", "value": "/stand-in"}],
+        "volumes": [{"name": "stand-in", "configMap": {"name": "stand-in"}}],
+        "volumeMounts": [{"name": "stand-in", "mountPath": "/stand-in"}],
+    }
+    common = {"stages": 2, "startTimeout": "5s", "worker": worker}
+    models = [
+        {"name": MODEL, "uri": "s3://models/toy", "idleTimeout": "3s", **common},
+        {"name": OTHER_MODEL, "uri": "s3://models/other", "idleTimeout": "1h", **common},
+        {"name": THIRD_MODEL, "uri": "s3://models/third", "idleTimeout": "1h", **common},
+    ]
+    with _open_house(cluster, kubectl, tmp_path_factory.mktemp("operator"), models) as opened:
+        opened.kubectl.create(
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "stand-in"},
+                "data": {"sitecustomize.py": STAND_IN},
+            }
+        )
+        yield opened
+
+
+@contextlib.contextmanager
+def _open_house(
+    cluster: Cluster, kubectl: Kubectl, folder: Path, models: list[dict[str, Any]]
+) -> Iterator[House]:
     namespace = f"test-operator-{secrets.token_hex(4)}"
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     kubectl.create(
@@ -268,17 +367,9 @@ def house(
         "watchNamespaces": [namespace],
         "worker": {"image": "worker:1"},
         "coordinatorUrl": coordinator.url,
-        "models": [
-            {
-                "name": MODEL,
-                "uri": "s3://models/toy",
-                "stages": 2,
-                "idleTimeout": "2s",
-                "worker": {"nodeSelector": {"nowhere": "yes"}},
-            }
-        ],
+        "models": models,
     }
-    operator = Operator(cluster.kubeconfig, settings, tmp_path_factory.mktemp("operator"))
+    operator = Operator(cluster.kubeconfig, settings, folder)
     operator.start()
     yield House(kubectl.within(namespace), namespace, operator, coordinator)
     operator.stop()
@@ -380,5 +471,12 @@ class Bench:
 @pytest.fixture
 def bench(house: House) -> Bench:
     made = Bench(house)
+    made.clear()
+    return made
+
+
+@pytest.fixture
+def bench_with_pods(lived_in: House) -> Bench:
+    made = Bench(lived_in)
     made.clear()
     return made
