@@ -6,14 +6,17 @@ cosine decay and weight decay are on, for each of them has a state or a place th
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, Schedule, TaskPhase, Training
-from mlora_worker.storage.errors import AccessRefused
+from mlora_worker.storage.checkpoint import CheckpointMismatch, newest_progress
+from mlora_worker.storage.errors import AccessRefused, StoreUnreachable
 from mlora_worker.stream.items import Checkpoint, Load, Train, Unload
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference
 from tests.fixtures.memory_store import MemoryStore
@@ -48,12 +51,13 @@ def play(
     tasks: Sequence[Task],
     *,
     store: MemoryStore | None = None,
+    kept: Path | None = None,
     script: Script | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> ThreadedPipeline:
     engines = engines_of(base, stages, dtype=dtype)
     runs = {task.name: task.prepared() for task in tasks}
-    return ThreadedPipeline(engines, runs, budget=10_000, store=store, script=script).run(20)
+    return ThreadedPipeline(engines, runs, budget=10_000, store=store, kept=kept, script=script).run(20)
 
 
 def whole(pipeline: ThreadedPipeline, *tasks: Task) -> ThreadedPipeline:
@@ -226,6 +230,91 @@ def test_a_task_is_not_called_preempted_before_its_checkpoint_is_written_and_not
     assert {stored for phase, _, stored in seen if phase is TaskPhase.PREEMPTED} == {7}
     assert found.tasks["subject"].blocked is None
     assert_bit_identical(found, undisturbed, "subject")
+
+
+def refuse_after(store: MemoryStore, step: int) -> None:
+    """``store`` takes no checkpoint of a later step than ``step``."""
+
+    def refuse(action: str, uri: str) -> None:
+        found = re.search(r"/step-(\d+)/", uri)
+        if action == "write" and found is not None and int(found[1]) > step:
+            raise StoreUnreachable("the store is away")
+
+    store.on_call = refuse
+
+
+def crash_when_blocked(step: int) -> Script:
+    """Once the store has refused the checkpoint of ``step``."""
+
+    def script(pipeline: ThreadedPipeline) -> None:
+        run = pipeline.tasks["subject"]
+        if run.blocked is not None and run.taken_step >= step:
+            pipeline.crash()
+
+    return script
+
+
+@pytest.mark.parametrize("volume", ["outlived the crash", "is gone, too"])
+def test_a_checkpoint_that_the_store_refused_counts_if_the_volume_outlived_the_crash(
+    base: Base, subject: Task, tmp_path: Path, volume: str
+) -> None:
+    undisturbed = whole(play(base, 2, [subject]), subject)
+    store, kept = MemoryStore(), tmp_path / "kept"
+    refuse_after(store, 5)
+    first = play(base, 2, [subject], store=store, kept=kept, script=crash_when_blocked(10))
+    assert isinstance(first.error, Crashed)
+    assert newest(store) == 5
+    store.on_call = None
+    second = whole(
+        play(base, 2, [subject], store=store, kept=kept if volume.startswith("out") else tmp_path / "new"),
+        subject,
+    )
+    assert second.tasks["subject"].resumed_step == (10 if volume.startswith("out") else 5)
+    assert_bit_identical(second, undisturbed, "subject")
+    assert not volume.startswith("out") or not list(kept.rglob("*.safetensors")), "the store has newer ones"
+
+
+def newest(store: MemoryStore) -> int:
+    found = newest_progress(store, "s3://checkpoints/subject")
+    return found.step if found is not None else 0
+
+
+def test_a_kept_checkpoint_is_brought_to_the_store_before_its_task_counts_as_preempted(
+    base: Base, subject: Task, tmp_path: Path
+) -> None:
+    """It is taken up and sent out again without a step: what the store refuses still is on the volume alone."""
+    store, kept = MemoryStore(), tmp_path / "kept"
+    refuse_after(store, 5)
+    play(base, 2, [subject], store=store, kept=kept, script=crash_when_blocked(10))
+    seen: list[tuple[TaskPhase, int]] = []
+
+    def script(pipeline: ThreadedPipeline) -> None:
+        run = pipeline.tasks["subject"]
+        if run.resumed_step is not None and run.steps_done == 10 and not run.in_stream:
+            seen.append((run.phase, run.stored_step))
+            store.on_call = None
+        if run.resumed_step is not None:
+            out = any(phase is TaskPhase.PREEMPTED for phase, _ in seen)
+            run.plan = run.plan.model_copy(update={"admitted": out})
+
+    second = whole(play(base, 2, [subject], store=store, kept=kept, script=script), subject)
+    assert seen[0] == (TaskPhase.TRAINING, 5)
+    assert {stored for phase, stored in seen if phase is TaskPhase.PREEMPTED} == {10}
+    assert_bit_identical(second, whole(play(base, 2, [subject]), subject), "subject")
+
+
+def test_a_kept_checkpoint_of_other_rows_is_refused(base: Base, subject: Task, tmp_path: Path) -> None:
+    store, kept = MemoryStore(), tmp_path / "kept"
+    refuse_after(store, 0)
+    play(base, 2, [subject], store=store, kept=kept, script=crash_when_blocked(5))
+    runs = {"subject": subject.prepared()}
+    prepared = runs["subject"].prepared
+    assert prepared is not None
+    prepared.fingerprint["dataset.sha256"] = "other"  # type: ignore[index]
+    with pytest.raises(
+        CheckpointMismatch, match=r"volume was made with dataset\.sha256 none, the task has other"
+    ):
+        ThreadedPipeline(engines_of(base, 2), runs, store=store, kept=kept).run()
 
 
 def test_a_task_that_gets_its_place_back_before_its_checkpoint_is_written_goes_on_from_memory(
