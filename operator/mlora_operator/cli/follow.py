@@ -63,6 +63,8 @@ async def follow(
         except (ApiError, *NO_ANSWER) as error:
             waited = now() - last_answer
             if waited > (patience.later if answered else patience.first):
+                if isinstance(error, TimeoutError):  # the caller's own timeouts look like this
+                    raise ConnectionError(f"no answer for {waited:.0f} seconds") from error
                 raise
             if not answered and not may_pass(error):
                 raise
