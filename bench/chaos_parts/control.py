@@ -6,22 +6,32 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.chaos_parts.api import ApiServer
-from bench.chaos_parts.kubelet import Kubelet
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.reconcile.ports import Gone, Objects
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.snapshot import Group, Key
 
 _WATCH_SECONDS = 2.0  # after which a watch that has nothing to say says so
+
+
+class Workers(Protocol):
+    """What is asked of the kubelet's part."""
+
+    token: str
+    url: str
+
+    def group(self) -> Group | None: ...
+    def resize(self, replicas: int) -> None: ...
+    def delete(self, uid: str) -> None: ...
 
 
 class Control:
     """Answers ``(name, arguments)`` with ``(kind, value)``: "ok", "gone" or "error"."""
 
-    def __init__(self, path: Path, api: ApiServer, kubelet: Kubelet, pipeline: Key) -> None:
+    def __init__(self, path: Path, api: ApiServer, kubelet: Workers, pipeline: Key) -> None:
         self._api, self._kubelet, self._pipeline = api, kubelet, pipeline
         self.looks = 0  # how often an operator has looked at all objects
         self._calls: dict[str, Callable[..., Any]] = {
@@ -46,9 +56,16 @@ class Control:
             {self._pipeline: group} if group is not None else {},
         )
 
+    def close(self) -> None:
+        """No further operator comes in."""
+        self._listener.close()
+
     def _accept(self) -> None:
         while True:
-            connection = self._listener.accept()
+            try:
+                connection = self._listener.accept()
+            except OSError:  # closed
+                return
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:

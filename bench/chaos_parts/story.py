@@ -51,6 +51,8 @@ RESTORING = (
     Moment("checkpoint is read", "GET", _STEP + r"state\.safetensors$"),
 )
 _KILLS = ("kill_rank", "kill_coordinator", "kill_operator")
+# What the ranks start anew after at once. A frozen rank is none of these: in its place the kubelet's probe would act.
+_RESTARTS = ("kill_rank", "kill_coordinator", "kill_while_s3_is_away", "drain_rank", "drain_coordinator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ def tell(count: int, seed: int, quick: bool = False) -> tuple[Fault, ...]:
     kinds = list(QUICK[:count]) if quick else _kinds(count)
     if not quick:
         random.shuffle(kinds)
-    return tuple(_fault(number, kind, random) for number, kind in enumerate(kinds, 1))
+    before = [None, *kinds[:-1]]
+    return tuple(
+        _fault(number, kind, random, restarted=former in _RESTARTS)
+        for number, (former, kind) in enumerate(zip(before, kinds, strict=True), 1)
+    )
 
 
 def _kinds(count: int) -> list[FaultKind]:
@@ -108,12 +114,13 @@ def _kinds(count: int) -> list[FaultKind]:
     return [kind for kind, times in taken.items() for _ in range(times)]
 
 
-def _fault(number: int, kind: FaultKind, random: Random) -> Fault:
+def _fault(number: int, kind: FaultKind, random: Random, *, restarted: bool) -> Fault:
+    """``restarted``: the fault before makes the ranks start anew."""
     moment, hasty = None, False
     delay = random.uniform(0.0, 2.0)
-    if kind in _KILLS and number > 1:
+    if kind in _KILLS:
         chance = random.random()
-        if chance < 0.25:
+        if restarted and chance < 0.4:
             moment, hasty = random.choice(RESTORING), True
         elif chance < 0.7:
             moment = random.choice(MOMENTS)

@@ -75,7 +75,7 @@ class Weather:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, name="weather", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="weather", daemon=True).start()
 
     @property
     def upstream(self) -> str:

@@ -85,6 +85,7 @@ class World:
         )
         self._socket = self.folder / "control"
         self.control = Control(self._socket, self.api, self.kubelet, PIPELINE)
+        self._stack.callback(self.control.close)
         self.start_operator()
 
     def __exit__(

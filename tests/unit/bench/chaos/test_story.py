@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -39,7 +40,15 @@ def test_only_kills_come_at_a_request_or_before_the_world_is_well() -> None:
     """A rank that is frozen in its start is not the operator's to find, and a drain promises nothing then."""
     for fault in tell(1000, 1):
         assert fault.kind in KILLS or (fault.moment is None and not fault.hasty), fault
-    assert not tell(1000, 1)[0].hasty, "there is nothing to be hasty about"
+
+
+def test_who_is_hasty_meets_ranks_that_start() -> None:
+    story = tell(1000, 1)
+    assert not story[0].hasty
+    for former, fault in pairwise(story):
+        assert not fault.hasty or former.kind.startswith(("kill_", "drain_")), (former, fault)
+        assert not fault.hasty or former.kind != "kill_operator"
+    assert any(fault.hasty for fault in story)
 
 
 def test_a_long_story_has_every_moment() -> None:
