@@ -91,13 +91,19 @@ def prepare(folder: Path, endpoint: str, inside: str) -> Access:
     return access
 
 
-def create_buckets(weed: Path, address: str, port: int) -> None:
-    """Create the project's buckets by the server's own shell, which asks for no signed requests."""
+def shell(weed: Path, address: str, port: int, commands: str) -> str:
+    """What the server's own shell says to ``commands``, one a line; it asks for no signed requests."""
     addresses = {
         part: f"{address}:{port + PARTS[part]}.{port + PARTS[part] + GRPC}" for part in ("master", "filer")
     }
-    shell = [str(weed), "shell", f"-master={addresses['master']}", f"-filer={addresses['filer']}"]
-    said = run(*shell, stdin="".join(f"s3.bucket.create -name {bucket}\n" for bucket in BUCKETS))
+    return run(
+        str(weed), "shell", f"-master={addresses['master']}", f"-filer={addresses['filer']}", stdin=commands
+    )
+
+
+def create_buckets(weed: Path, address: str, port: int) -> None:
+    """Create the project's buckets."""
+    said = shell(weed, address, port, "".join(f"s3.bucket.create -name {bucket}\n" for bucket in BUCKETS))
     missing = [bucket for bucket in BUCKETS if f"created bucket {bucket}" not in said]
     if missing:
         raise CommandFailed(f"the object store did not create the buckets {', '.join(missing)}: {said}")

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from mlora_worker.protocol import Amount, Count, FailureReason, ManifestFile, Message, Real, StepRecord
 from mlora_worker.storage import uri as address
-from mlora_worker.storage.errors import ObjectNotFound
+from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join, name_below
@@ -111,7 +111,18 @@ def write_checkpoint(
     Raises StorageError; may be called again after one. ``scratch`` is a local folder with room for the tensors (None: the
     system's temporary one).
     """
-    place = _place(folder, state.progress.step)
+    try:
+        _write(store, _place(folder, state.progress.step), state, scratch)
+    except StorageError as error:
+        if error.reason is FailureReason.INSUFFICIENT_SPACE:
+            # The next try has the room of all but the newest one.
+            with contextlib.suppress(StorageError):
+                _prune(store, folder, 1)
+        raise
+    _prune(store, folder, kept)
+
+
+def _write(store: Store, place: str, state: TaskState, scratch: Path | None) -> None:
     store.delete(join(place, MANIFEST_NAME))
     with scratch_folder(scratch, "checkpoint") as local:
         path = save_tensors(state.tensors, local / STATE_NAME, "checkpoint")
@@ -126,7 +137,6 @@ def write_checkpoint(
         step=state.progress.step, task_uid=state.progress.task_uid, files=tuple(files)
     )
     store.write(join(place, MANIFEST_NAME), manifest.model_dump_json(by_alias=True).encode())
-    _prune(store, folder, kept)
 
 
 def newest_progress(store: Store, folder: str) -> Progress | None:
@@ -262,7 +272,7 @@ def _prune(store: Store, folder: str, kept: int) -> None:
     complete = sorted(step for step, names in steps.items() if MANIFEST_NAME in names)
     staying = complete[-kept:]
     for step in sorted(steps):
-        if step not in staying and step < complete[-1]:
+        if complete and step not in staying and step < complete[-1]:
             forget_checkpoint(store, folder, step)
 
 
