@@ -11,7 +11,6 @@ from bench.scheduling.pace import EachAlone, Gpus, Together
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import Entrant, State
 from mlora_operator.scheduling.fair_share import FairShare
-from mlora_operator.scheduling.order import sort_key
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
@@ -55,7 +54,7 @@ def first_come(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) ->
     held = memory.held(one.uid for one in inside)
     waiting = [one for one in entrants if one.state is State.WAITING]
     full = False
-    for one in sorted(waiting, key=lambda one: sort_key(one.task)[1:]):
+    for one in sorted(waiting, key=lambda one: one.task.key[1:]):
         if not memory.fits_alone(one.uid):
             places[one.uid] = Place(Outcome.NEVER_FITS)
             continue

@@ -79,7 +79,20 @@ class Coefficients:
 
     def of(self, shape: Shape) -> float:
         """Without what is exact."""
-        return sum(b * x for b, x in zip(self.values, _terms(shape), strict=True))
+        tokens, lowest = shape.tokens, shape.lowest_group
+        early = (
+            (self.r0 if lowest <= 0 else 0.0)
+            + (self.r1 if lowest <= 1 else 0.0)
+            + (self.r2 if lowest <= 2 else 0.0)
+        )
+        return (
+            self.b0
+            + (self.b1 + early) * tokens
+            + self.b2 * shape.squared_tokens
+            + self.b3 * shape.supervised
+            + self.b4 * shape.loss_rows
+            + self.b5 * shape.layer_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,15 @@ def learn(
     exhausted: Iterable[MemoryExhausted] = (),
 ) -> Mapping[int, StageFit]:
     """The fits of all stages of which more is known than ``model``, which has none, can tell. ``samples``: oldest first."""
-    known = {one.stage: fit for one in held if (fit := _readable(one)) is not None}
+    known = fits_of(held)
     by_stage: dict[int, list[MemorySample]] = {}
     for sample in samples:
         by_stage.setdefault(sample.stage, []).append(sample)
     learned: dict[int, StageFit] = {}
     for report in model.stages:
         before = known.get(report.stage)
+        if before is None and report.stage not in by_stage:
+            continue
         start = before if before is not None else model.fit_of(report)
         fit = fit_stage(tuple(by_stage.get(report.stage, ())), start)
         if before is not None and is_steady(before, fit, model.microbatch_tokens):
@@ -63,10 +65,12 @@ def is_steady(before: StageFit, after: StageFit, microbatch_tokens: int) -> bool
     return True
 
 
-def to_status(learned: Mapping[int, StageFit]) -> tuple[LearnedMemory, ...]:
+def to_status(learned: Mapping[int, StageFit], origin: str) -> tuple[LearnedMemory, ...]:
+    """``origin``: of what it was learned (``origin.py``)."""
     return tuple(
         LearnedMemory(
             stage=stage,
+            origin=origin,
             samples=fit.samples,
             widest=fit.widest,
             correction=_text(fit.correction),
@@ -76,6 +80,11 @@ def to_status(learned: Mapping[int, StageFit]) -> tuple[LearnedMemory, ...]:
         )
         for stage, fit in sorted(learned.items())
     )
+
+
+def fits_of(held: Iterable[LearnedMemory]) -> dict[int, StageFit]:
+    """By stage. What cannot be read, since somebody wrote it by hand, is left out."""
+    return {one.stage: fit for one in held if (fit := _readable(one)) is not None}
 
 
 def from_status(one: LearnedMemory) -> StageFit:
@@ -91,7 +100,6 @@ def from_status(one: LearnedMemory) -> StageFit:
 
 
 def _readable(one: LearnedMemory) -> StageFit | None:
-    """A status that somebody wrote by hand is learned anew."""
     try:
         return from_status(one)
     except (ValueError, TypeError):

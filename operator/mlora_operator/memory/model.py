@@ -16,21 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import groupby
 
 from mlora_operator.memory.fit import NONE_BELOW, Coefficients, Line, StageFit
 from mlora_operator.scheduling.admission import Need, Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 from mlora_worker.stream import planner
-from mlora_worker.stream.fit import ALL_LINEAR
 from mlora_worker.stream.footprint import (
     InputGroup,
+    Ranks,
     Shape,
     exact_parts,
     floor_bytes,
     input_groups,
     loss_rows,
-    targeted,
+    low_rank,
 )
+from mlora_worker.stream.targets import modules_of, ranks_of
 
 _MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the base is
 _MASTERS = 4
@@ -53,13 +56,14 @@ def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Deman
     return Demand(lora, rows * longest, longest)
 
 
+@lru_cache(maxsize=4096)
 def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
     """Of a task on ``stage``, with the gaps between matrices."""
-    targets = set(lora.target_modules)
+    ranks = ranks_of(facts, lora)
     return sum(
-        (_padded(lora.rank * module.in_features) + _padded(lora.rank * module.out_features)) * module.count
-        for module in facts.modules
-        if module.stage == stage and (ALL_LINEAR in targets or module.name in targets)
+        _padded(ranks[module.path] * module.in_features) + _padded(ranks[module.path] * module.out_features)
+        for module in modules_of(facts)
+        if module.stage == stage and module.path in ranks
     )
 
 
@@ -136,11 +140,9 @@ def worst_case(
     tokens = min(max(microbatch_tokens, longest), steps)  # a longer single row travels alone
     last = stage.stage == stages - 1
     groups = input_groups(facts, stage.stage, stage.input_groups)
-    # On a CPU that cannot multiply half-precision numbers, products are taken in float32.
-    low_bytes = facts.dtype_bytes if stage.device.startswith("cuda") else _MASTER_BYTES
     exact, layer = exact_parts(
-        _widest(demands, groups, tokens), tokens, groups,
-        input_bytes=facts.dtype_bytes, low_bytes=low_bytes, recompute=recompute,
+        _widest(demands, facts, groups, tokens, recompute=recompute), tokens, groups,
+        input_bytes=facts.dtype_bytes, low_bytes=product_bytes(facts, stage), recompute=recompute,
     )  # fmt: skip
     shape = Shape(
         tokens=tokens,
@@ -158,19 +160,35 @@ def worst_case(
     return Worst(planner.tokens_held(steps, tokens, stages)[stage.stage], shape)
 
 
-def _widest(
-    demands: Sequence[Demand], groups: Sequence[InputGroup], tokens: int
-) -> list[tuple[LoRAConfig, int]]:
-    """A microbatch of ``tokens`` with as many low-rank activations as it can have: first the rows of the task that leaves
-    most per token. All others are there, too, without a token, as each may bring inputs that are kept."""
+def product_bytes(facts: ModelFacts, stage: StageReport) -> int:
+    """Of a low-rank activation. On a CPU that cannot multiply half-precision numbers, products are taken in float32."""
+    return facts.dtype_bytes if stage.device.startswith("cuda") else _MASTER_BYTES
 
-    def width(demand: Demand) -> int:
-        return demand.lora.rank * sum(targeted(demand.lora, group) * group.layers for group in groups)
+
+def _widest(
+    demands: Sequence[Demand],
+    facts: ModelFacts,
+    groups: Sequence[InputGroup],
+    tokens: int,
+    *,
+    recompute: bool,
+) -> list[tuple[Ranks, int]]:
+    """A microbatch of ``tokens`` with as many low-rank activations as it can have: first the rows of the task that leaves
+    most per token; of such, those that leave least in what a peak may be without. All others are there, too, without a
+    token, as each may bring inputs that are kept."""
+
+    def width(adapter: tuple[Ranks, Demand]) -> tuple[int, int]:
+        lows = [low_rank(adapter[0], group) for group in groups]
+        if not recompute:
+            return sum(lows), -sum(lows[-1:])
+        layers = groupby(zip(groups, lows, strict=True), key=lambda pair: pair[0].layer)
+        return sum(lows), -max((sum(low for _, low in own) for _, own in layers), default=0)
 
     parts, left = [], tokens
-    for demand in sorted(demands, key=width, reverse=True):
+    adapters = [(ranks_of(facts, demand.lora), demand) for demand in demands]
+    for ranks, demand in sorted(adapters, key=width, reverse=True):
         own = min(demand.step_tokens, left)
-        parts.append((demand.lora, own))
+        parts.append((ranks, own))
         left -= own
     return parts
 
@@ -217,6 +235,10 @@ class MemoryModel:
         demands = [self.demands[uid] for uid in uids]
         return tuple(self._of_stage(stage, demands) for stage in self.stages)
 
+    def budget_of(self, stage: StageReport) -> int:
+        """Bytes that may be used."""
+        return int((self.budget if self.budget is not None else stage.capacity_bytes) * (1 - self.margin))
+
     def fit_of(self, stage: StageReport) -> StageFit:
         """What was learned of it, else the prior."""
         known = self.learned.get(stage.stage)
@@ -248,7 +270,7 @@ class MemoryModel:
             self.fit_of(stage),
             recompute=self.recompute,
         )
-        budget = int((self.budget if self.budget is not None else stage.capacity_bytes) * (1 - self.margin))
+        budget = self.budget_of(stage)
         return Verdict(need.total <= budget, stage.stage, need.total, budget, need)
 
 

@@ -26,15 +26,18 @@ class AsksOfModel:
     def __init__(self, facts: ModelFacts) -> None:
         self._facts = facts
         self._known: dict[int, Asks] = {}  # by the identity of the spec, which each entry keeps alive
+        self._demands: dict[Demand, Demand] = {}  # the same demand is one object
 
     def of(self, spec: LoRATaskSpec) -> Asks:
         known = self._known.get(id(spec))
-        if known is None or known.spec is not spec:
+        if known is None:
             if len(self._known) >= _MOST:
                 self._known.clear()
+                self._demands.clear()
+            demand = demand_of(spec.lora, spec.training, self._facts.max_positions)
             known = self._known[id(spec)] = Asks(
                 spec,
-                demand_of(spec.lora, spec.training, self._facts.max_positions),
+                self._demands.setdefault(demand, demand),
                 misfit(self._facts, spec.lora, spec.training),
             )
         return known

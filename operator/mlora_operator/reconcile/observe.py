@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -127,6 +128,7 @@ def key_of(raw: Raw) -> Key:
     return Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
 
 
+@lru_cache(maxsize=50_000)
 def parse_time(text: str) -> datetime:
     """RFC 3339 as the API server writes it."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
@@ -143,8 +145,9 @@ def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | 
 
 
 def _file_uris(spec: LoRATaskSpec) -> str | None:
-    uris = {"spec.dataset.uri": spec.dataset.uri, "spec.output.uri": spec.output.uri}
-    fields = [field for field, uri in uris.items() if uri is not None and uri.startswith("file://")]
+    rows = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
+    uris = [*((rows, uri) for uri in spec.dataset.addresses), ("spec.output.uri", spec.output.uri)]
+    fields = dict.fromkeys(field for field, uri in uris if uri.startswith("file://"))
     if not fields:
         return None
     return f"{' and '.join(fields)}: file:// works with `mlora run` only; use an s3:// URI in a cluster"

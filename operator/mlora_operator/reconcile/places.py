@@ -10,15 +10,17 @@ from mlora_operator.api.units import parse_bytes, parse_duration
 from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import Demand, MemoryModel
+from mlora_operator.memory.origin import origin_of
 from mlora_operator.memory.room import room_of
 from mlora_operator.reconcile.asks import of_model
+from mlora_operator.reconcile.roster import roster
 from mlora_operator.reconcile.snapshot import Task
-from mlora_operator.reconcile.standing import candidate, entrants, policy_of
+from mlora_operator.reconcile.standing import candidate, policy_of
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import State
 from mlora_operator.scheduling.order import in_order
-from mlora_operator.scheduling.room import Sum
+from mlora_operator.scheduling.room import Beside
 from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.protocol import ModelFacts, StageReport
 
@@ -38,37 +40,24 @@ def places(
     """
     assert view.pipeline.spec is not None
     scheduling = view.pipeline.spec.scheduling
-    open_tasks = {task.uid: task for task in view.tasks if task.spec is not None}
-    suspended = {uid for uid, task in open_tasks.items() if task.spec is not None and task.spec.suspend}
-    found = entrants(view, open_tasks.values())
-    inside = [one for one in found.values() if one.state is not State.WAITING]
-    outside = open_tasks.keys() - {one.task.uid for one in inside} - suspended
+    read = roster(view)
+    inside = [one for one in read.entrants if one.state is not State.WAITING]
     if view.shape is None:
         return {one.task.uid: _ADMITTED for one in inside}
-    known = of_model(view.shape[0])
-    asked = {uid: known.of(task.spec) for uid, task in open_tasks.items() if task.spec is not None}
-    refused = {
-        uid: Place(Outcome.REFUSED, failure=asked[uid].misfit)
-        for uid in outside
-        if asked[uid].misfit is not None
-    }
-    outside -= refused.keys()
-    ready = [] if view.draining else [found[uid] for uid in outside if uid in found]
-    room = room_of(_memory(view, view.shape, {uid: one.demand for uid, one in asked.items()}))
+    room = room_of(_memory(view, view.shape, read.demands))
     outcome = scheduler(
-        (*inside, *ready), room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
+        read.entrants, room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
     )
-    leave = {
-        uid: Place(Outcome.SUSPENDED)
-        for uid, place in outcome.items()
-        if uid in suspended and place.outcome is Outcome.PREEMPTED
+    suspended = {
+        uid: Place(Outcome.SUSPENDED) for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED
     }
     never = {
-        uid: Place(Outcome.NEVER_FITS, Sum(room, room.held((uid,))))
-        for uid in outside - outcome.keys()
+        uid: Place(Outcome.NEVER_FITS, Beside(room, room.held(()), uid))
+        for uid in read.unready
         if not room.fits_alone(uid)
     }
-    return {**outcome, **leave, **never, **refused}
+    refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in read.refused.items()}
+    return {**outcome, **suspended, **never, **refused}
 
 
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
@@ -105,9 +94,12 @@ def _memory(
 
 
 def _learned(view: View, model: MemoryModel) -> Mapping[int, StageFit]:
-    """From the status, as far as it speaks of this spec, and from what the workers say now."""
-    status, report = view.pipeline.status, view.report
-    held = status.memory if status.observed_generation == view.pipeline.generation else ()
+    """From the status, as far as that was learned of the same, and from what the workers say now, unless they still have a
+    former spec."""
+    assert view.pipeline.spec is not None
+    origin = origin_of(view.pipeline.spec, model.stages)
+    held = [one for one in view.pipeline.status.memory if one.origin == origin]
+    report = view.report if not view.stale else None
     return learn(
         model,
         held,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import Scheduling
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.observe import parse_time
-from mlora_operator.reconcile.snapshot import Task, condition, is_true
+from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
 from mlora_operator.scheduling.fair_share import FairShare
@@ -28,21 +27,18 @@ from mlora_worker.stream.planner import rows_per_step
 
 
 def candidate(task: Task) -> Candidate:
-    assert task.spec is not None
-    return Candidate(task.uid, task.key.namespace, task.key.name, task.spec.priority, task.created)
+    return task.candidate
 
 
-def entrants(view: View, tasks: Iterable[Task]) -> Mapping[str, Entrant]:
-    """The tasks as the scheduler sees them, by uid. One whose rows are not prepared, or that has ended, is not there."""
-    told = _told(view)
-    reports = view.contact.tasks if view.report is not None else {}
-    found = {}
-    for task in tasks:
-        reported = reports.get(task.uid)
-        state = _state(view, task, reported, told)
-        if state is not None:
-            found[task.uid] = Entrant(candidate(task), state, waits_since(task), _progress(task, reported))
-    return found
+def entrant(view: View, task: Task, reported: TaskReport | None, may: bool | None) -> Entrant | None:
+    """The task as the scheduler sees it; None when its rows are not prepared, or when it has ended.
+
+    ``may``: whether the coordinator was told to admit it (``told``).
+    """
+    state = _state(view, task, reported, may)
+    if state is None:
+        return None
+    return Entrant(task.candidate, state, waits_since(task), _progress(task, reported))
 
 
 def state_of(view: View, task: Task) -> State | None:
@@ -50,26 +46,26 @@ def state_of(view: View, task: Task) -> State | None:
     2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
     3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
     """
-    return _state(view, task, view.reported(task), _told(view))
+    return _state(view, task, view.reported(task), told(view).get(task.uid))
 
 
-def _state(view: View, task: Task, reported: TaskReport | None, told: Mapping[str, bool]) -> State | None:
-    assert task.spec is not None
+def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None) -> State | None:
     if reported is None:
         return State.RUNNING if task.uid in view.active else None
     phase = reported.phase
     if phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED:
-        may = told.get(task.uid)
         if may is None:
-            may = is_true(task.status.conditions, conditions.ADMITTED)
+            held = task.admitted
+            may = held is not None and held.status == "True"
         return State.STARTING if may else State.WAITING
     if phase is TaskPhase.TRAINING:
-        leaves = task.spec.suspend or told.get(task.uid) is False
+        assert task.spec is not None
+        leaves = task.spec.suspend or may is False
         return State.LEAVING if leaves else State.RUNNING
     return State.SAVING if phase is TaskPhase.SAVING else None
 
 
-def _told(view: View) -> Mapping[str, bool]:
+def told(view: View) -> Mapping[str, bool]:
     """Whether the last plan that this run of the coordinator took from us admits a task, by uid."""
     report, contact = view.report, view.contact
     return contact.told if report is not None and contact.sent_run == report.run_id else {}
@@ -77,7 +73,7 @@ def _told(view: View) -> Mapping[str, bool]:
 
 def waits_since(task: Task) -> datetime:
     """When the task last lost its place, or was first seen without one."""
-    held = condition(task.status.conditions, conditions.ADMITTED)
+    held = task.admitted
     if held is None or held.status == "True":
         return task.created
     return parse_time(held.last_transition_time)

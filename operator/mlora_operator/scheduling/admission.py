@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Failure
@@ -54,9 +54,8 @@ class Outcome(StrEnum):
     REFUSED = "Refused"  # it does not fit the base model, whatever the memory
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What became of one task.
+class Place(NamedTuple):
+    """What became of one task. A tuple: thousands are made for a decision.
 
     A waiting one does not fit beside others (``judged``), or stands ``behind`` another one that has waited for long, or
     comes ``after`` one that is about to leave. A refused one has a ``failure``. One that must leave keeps its memory until

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlora_operator.scheduling.entrant import Entrant
-from mlora_operator.scheduling.order import sort_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,9 @@ class FairShare:
         usual = sum(known) / len(known) if known else 1.0
         ahead: defaultdict[str, float] = defaultdict(float)
         tagged = []
-        for one in sorted(entrants, key=lambda one: sort_key(one.task)):
+        for one in sorted(entrants, key=lambda one: one.task.key):
             namespace = one.task.namespace
-            tagged.append((self._virtual_time(namespace, ahead[namespace]), sort_key(one.task), one))
+            tagged.append((self._virtual_time(namespace, ahead[namespace]), one.task.key, one))
             left = one.progress.remaining_tokens
             ahead[namespace] += usual if left is None else left
         return [one for *_, one in sorted(tagged, key=lambda item: item[:2])]

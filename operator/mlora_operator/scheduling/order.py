@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from functools import cached_property
 
 
-class Candidate(NamedTuple):
-    """Who a task is, and where it stands by what its user wrote. A tuple: thousands are made for a decision."""
+@dataclass(frozen=True)
+class Candidate:
+    """Who a task is, and where it stands by what its user wrote."""
 
     uid: str
     namespace: str
     name: str
     priority: int
     created: datetime
+
+    @cached_property
+    def key(self) -> tuple[int, datetime, str, str, str]:
+        """See ``sort_key``. Kept: it is asked for with every decision."""
+        return (-self.priority, self.created, self.namespace, self.name, self.uid)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -34,4 +41,4 @@ def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
 
 def sort_key(one: Candidate) -> tuple[int, datetime, str, str, str]:
     """The rules of ``in_order`` as a key."""
-    return (-one.priority, one.created, one.namespace, one.name, one.uid)
+    return one.key

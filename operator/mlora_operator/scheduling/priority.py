@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlora_operator.scheduling.entrant import Entrant
-from mlora_operator.scheduling.order import sort_key
 
 
 class Priority:
@@ -14,7 +13,7 @@ class Priority:
     """
 
     def order(self, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
-        return sorted(entrants, key=lambda one: sort_key(one.task))
+        return sorted(entrants, key=lambda one: one.task.key)
 
     def displaces(self, waiting: Entrant, running: Entrant) -> bool:
         return waiting.task.priority > running.task.priority

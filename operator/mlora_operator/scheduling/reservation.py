@@ -28,5 +28,5 @@ def rounds_left(entrant: Entrant) -> float:
 
 def is_over_by(entrant: Entrant, rounds: float) -> bool:
     """Whether a task that begins now is surely done when so many rounds have passed."""
-    steps = entrant.progress.remaining_steps
-    return steps is not None and steps <= SHARE * rounds
+    step, total, _ = entrant.progress
+    return total is not None and total - step <= SHARE * rounds

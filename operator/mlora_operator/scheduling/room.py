@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from mlora_operator.scheduling.admission import Fits, Verdict
 
@@ -28,18 +28,22 @@ class Memory(Protocol[Held]):
         """Whether ``verdict`` would say that it fits."""
         ...
 
+    def fits_beside(self, held: Held, uid: str) -> bool:
+        """``fits(plus(held, uid))``: what is asked most, by far."""
+        ...
+
     def verdict(self, held: Held) -> Verdict: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Sum(Generic[Held]):
-    """Tasks added up, in the memory that can say what that means."""
+class Beside(NamedTuple, Generic[Held]):
+    """A task and those beside whom it was looked at, in the memory that can say what that means."""
 
     memory: Memory[Held]
     held: Held
+    uid: str
 
     def verdict(self) -> Verdict:
-        return self.memory.verdict(self.held)
+        return self.memory.verdict(self.memory.plus(self.held, self.uid))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,9 @@ class AskedAnew:
 
     def fits(self, held: tuple[str, ...]) -> bool:
         return self.judge(held).fits
+
+    def fits_beside(self, held: tuple[str, ...], uid: str) -> bool:
+        return self.judge((*held, uid)).fits
 
     def verdict(self, held: tuple[str, ...]) -> Verdict:
         return self.judge(held)

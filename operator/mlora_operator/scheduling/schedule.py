@@ -13,9 +13,10 @@ from mlora_operator.scheduling.entrant import STAYING, Entrant, State
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.reservation import first_end, is_over_by
-from mlora_operator.scheduling.room import Held, Memory, Sum
+from mlora_operator.scheduling.room import Beside, Held, Memory
 
 HOLD_BACK = timedelta(minutes=10)
+_WAITING = State.WAITING
 _ADMITTED = Place(Outcome.ADMITTED)
 _MAY_LEAVE = (State.STARTING, State.RUNNING)  # one that starts is only told so once it has begun
 
@@ -41,26 +42,24 @@ def schedule(
        more, but one that fits without anybody leaving and is done before anybody else may be (``reservation``).
     """
     ordered = policy.order(tuple(entrants))
-    room = _Room(memory, [one for one in ordered if one.state is not State.WAITING])
+    room = _Room(memory, [one for one in ordered if one.state is not _WAITING])
     behind: Place | None = None  # of those that stand behind one that has waited for long
     places: dict[str, Place] = {}
     for one in ordered:
-        if one.state is not State.WAITING:
+        if one.state is not _WAITING:
             room.passed(one)
             continue
         uid = one.task.uid
         if not memory.fits_alone(uid):
-            places[uid] = Place(Outcome.NEVER_FITS, Sum(memory, memory.held((uid,))))
-            continue
-        place = room.admit(one, passes_others=behind is not None)
-        if place is None and behind is None:
-            place = room.make_room(one, policy)
-        if place is not None:
-            places[uid] = place
-            continue
-        places[uid] = behind or Place(Outcome.WAITING, Sum(memory, memory.plus(room.later, uid)))
-        if behind is None and now - one.since >= hold_back:
-            behind = Place(Outcome.WAITING, behind=one.task)
+            places[uid] = Place(Outcome.NEVER_FITS, Beside(memory, memory.held(()), uid))
+        elif behind is not None:
+            may_pass = is_over_by(one, room.rounds_to_first_end())
+            places[uid] = (room.admit(one) if may_pass else None) or behind
+        else:
+            place = room.admit(one) or room.make_room(one, policy)
+            places[uid] = place or Place(Outcome.WAITING, Beside(memory, room.later, uid))
+            if place is None and now - one.since >= hold_back:
+                behind = Place(Outcome.WAITING, behind=one.task)
     return {**places, **room.of_those_inside()}
 
 
@@ -91,27 +90,23 @@ class _Room(Generic[Held]):
         if self.ahead and self.ahead[-1] is one:
             self.ahead.pop()
 
-    def admit(self, one: Entrant, *, passes_others: bool) -> Place | None:
-        """A place at once, or as soon as those that leave are out; None when it does not fit, or has to stand behind
-        those who are held back.
-        """
-        if passes_others:
-            if self.first_end is None:
-                self.first_end = first_end(self.staying)
-            if not is_over_by(one, self.first_end):
-                return None
-        later = self.memory.plus(self.later, one.task.uid)
-        if not self.memory.fits(later):
+    def rounds_to_first_end(self) -> float:
+        if self.first_end is None:
+            self.first_end = first_end(self.staying)
+        return self.first_end
+
+    def admit(self, one: Entrant) -> Place | None:
+        """A place at once, or as soon as those that leave are out; None when it does not fit."""
+        if not self.memory.fits_beside(self.later, one.task.uid):
             return None
-        self.later = later
+        self.later = self.memory.plus(self.later, one.task.uid)
         self.staying.append(one)
         self.first_end = None
         if not self.leaving:
-            self.now = later
+            self.now = self.later
             return _ADMITTED
-        now = self.memory.plus(self.now, one.uid)
-        if self.memory.fits(now):
-            self.now = now
+        if self.memory.fits_beside(self.now, one.uid):
+            self.now = self.memory.plus(self.now, one.uid)
             return _ADMITTED
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=self.leaving[-1].task)
@@ -147,9 +142,8 @@ class _Room(Generic[Held]):
         # to send away from the last on and to spare from the first on: fits() is monotone.
         victims = []
         for other in able:
-            spared = self.memory.plus(base, other.uid)
-            if self.memory.fits(spared):
-                base = spared
+            if self.memory.fits_beside(base, other.uid):
+                base = self.memory.plus(base, other.uid)
             else:
                 victims.append(other)
         return victims[::-1]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from mlora_operator.scheduling.entrant import Entrant
-from mlora_operator.scheduling.order import sort_key
 
 WORTH = 2.0  # how many times more a running task must have left than the one that takes its place
 
@@ -21,7 +20,7 @@ class ShortestRemaining:
     """
 
     def order(self, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
-        return sorted(entrants, key=lambda one: (-one.task.priority, _left(one), sort_key(one.task)))
+        return sorted(entrants, key=lambda one: (-one.task.priority, _left(one), one.task.key))
 
     def displaces(self, waiting: Entrant, running: Entrant) -> bool:
         if waiting.task.priority != running.task.priority:

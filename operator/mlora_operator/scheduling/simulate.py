@@ -55,6 +55,9 @@ class SimMemory:
     def fits(self, held: tuple[int, int, int]) -> bool:
         return held[0] + held[1] <= self.budget and (self.places is None or held[2] <= self.places)
 
+    def fits_beside(self, held: tuple[int, int, int], uid: str) -> bool:
+        return self.fits(self.plus(held, uid))
+
     def verdict(self, held: tuple[int, int, int]) -> Verdict:
         return Verdict(self.fits(held), 0, held[0] + held[1], self.budget)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
+from mlora_operator.memory.reckoning import reckonings
 from mlora_operator.memory.room import room_of
 from mlora_worker.protocol import LoRAConfig
 from tests.fixtures.toy_facts import toy_facts, toy_stages
@@ -27,23 +30,62 @@ demands = st.builds(
 )
 
 
-def model(each: Mapping[str, Demand], budget: int | None = None) -> MemoryModel:
-    return MemoryModel(toy_facts(), toy_stages(), 4096, budget, 0.0, each)
+def lines(seed: int) -> Line:
+    """As if it had been learned: any terms may count."""
+    rng = random.Random(seed)
+    return Line(
+        Coefficients(*(rng.choice([0.0, rng.uniform(0, 3)]) for _ in range(9))), rng.uniform(0.01, 0.1)
+    )
 
 
-@given(st.lists(demands, min_size=1, max_size=7), st.floats(0.2, 1.2), st.data())
-def test_answers_are_those_of_the_model(each: list[Demand], part: float, data: Any) -> None:
+fits = st.builds(
+    lambda seed, widest, correction: StageFit(
+        lines(seed), lines(seed + 1), lines(seed + 2), 9, widest, correction
+    ),
+    st.integers(0, 999),
+    st.sampled_from([0, 100, 5000]),
+    st.sampled_from([1.0, 1.3]),
+)
+shapes = st.tuples(st.booleans(), st.dictionaries(st.integers(0, 1), fits), st.sampled_from([64, 4096]))
+
+
+def model(
+    each: Mapping[str, Demand],
+    budget: int | None = None,
+    shape: tuple[bool, Mapping[int, StageFit], int] = (False, {}, 4096),
+) -> MemoryModel:
+    recompute, learned, microbatch = shape
+    return MemoryModel(toy_facts(), toy_stages(), microbatch, budget, 0.0, each, recompute, learned)
+
+
+@given(st.lists(demands, min_size=1, max_size=7), shapes)
+@settings(deadline=None)
+def test_sums_are_the_models_bytes_to_the_last_one(each: list[Demand], shape: Any) -> None:
+    """Whatever was learned, with and without recomputation, in any order."""
+    by_uid = {str(number): demand for number, demand in enumerate(each)}
+    plain = model(by_uid, shape=shape)
+    for stage, one, other in zip(
+        reckonings(plain), plain.by_stage(by_uid), plain.by_stage(reversed(by_uid)), strict=True
+    ):
+        assert stage.needed([stage.brought(demand) for demand in each]) == one.needed == other.needed
+        assert stage.needed([]) == plain.by_stage(())[stage.stage.stage].needed
+
+
+@given(st.lists(demands, min_size=1, max_size=5), st.floats(0.2, 1.2), shapes, st.data())
+@settings(deadline=None, max_examples=40)
+def test_answers_are_those_of_the_model(each: list[Demand], part: float, shape: Any, data: Any) -> None:
     """Whatever was asked before, in whatever order tasks are added."""
     by_uid = {str(number): demand for number, demand in enumerate(each)}
-    whole = max(verdict.needed for verdict in model(by_uid).by_stage(by_uid))
-    asked = model(by_uid, budget=int(whole * part))
+    whole = max(verdict.needed for verdict in model(by_uid, shape=shape).by_stage(by_uid))
+    asked = model(by_uid, int(whole * part), shape)
     room = room_of(asked)
-    for uids in data.draw(st.lists(st.permutations(list(by_uid)), min_size=1, max_size=3)):
+    for uids in data.draw(st.lists(st.permutations(list(by_uid)), min_size=1, max_size=2)):
         held = room.held(())
         for number, uid in enumerate(uids):
             for other in uids[number:]:
                 beside = room.plus(held, other)
-                assert room.fits(beside) == asked.verdict([*held.uids, other]).fits
+                fits = asked.verdict([*held.uids, other]).fits
+                assert room.fits(beside) == room.fits_beside(held, other) == fits
             held = room.plus(held, uid)
             assert room.fits_alone(uid) == asked.verdict([uid]).fits
     assert room.verdict(held) == asked.verdict(uids)

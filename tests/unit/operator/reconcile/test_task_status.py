@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -241,7 +240,7 @@ def displaced(
     behind = candidate(make.task("older")) if judged is None else None
     place = Place(outcome, judged=judged, behind=behind)
     if by is not None:
-        place = replace(place, displaced_by=candidate(make.task(by, priority=10)))
+        place = place._replace(displaced_by=candidate(make.task(by, priority=10)))
     return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), Turn(), make.now)
 
 

@@ -1,0 +1,168 @@
+"""What ``model.stage_need`` says, from sums: what a task brings to a stage is worked out once, not with every set. Pure.
+
+All that the model asks of a set of tasks are sums, maxima and one order among them, so a set costs a few additions a task.
+The bytes are the same to the last one (a property test compares them); the model itself stays the readable text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
+
+from mlora_operator.memory.fit import NONE_BELOW, StageFit
+from mlora_operator.memory.model import (
+    Demand,
+    MemoryModel,
+    adapter_bytes,
+    adapter_parameters,
+    product_bytes,
+)
+from mlora_worker.protocol import ModelFacts, StageReport
+from mlora_worker.stream.footprint import InputGroup, Shape, floor_bytes, input_groups, loss_rows, low_rank
+from mlora_worker.stream.planner import tokens_held
+from mlora_worker.stream.targets import ranks_of
+
+
+class Brought(NamedTuple):
+    """By one task to one stage."""
+
+    low: int  # low-rank activations of a token, over all layers. First: the widest task is the largest tuple
+    less_low: int  # minus those of a layer, as ``StageReckoning.brought`` says
+    step_tokens: int
+    longest_row: int
+    adapter: int  # bytes, with gradients and moments
+    parameters: int
+    groups: int  # input groups that it adapts: a bit each
+    by_layer: tuple[int, ...]  # low-rank activations of a token in each layer; only with recomputation
+
+
+class Inputs(NamedTuple):
+    """Lengths of the inputs that are kept for a token."""
+
+    whole: int
+    last: int  # of the last group
+    by_layer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReckoning:
+    """One stage under one model."""
+
+    facts: ModelFacts
+    stage: StageReport
+    stages: int
+    microbatch_tokens: int
+    recompute: bool
+    fit: StageFit
+    budget: int  # bytes
+    groups: tuple[InputGroup, ...]
+    layers: tuple[tuple[int, ...], ...]  # positions of each layer's groups
+    inputs: dict[int, Inputs] = field(default_factory=dict)  # what was reckoned already
+
+    def brought(self, demand: Demand) -> Brought:
+        """A layer counts what a peak may be without: the last group of one layer; with recomputation all groups of one."""
+        lora, stage = demand.lora, self.stage.stage
+        ranks = ranks_of(self.facts, lora)
+        lows = [low_rank(ranks, group) for group in self.groups]
+        by_layer = tuple(sum(lows[index] for index in own) for own in self.layers)
+        layer = max(by_layer, default=0) if self.recompute else sum(lows[-1:])
+        return Brought(
+            low=sum(lows),
+            less_low=-layer,
+            step_tokens=demand.step_tokens,
+            longest_row=demand.longest_row,
+            adapter=adapter_bytes(lora, self.facts, stage),
+            parameters=adapter_parameters(lora, self.facts, stage),
+            groups=sum(1 << index for index, low in enumerate(lows) if low),
+            by_layer=by_layer if self.recompute else (),
+        )
+
+    def fits(self, tasks: Sequence[Brought]) -> bool:
+        certain = self.stage.resident_bytes + sum(one.adapter for one in tasks)
+        return certain <= self.budget and certain + self._activations(tasks) <= self.budget
+
+    def needed(self, tasks: Sequence[Brought]) -> int:
+        """Bytes."""
+        return self.stage.resident_bytes + sum(one.adapter for one in tasks) + self._activations(tasks)
+
+    def _activations(self, tasks: Sequence[Brought]) -> int:
+        if not tasks:
+            return int(self.fit.peak_bytes(Shape(0, 0)) * self.fit.correction)
+        longest = max(one.longest_row for one in tasks)
+        steps = sum(one.step_tokens for one in tasks)
+        tokens = min(max(self.microbatch_tokens, longest), steps)
+        shape = self._shape(tasks, tokens, longest)
+        kept = self.fit.kept_bytes(shape)
+        held = tokens_held(steps, tokens, self.stages)[self.stage.stage]
+        others = kept * (held - tokens) / tokens if tokens else 0.0
+        return int((others + self.fit.peak_bytes(shape)) * self.fit.correction)
+
+    def _shape(self, tasks: Sequence[Brought], tokens: int, longest: int) -> Shape:
+        facts, stage = self.facts, self.stage
+        is_last = stage.stage == self.stages - 1
+        exact, layer = self._exact(tasks, tokens)
+        return Shape(
+            tokens=tokens,
+            squared_tokens=tokens * longest,
+            supervised=tokens if is_last else 0,
+            loss_rows=loss_rows(tokens, facts.vocab_size, stage.device) if is_last else 0,
+            exact_bytes=exact,
+            layer_bytes=layer,
+            floor_bytes=floor_bytes(
+                max(one.parameters for one in tasks), tokens * facts.hidden_size * facts.dtype_bytes
+            ),
+            lowest_group=0 if stage.stage == 0 else NONE_BELOW,
+        )
+
+    def _exact(self, tasks: Sequence[Brought], tokens: int) -> tuple[int, int]:
+        """``footprint.exact_parts`` of the microbatch with the most low-rank activations: all of it, and of a layer."""
+        low = last_low = adapted = 0
+        by_layer = [0] * len(self.layers)
+        left = tokens
+        for one in sorted(tasks, reverse=True):
+            own = min(one.step_tokens, left)
+            left -= own
+            low += one.low * own
+            last_low -= one.less_low * own
+            adapted |= one.groups
+            for layer, low_there in enumerate(one.by_layer):
+                by_layer[layer] += low_there * own
+        inputs = self._inputs(adapted)
+        element, half = tokens * self.facts.dtype_bytes, product_bytes(self.facts, self.stage)
+        if self.recompute:
+            figures = zip(inputs.by_layer, by_layer, strict=True)
+            return 0, max((wide * element + own * half for wide, own in figures), default=0)
+        return inputs.whole * element + low * half, inputs.last * element + last_low * half
+
+    def _inputs(self, adapted: int) -> Inputs:
+        """Of the groups in ``adapted``, a bit each. Tasks adapt the same few sets, whatever else they ask for."""
+        known = self.inputs.get(adapted)
+        if known is None:
+            widths = [group.inputs if adapted >> index & 1 else 0 for index, group in enumerate(self.groups)]
+            by_layer = tuple(sum(widths[index] for index in own) for own in self.layers)
+            known = self.inputs[adapted] = Inputs(sum(widths), sum(widths[-1:]), by_layer)
+        return known
+
+
+def reckonings(model: MemoryModel) -> tuple[StageReckoning, ...]:
+    """One for each stage."""
+    made = []
+    for stage in model.stages:
+        groups = input_groups(model.facts, stage.stage, stage.input_groups)
+        by_layer = groupby(enumerate(groups), key=lambda numbered: numbered[1].layer)
+        made.append(
+            StageReckoning(
+                facts=model.facts,
+                stage=stage,
+                stages=len(model.stages),
+                microbatch_tokens=model.microbatch_tokens,
+                recompute=model.recompute,
+                fit=model.fit_of(stage),
+                budget=model.budget_of(stage),
+                groups=groups,
+                layers=tuple(tuple(index for index, _ in own) for _, own in by_layer),
+            )
+        )
+    return tuple(made)

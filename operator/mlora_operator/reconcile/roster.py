@@ -1,0 +1,129 @@
+"""What the scheduler has to know of a pipeline's tasks: who can be scheduled, and what each asks of the memory. Pure.
+
+From one decision to the next most is the very same: a task's object until somebody writes it, its report until it moves. So
+what was read is remembered for each pipeline, and only what has moved is read again. An answer never depends on that: the
+objects are frozen, and the same ones say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from mlora_operator.memory.model import Demand
+from mlora_operator.reconcile.asks import AsksOfModel, of_model
+from mlora_operator.reconcile.snapshot import Task
+from mlora_operator.reconcile.standing import entrant, told
+from mlora_operator.reconcile.view import View
+from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_worker.protocol import Failure, TaskReport
+
+_PIPELINES = 1000  # that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """``entrants``: who can be scheduled, in no order that matters. ``demands``: of all tasks, by uid.
+    ``refused``: whom the model cannot train, and why. ``unready``: whose rows are not prepared, or who has to wait for
+    new workers. ``suspended``: of those who hold memory.
+    """
+
+    entrants: tuple[Entrant, ...]
+    demands: Mapping[str, Demand]
+    refused: Mapping[str, Failure]
+    unready: tuple[str, ...]
+    suspended: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a roster was made of."""
+
+    tasks: tuple[Task, ...]
+    reports: tuple[TaskReport, ...]
+    told: Mapping[str, bool]
+    asks: AsksOfModel
+    draining: bool
+
+    def holds_for(self, other: _Seen) -> bool:
+        """All the same but for reports. Tuples compare by identity first, so this touches no task that is the same."""
+        return (
+            self.asks is other.asks
+            and self.draining is other.draining
+            and len(self.reports) == len(other.reports)
+            and self.tasks == other.tasks
+            and self.told == other.told
+        )
+
+
+_known: dict[str, tuple[_Seen, Roster]] = {}  # by the pipeline's uid
+
+
+def roster(view: View) -> Roster:
+    """See ``fresh_roster``: the same, from what is remembered as far as it holds."""
+    if view.report is None or view.shape is None:
+        return fresh_roster(view)
+    seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.draining)
+    before = _known.get(view.pipeline.uid)
+    made = _moved_on(view, *before, seen) if before is not None and before[0].holds_for(seen) else None
+    if made is None:
+        made = fresh_roster(view)
+    if len(_known) >= _PIPELINES:
+        _known.clear()
+    _known[view.pipeline.uid] = seen, made
+    return made
+
+
+def fresh_roster(view: View) -> Roster:
+    """1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
+    2. Of the others, one that is suspended is not spoken of, and one that the model cannot train is refused.
+    3. One whose rows are not prepared cannot be scheduled yet, and nobody new while the workers drain.
+    """
+    known = of_model(view.shape[0]) if view.shape is not None else None
+    draining, plan = view.draining, told(view)
+    reports = view.contact.tasks if view.report is not None else {}
+    entrants: list[Entrant] = []
+    demands: dict[str, Demand] = {}
+    refused: dict[str, Failure] = {}
+    unready: list[str] = []
+    suspended: list[str] = []
+    for task in view.tasks:
+        if task.spec is None:
+            continue
+        uid = task.uid
+        asks = known.of(task.spec) if known is not None else None
+        one = entrant(view, task, reports.get(uid), plan.get(uid))
+        if asks is not None:
+            demands[uid] = asks.demand
+        if one is not None and one.state is not State.WAITING:
+            entrants.append(one)
+            if task.spec.suspend:
+                suspended.append(uid)
+        elif task.spec.suspend:
+            continue
+        elif asks is not None and asks.misfit is not None:
+            refused[uid] = asks.misfit
+        elif one is None or draining:
+            unready.append(uid)
+        else:
+            entrants.append(one)
+    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended))
+
+
+def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
+    """The roster with reports that have changed; None when it is simpler to read everything anew."""
+    pairs = zip(now.reports, before.reports, strict=True)
+    moved = [(new, old) for new, old in pairs if new is not old]
+    if any(new.uid != old.uid for new, old in moved):
+        return None
+    reports = {new.uid: new for new, _ in moved}
+    tasks = {task.uid: task for task in view.tasks if task.uid in reports and task.spec is not None}
+    entrants = list(made.entrants)
+    for position, one in enumerate(made.entrants):
+        uid = one.task.uid
+        if uid in tasks:
+            newer = entrant(view, tasks.pop(uid), reports[uid], now.told.get(uid))
+            if newer is None or newer.state is not one.state:
+                return None  # it counts otherwise now
+            entrants[position] = newer
+    return replace(made, entrants=tuple(entrants)) if not tasks else None
