@@ -28,6 +28,7 @@ from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import MemoryModel, demand_of
 from mlora_worker.protocol import (
     Dataset,
+    DatasetFormat,
     FailureReason,
     LoRAConfig,
     Report,
@@ -38,8 +39,8 @@ from mlora_worker.protocol import (
 )
 
 TASKS, QUICK_TASKS = 200, 12
-BUDGET = 640 * 2**20
-MICROBATCH_TOKENS = 512
+BUDGET = 384 * 2**20
+MICROBATCH_TOKENS = 256
 ENOUGH_WAITING = 24  # while more wait, whoever fits is there: the steady state
 TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all-linear",))
 
@@ -98,9 +99,10 @@ def main(arguments: list[str]) -> int:
 
 @dataclass(slots=True)
 class Time:
-    """Between two changes of who is admitted, with enough tasks waiting. Parts of the budget."""
+    """Between two changes of who is admitted. Parts of the budget."""
 
     predicted: float
+    full: bool  # somebody whose rows are ready did not fit
     used: list[float] = field(default_factory=list)  # at the peak of each microbatch
 
 
@@ -117,7 +119,7 @@ class Run:
 
     def through(self, ranks: Ranks) -> None:
         self._plan(ranks)
-        for _, report in ranks.reports():
+        for _, report in ranks.reports(tasks_may_fail=True):
             self._note_use(report)
             if self._note_ends(report) or self._has_prepared(report):
                 if not self._waiting and not self._inside:
@@ -127,7 +129,7 @@ class Run:
     def _note_use(self, report: Report) -> None:
         fresh = [one for one in report.memory if one.item > self._seen and not one.calibration]
         self._seen = max((one.item for one in fresh), default=self._seen)
-        if self.times and len(self._waiting) > self._enough:
+        if self.times and self.times[-1].full and len(self._waiting) > self._enough:
             self.times[-1].used += [one.used_bytes / BUDGET for one in fresh]
 
     def _note_ends(self, report: Report) -> bool:
@@ -165,7 +167,8 @@ class Run:
                 self._inside[task.uid] = task
                 self._waiting.remove(task)
         self.most = max(self.most, len(self._inside))
-        self.times.append(Time(model.verdict(self._inside).needed / BUDGET))
+        full = any(task.uid in self._ready for task in self._waiting)
+        self.times.append(Time(model.verdict(self._inside).needed / BUDGET, full))
         self._plan(ranks)
 
     def _plan(self, ranks: Ranks) -> None:
@@ -177,8 +180,8 @@ class Run:
 def _task(number: int, scratch: Path) -> TaskPlan:
     """With rows as long as they may be, all of which is learned: what it may take, it takes."""
     chance = random.Random(number)
-    longest = chance.choice((32, 64, 96, 128))
-    row = {"prompt": "?", "completion": "one more clip of many " * longest}
+    longest = chance.choice((16, 32, 48, 64))
+    row = {"text": "one more clip of many " * longest}
     return TaskPlan(
         uid=f"task-{number}",
         namespace="bench",
@@ -188,7 +191,7 @@ def _task(number: int, scratch: Path) -> TaskPlan:
         lora=LoRAConfig(
             rank=chance.choice((8, 32, 64, 128)), alpha=16, target_modules=chance.choice(TARGETS)
         ),
-        dataset=Dataset(inline="\n".join([json.dumps(row)] * 4)),
+        dataset=Dataset(inline="\n".join([json.dumps(row)] * 4), format=DatasetFormat.TEXT),
         training=Training(
             batch_size=chance.randint(1, 4),
             max_steps=chance.randint(2, 4),

@@ -20,7 +20,7 @@ from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.model.load import load_stage
-from mlora_worker.pipeline.engine import Backwarded, Forwarded, OutOfOrder, StageEngine
+from mlora_worker.pipeline.engine import Backwarded, Forwarded, OutOfOrder, StageEngine, StageState
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,
@@ -89,6 +89,10 @@ class FaultyEngine(StageEngine):
         self._strike("backward", self._items.pop(number))
         return out
 
+    def snapshot(self, task: str) -> StageState:
+        self._strike("checkpoint", of(task, 0))
+        return super().snapshot(task)
+
     def export(self, task: str) -> dict[str, torch.Tensor]:
         if not self.nan:
             self._strike("save", of(task, 0))
@@ -127,6 +131,7 @@ class Lab:
     base: Any
     rows: Any
     whole: dict[int, ThreadedPipeline] = field(default_factory=dict)
+    checkpoint_every: int = 50  # steps
 
     def run(
         self,
@@ -157,7 +162,13 @@ class Lab:
             "narrow": (LoRAConfig(rank=2, alpha=8, target_modules=("v_proj",)), Training(batch_size=1), 3),
         }[name]  # fmt: skip
         training = training.model_copy(
-            update={"max_steps": STEPS, "learning_rate": 2e-3, "max_grad_norm": 0.5, "seed": seed}
+            update={
+                "max_steps": STEPS,
+                "learning_rate": 2e-3,
+                "max_grad_norm": 0.5,
+                "seed": seed,
+                "checkpoint_every_steps": self.checkpoint_every,
+            }
         )
         rows = [
             TokenRow(ids=np.array(row.ids, np.int32), labels=np.array(row.labels, np.int32))
@@ -250,6 +261,54 @@ def test_a_task_that_cannot_be_made_or_saved_leaves_its_neighbours_as_they_were(
     assert found.tasks["bad"].phase is TaskPhase.FAILED
     assert "bad" not in found.adapters
     assert_neighbours_are_as_without(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("phase", "stage", "step", "every", "again"),
+    [
+        ("load", 0, 0, 50, 1),
+        ("load", 1, 0, 50, 1),
+        ("update", 0, 3, 50, 1),
+        ("update", 1, 3, 2, 3),
+        ("checkpoint", 1, 0, 2, 1),
+        ("save", 1, 0, 4, 5),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["at-once", "late"])
+def test_a_task_whose_adapter_found_no_memory_beside_others_goes_on_from_its_checkpoint_when_there_is_room(
+    lab: Lab, phase: str, stage: int, step: int, every: int, again: int, late: bool
+) -> None:
+    """``again``: the first step that is repeated."""
+    lab.checkpoint_every = every
+    shots = iter([True])
+    injection = Injection(
+        stage, phase, lambda train: has("bad", step)(train) and next(shots, False), cpu_out_of_memory
+    )
+    found = lab.run(2, [injection], faults_are_late=late)
+    assert injection.raised == 1
+    assert_neighbours_are_as_without(found, lab.run(2), ["wide", "bad", "narrow"])
+    [exhausted] = found.dispatcher.exhausted
+    assert exhausted.stage == stage
+    assert {"bad"} < set(exhausted.tasks)
+    loads = [item for item in found.items if isinstance(item, Load) and item.task == "bad"]
+    assert len(loads) == 2
+    after = [
+        segment.step
+        for train in found.trains
+        for segment in train.segments
+        if segment.task == "bad" and train.number > loads[1].number
+    ]
+    assert after[0] == again
+
+
+def test_a_task_whose_adapter_finds_no_memory_even_alone_fails(lab: Lab) -> None:
+    injection = Injection(1, "load", has("bad", 0), cpu_out_of_memory)
+    found = lab.run(2, [injection])
+    bad = found.tasks["bad"]
+    assert bad.failure is not None
+    assert bad.failure.reason is FailureReason.OUT_OF_MEMORY
+    assert injection.raised >= 2, "beside others, and alone"
+    assert_neighbours_are_as_without(found, lab.run(2, names=("wide", "narrow")))
 
 
 @pytest.mark.parametrize("stage", range(2))

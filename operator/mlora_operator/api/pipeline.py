@@ -224,6 +224,9 @@ class LearnedMemory(Status):
     """What microbatches take of one stage's memory, as measured."""
 
     stage: int = Field(description="Number of the stage, from 0.")
+    origin: str = Field(
+        default="", description="Of what it was learned: changes with the model, the stages and what computes."
+    )
     samples: int = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
     widest: int = Field(default=0, description="Tokens of the widest of them.")
     correction: str = Field(

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument
@@ -19,11 +20,13 @@ from mlora_operator.cli.plan_view import as_json, lines
 from mlora_operator.cli.run import models_of, world_of
 from mlora_operator.cli.validate import read_texts
 from mlora_operator.local.adapt import Device, Dtype, Wishes
+from mlora_operator.local.fits import Known, beside_models
 from mlora_operator.local.forecast import Memory, PipelineForecast, forecast
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, PipelineManifest, read_manifests
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
+from mlora_operator.memory.origin import named_origin, origin_of
 from mlora_operator.reconcile.accept import ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, storage_access
 from mlora_operator.reconcile.snapshot import Key, SecretData, Task
 from mlora_worker.protocol import (
@@ -167,7 +170,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
         model=ModelSource.model_validate(spec.model.model_dump()),
         stages=spec.stages,
         storage=_access(spec.storage.endpoint, spec.storage.region, keys),
-        cache_dir=str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models"),
+        cache_dir=str(_models_folder()),
         sample_rows=rows,
         tasks=tuple(
             TaskQuestion(
@@ -227,7 +230,24 @@ def _forecast(
         device="cuda" if gpu else "cpu",
         memory=memory_of(spec.stages, origin, spec.memory.budget, asked, gpu=gpu),
         tokens_per_second=tokens_per_second,
+        known=_known(spec, origin, gpu=gpu),
     )
+
+
+def _known(spec: LoRAPipelineSpec, origin: PipelineManifest | None, *, gpu: bool) -> Known:
+    """What was learned of the pipeline's memory: by its cluster, as the manifest tells, else by a run here."""
+    if origin is not None and origin.status.memory:
+        status = origin.status
+        same = origin_of(spec, status.stages)
+        return Known(
+            memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages
+        )
+    return beside_models(_models_folder()).read(named_origin(spec, ["cuda" if gpu else "cpu"]))
+
+
+def _models_folder() -> Path:
+    """Where ``mlora run`` keeps base models, too."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models"
 
 
 def memory_of(

@@ -11,7 +11,10 @@ from typing import Any
 from mlora_operator.api import conditions
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.units import parse_bytes
 from mlora_operator.local.adapt import World
+from mlora_operator.local.fits import beside_models, recall, remember
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects
 from mlora_operator.local.ranks import HOST, TERM_GRACE, Ports, RankGroup
@@ -57,6 +60,9 @@ class LocalCluster:
         self._on_event = on_event
         self._groups: dict[Key, RankGroup] = {}
         self._tokens: dict[Key, str] = {}
+        self._fits = beside_models(surroundings.cache)
+        for raw in objects.of_kind(lorapipeline.KIND):
+            self._recall(Key(raw["metadata"]["namespace"], raw["metadata"]["name"]))
         self.wake: Callable[[], None] = lambda: None
 
     @property
@@ -124,6 +130,8 @@ class LocalCluster:
 
     async def apply_pipeline(self, manifest: Manifest) -> None:
         self._objects.apply(manifest)
+        meta = manifest["metadata"]
+        self._recall(Key(meta["namespace"], meta["name"]))
         self.wake()
 
     async def apply_workers(self, workers: Workers) -> None:
@@ -140,12 +148,17 @@ class LocalCluster:
         self._on_task(self._objects.patch_status(loratask.KIND, task.key, task.uid, patch))
 
     async def patch_pipeline_status(self, pipeline: Pipeline, patch: Manifest) -> None:
-        self._objects.patch_status(lorapipeline.KIND, pipeline.key, pipeline.uid, patch)
+        now = self._objects.patch_status(lorapipeline.KIND, pipeline.key, pipeline.uid, patch)
+        if "memory" in patch:
+            remember(PipelineStatus.model_validate(now["status"]), self._fits)
         if "givenUp" in patch:
             self.wake()
 
     async def emit_event(self, event: Event) -> None:
         self._on_event(event)
+
+    def _recall(self, key: Key) -> None:
+        recall(self._objects, key, self._fits, self._around.machine, self._world.device)
 
     # --- one pipeline's ranks ---
 
@@ -205,6 +218,7 @@ class LocalCluster:
             threads=spec.worker.threads,
             microbatch_tokens=spec.microbatch_tokens,
             recompute_activations=spec.recompute_activations,
+            memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
             allow_file_uris=True,
         )
 

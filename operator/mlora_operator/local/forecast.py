@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
+from mlora_operator.local.fits import Known
 from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import candidate
@@ -89,14 +90,16 @@ def forecast(
     device: str,
     memory: Memory,
     tokens_per_second: float | None = None,
+    known: Known | None = None,
 ) -> PipelineForecast:
     """``tasks`` in the scheduler's order; ``answer`` is about this pipeline and has facts. ``tokens_per_second``: of
-    one device with the whole model.
+    one device with the whole model. ``known``: what was learned of the same pipeline's memory before.
     """
     facts = answer.facts
     assert facts is not None
     answers = {one.uid: one for one in answer.tasks}
-    model = _memory_model(spec, tasks, facts, answer.stages, memory)
+    known = known if known is not None else Known()
+    model = _memory_model(spec, tasks, facts, answer.stages, memory, device, known)
     loads = {task.uid: _load(task, answers.get(task.uid), facts) for task in tasks}
     places = _places(tasks, answers, loads, model, spec.scheduling)
     admitted = [
@@ -126,7 +129,7 @@ def forecast(
         plan=plan,
         speedup=speedup,
         tokens_per_second=tokens_per_second * speedup if tokens_per_second and admitted else None,
-        assumed=tuple(_assumed(tasks, answers, facts, device, memory)),
+        assumed=tuple(_assumed(tasks, answers, facts, device, memory, known)),
     )
 
 
@@ -136,7 +139,10 @@ def _memory_model(
     facts: ModelFacts,
     shapes: Sequence[StageShape],
     memory: Memory,
+    device: str,
+    known: Known,
 ) -> MemoryModel:
+    groups = {stage.stage: stage.input_groups for stage in known.stages}
     return MemoryModel(
         facts=facts,
         stages=tuple(
@@ -144,9 +150,10 @@ def _memory_model(
                 stage=shape.stage,
                 first_layer=shape.first_layer,
                 last_layer=shape.last_layer,
-                device="",
+                device=device,
                 resident_bytes=shape.resident_bytes,
                 capacity_bytes=memory.bytes[shape.stage] if memory.bytes is not None else UNKNOWN_MEMORY,
+                input_groups=groups.get(shape.stage, ()),
             )
             for shape in shapes
         ),
@@ -159,6 +166,7 @@ def _memory_model(
             if task.spec is not None
         },
         recompute=spec.recompute_activations,
+        learned=known.fits,
     )
 
 
@@ -265,6 +273,7 @@ def _assumed(
     facts: ModelFacts,
     device: str,
     memory: Memory,
+    known: Known,
 ) -> Iterator[str]:
     for task in tasks:
         assert task.spec is not None
@@ -278,9 +287,13 @@ def _assumed(
     if memory.bytes is None:
         yield f"the memory is not known ({memory.source}): every task is taken to fit; say --memory"
     else:
+        how = "an estimate from the model's shape, several times too cautious"
+        if known.fits:
+            measured = min(fit.samples for fit in known.fits.values())
+            how = f"learned from {measured} microbatches that a former run measured on each stage"
         yield (
-            f"memory: {memory.source}; an estimate from the model's shape, every row as long as it may be, as the "
-            "operator's admission has it"
+            f"memory: {memory.source}; what is needed: {how}; every row as long as it may be, as the operator's "
+            "admission has it"
         )
     yield (
         "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a microbatch costs "

@@ -11,6 +11,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.units import parse_duration
 from mlora_operator.memory.learned import to_status
+from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.decision import Workers
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
@@ -115,13 +116,13 @@ def pipeline_status(
     if report is not None and report.facts is not None:
         changes |= {"facts": report.facts, "stages": report.stages}
         memory = memory_model(view)
-        if memory is not None:
-            changes["memory"] = to_status(memory.learned)
+        if memory is not None and view.pipeline.spec is not None:
+            changes["memory"] = to_status(memory.learned, origin_of(view.pipeline.spec, memory.stages))
         if not view.active:  # while tasks train it moves with each step, which is no reason to write
             changes["wire"] = report.wire
     elif status.observed_generation != view.pipeline.generation:
-        # Another model or another number of stages: what was measured before says nothing about it.
-        changes |= {"facts": None, "stages": (), "memory": ()}
+        # It may be another model or another number of stages. What was learned of the memory says itself of what.
+        changes |= {"facts": None, "stages": ()}
     return status.model_copy(update=changes)
 
 

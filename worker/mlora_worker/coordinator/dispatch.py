@@ -16,6 +16,9 @@ and once these are in the store the stream stops.
 
 A step of which any microbatch came back with a fault is void: no update follows, and it is issued again with the word to
 discard what it left behind. ``trials.py`` finds out whose fault it was.
+
+A task whose adapter cannot be made, updated or saved is broken on that stage. It fails; but when memory lacked and others
+were there, it leaves, and goes on from its newest checkpoint when there is more room.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ class Dispatcher:
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
         self._winding_down = self._stopped = False
         self._number = 0
+        self._shared = 0  # number of the newest item that was issued with several tasks in the stream
         self._trains: dict[int, Train] = {}  # in flight
         self._faults: dict[int, list[Fault]] = {}  # of those, as far as they have been told
         self._unexplained: dict[
@@ -86,8 +90,7 @@ class Dispatcher:
         self.exhausted: deque[MemoryExhausted] = deque(
             maxlen=_MOST_EXHAUSTED
         )  # where memory ran out, newest last
-        self.tokens = 0
-        self.microbatches = 0
+        self.tokens = self.microbatches = 0  # that came back whole
         self.concurrent_tasks = 0
 
     def supply(self) -> Entry | None:
@@ -135,6 +138,9 @@ class Dispatcher:
             return
         train = self._trains.pop(number)
         self._faults.pop(number, None)
+        if not faults:
+            self.microbatches += 1
+            self.tokens += train.tokens
         for segment, (loss_sum, squared_norm, _) in zip(train.segments, stats.tolist(), strict=True):
             flight = self._tasks[segment.task].in_flight
             assert flight is not None
@@ -162,9 +168,18 @@ class Dispatcher:
         task = self._tasks.get(fault.task) if fault.task is not None else None
         if task is None or fault.number < task.load_number:  # gone, or back with a new adapter
             return
-        if task.phase in (TaskPhase.TRAINING, TaskPhase.SAVING):
+        # Out of the stream, it may still lack parts of a checkpoint or of its adapter that will not come.
+        lacks_parts = task.phase is TaskPhase.SAVING or (
+            task.snapshot is not None and task.snapshot.number == fault.number
+        )
+        if not (lacks_parts or (task.phase is TaskPhase.TRAINING and task.in_stream)):
+            return
+        if not self._lacks_room(task, fault):
             self._fail(task, fault)
-            self._on_change()
+        elif self._rule.is_idle(task.uid) and not task.broken:
+            self._roll_back(task, fault)
+        # Else a step of it comes back with the same fault.
+        self._on_change()
 
     def _finish_step(self, task: TaskRun) -> None:
         """All microbatches of its step are back."""
@@ -174,8 +189,11 @@ class Dispatcher:
             self._trials.clear(task.uid)
             task.finish_step(self._clock())
         elif flight.own_fault is not None:
-            self._fail(task, flight.own_fault)
-            task.finish_step(self._clock())
+            if self._lacks_room(task, flight.own_fault):
+                self._roll_back(task, flight.own_fault)
+            else:
+                self._fail(task, flight.own_fault)
+                task.finish_step(self._clock())
         else:
             if flight.charge is not None:
                 log.warning(
@@ -200,10 +218,7 @@ class Dispatcher:
                 PipelineFault(f"every task fails in {fault.phase} on stage {fault.stage}: {fault.error}")
             )
         for uid, fault in verdict.convicted.items():
-            beside_others = sum(task.in_stream for task in self._tasks.values()) > 1
-            if (
-                fault.out_of_memory and beside_others
-            ):  # who else is there holds memory, even if it does not compute
+            if self._lacks_room(self._tasks[uid], fault):
                 self._make_room(fault, (uid,))
             else:
                 self._fail(self._tasks[uid], fault)
@@ -215,19 +230,35 @@ class Dispatcher:
     def _make_room(self, fault: Fault, accused: Sequence[str]) -> None:
         """Memory ran out for what several tasks hold together: the newest of ``accused`` leaves, behind a checkpoint of
         what it has done, and comes back when another one has left or the operator has planned anew."""
-        inside = [task for task in self._tasks.values() if task.in_stream]
-        if len(inside) == 1:
+        if len(self._inside) == 1:
             return  # it passed alone, so the fault was none of memory that others hold: it goes on
-        newest = max((self._tasks[uid] for uid in accused), key=lambda task: task.load_number)
-        log.warning("%s leaves: memory of stage %d ran out (%s)", newest.name, fault.stage, fault.error)
-        newest.crowded_out = len(inside)
-        self.exhausted.append(
-            MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(task.uid for task in inside)))
-        )
+        self._crowd_out(max((self._tasks[uid] for uid in accused), key=lambda task: task.load_number), fault)
+
+    def _roll_back(self, task: TaskRun, fault: Fault) -> None:
+        """Memory ran out for its adapter, which is broken on a stage: it leaves, and comes back as above, but goes on from
+        the newest checkpoint that there is already."""
+        self._trials.drop(task.uid)
+        self._crowd_out(task, fault)
+        task.roll_back()
+
+    def _crowd_out(self, task: TaskRun, fault: Fault) -> None:
+        log.warning("%s leaves: memory of stage %d ran out (%s)", task.name, fault.stage, fault.error)
+        together = self._inside | {task.uid}
+        task.crowded_out = max(2, len(together))
+        self.exhausted.append(MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(together))))
+
+    def _lacks_room(self, task: TaskRun, fault: Fault) -> bool:
+        """Memory ran out and ``task`` is not, or was not then, alone: who else is there holds memory, even if it does not
+        compute."""
+        return fault.out_of_memory and (fault.number <= self._shared or bool(self._inside - {task.uid}))
+
+    @property
+    def _inside(self) -> frozenset[str]:
+        return frozenset(uid for uid, task in self._tasks.items() if task.in_stream)
 
     def _welcome_back(self) -> None:
         """Those who had to leave for want of memory, once that has changed."""
-        inside = sum(task.in_stream for task in self._tasks.values())
+        inside = len(self._inside)
         for task in self._tasks.values():
             out = task.crowded_out and not task.in_stream
             if out and (not task.plan.admitted or inside < task.crowded_out - 1):
@@ -246,6 +277,8 @@ class Dispatcher:
 
     def _next_number(self) -> int:
         self._number += 1
+        if len(self._inside) > 1:
+            self._shared = self._number
         return self._number
 
     def _issue(self, item: Item) -> Entry:
@@ -283,9 +316,8 @@ class Dispatcher:
         task.started = self._clock()
         load = task.prepared.load
         self._rule.join(task.uid, load.tokens, load.rows, load.spread)
-        lora = task.plan.lora.model_copy(update={"target_modules": task.prepared.targets})
         task.load_number = self._next_number()
-        item = Load(number=task.load_number, task=task.uid, lora=lora, training=task.plan.training)
+        item = Load(number=task.load_number, task=task.uid, lora=task.plan.lora, training=task.plan.training)
         restoration, task.restoration = task.restoration, None
         if restoration is None:
             return self._issue(item)
@@ -353,8 +385,6 @@ class Dispatcher:
                 labels.append(task.prepared.rows[index].labels)
         item = Train(number=self._next_number(), segments=tuple(segments))
         self._trains[item.number] = item
-        self.microbatches += 1
-        self.tokens += item.tokens
         self.concurrent_tasks = max(self.concurrent_tasks, self._rule.in_flight)
         targets = np.concatenate(labels).astype(np.int64)
         self._announce(item, {} if self._stages == 1 else {self._stages - 1: targets.tobytes()})

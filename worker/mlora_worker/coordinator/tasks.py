@@ -133,6 +133,7 @@ class TaskRun:
     restoration: Restoration | None = None
     blocked: Failure | None = None
     crowded_out: int = 0  # it leaves, or left, for want of memory beside others; so many were there with it
+    broken: bool = False  # what a stage holds of it is not what it should be: it leaves without a checkpoint
 
     @property
     def uid(self) -> str:
@@ -205,6 +206,7 @@ class TaskRun:
         return self.in_stream and bool(
             self.withdrawn
             or self.phase is not TaskPhase.TRAINING
+            or self.broken
             or (
                 (not self.plan.admitted or self.crowded_out) and not self.at_end
             )  # what has only to be saved is saved
@@ -296,13 +298,28 @@ class TaskRun:
 
     def step_out(self) -> None:
         """It left the stream before its end, with all its steps in a checkpoint, if it has made any."""
-        self.discard = False
+        self.discard = self.broken = False
         self.in_flight = self.update = self.started = None
         self.parts = {}
         if self.steps_done == 0:
             self.restart()
         else:
             self.note_stored()
+
+    def roll_back(self) -> None:
+        """What it has done since its newest checkpoint is void, and nothing of it is in flight. It goes on from there, or
+        from its start, once it is loaded anew."""
+        if not self.resumable:
+            self.restart()
+            return
+        self.broken = self.in_stream
+        in_memory = self.state.progress.step if self.state is not None else 0
+        self.steps_done = self.taken_step = max(self.stored_step, in_memory)
+        self.phase = TaskPhase.TRAINING
+        self.discard = False
+        self.in_flight = self.update = self.snapshot = None
+        self.parts = {}
+        self.note_stored()
 
     def note_stored(self) -> None:
         """PREEMPTED, where all that it has done is in the store and it is out of the stream."""

@@ -2,7 +2,8 @@
 
 On CUDA torch's allocator keeps it. On the CPU the kernel does (``RLIMIT_DATA``): the process may grow, from where it is
 with its model loaded, by what the budget leaves beside the model, and a little for what is no tensor (``OWN_GROWTH``).
-Blocks that were freed and kept are not counted against it. A failed allocation is a fault like any other lack of memory
+The kernel counts the whole stack of a thread, used or not, so those that start later get small ones. Blocks that were freed
+and kept are not counted against it. A failed allocation is a fault like any other lack of memory
 (``faults.py``).
 """
 
@@ -11,13 +12,16 @@ from __future__ import annotations
 import ctypes
 import logging
 import resource
+import threading
 from pathlib import Path
 
 import torch
 
 log = logging.getLogger(__name__)
 
-OWN_GROWTH = 32 * 2**20  # bytes: stacks of threads that start later, Python's objects
+_STACK = 512 * 2**10  # bytes; torch's own threads are there already, Python's need little
+_THREADS = 80  # most that start later: what is fetched, prepared, stored (rank.py)
+OWN_GROWTH = 32 * 2**20 + _THREADS * _STACK  # bytes: Python's objects, and stacks
 
 
 def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
@@ -38,6 +42,7 @@ def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard not in (resource.RLIM_INFINITY, -1):
         limit = min(limit, hard)
+    threading.stack_size(_STACK)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     log.info("memory budget: %d bytes, %d beside the model", budget, budget - resident)
     return True

@@ -14,7 +14,11 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.plan import memory_of
+from mlora_operator.local.fits import Known, beside_models
 from mlora_operator.local.manifests import PipelineManifest, Place
+from mlora_operator.memory.fit import Coefficients, Line, StageFit
+from mlora_operator.memory.learned import to_status
+from mlora_operator.memory.origin import origin_of
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 MODEL = "org/model"
@@ -214,6 +218,38 @@ def test_memory_of_workers_that_never_ran(
     place = Place("f.yaml", 1, "LoRAPipeline", "default", "p")
     manifest = PipelineManifest(place, LoRAPipelineSpec.model_validate(spec))
     assert memory_of(2, manifest, share, None, gpu=gpu).bytes == expected, story
+
+
+@pytest.mark.parametrize("told_by", ["the manifest's status", "a run on this machine", "nobody"])
+def test_what_was_learned_of_the_memory_is_used_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_by: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    objects = [pipeline(), task("a")]
+    spec = LoRAPipelineSpec.model_validate(objects[0]["spec"])
+    line = Line(Coefficients(b1=10_000.0), 0.02)
+    learned = to_status(
+        {stage: StageFit(line, line, line, samples=20 + stage, widest=4096) for stage in (0, 1)},
+        origin_of(spec, STAGES),
+    )
+    if told_by == "the manifest's status":
+        objects[0]["status"]["memory"] = [one.model_dump(mode="json", by_alias=True) for one in learned]
+    elif told_by == "a run on this machine":
+        beside_models(tmp_path / "mlora" / "models").keep(Known(memory=learned, stages=STAGES))
+    code, out, _ = invoke(tmp_path, objects, "-o", "json")
+    assert code == 0
+    [found] = json.loads(out)["pipelines"]
+    said = next(line for line in found["assumed"] if line.startswith("memory:"))
+    if told_by == "nobody":
+        assert "an estimate from the model's shape" in said
+        return
+    assert "learned from 20 microbatches" in said
+    tokens = 4 * 128
+    for stage, known in zip(found["stages"], STAGES, strict=True):
+        activations = stage["neededBytes"] - known.resident_bytes
+        assert activations < 3 * 1.1 * 10_000 * tokens + 2**20, (
+            "no more than what was learned, and the adapter"
+        )
 
 
 def test_a_task_that_no_pipeline_takes_is_named(tmp_path: Path) -> None:

@@ -335,13 +335,79 @@ def test_a_fault_that_names_its_task_fails_it_at_once_and_its_neighbour_repeats_
     play = Play(bad, good)
     play.run(items=2)
     shared = next_train(play)
-    play.dispatcher.faulted(fault(shared.number, Phase.UPDATE, "bad", memory=True))
+    play.dispatcher.faulted(fault(shared.number, Phase.UPDATE, "bad"))
     come_back(play, shared, faults=1)
     assert bad.failure is not None
-    assert bad.failure.reason is FailureReason.OUT_OF_MEMORY
-    assert "stage 0 ran out of memory in the optimizer step before step 1" in bad.failure.message
+    assert bad.failure.reason is FailureReason.INTERNAL_ERROR
+    assert "in the optimizer step before step 1" in bad.failure.message
     assert kinds(play.run()) == ["unload", "train", "train", "save", "unload"]
     assert good.steps_done == 2
+
+
+def test_a_task_that_is_alone_and_finds_no_memory_for_its_adapter_fails() -> None:
+    task = prepared_task("a", max_steps=3)
+    play = Play(task)
+    play.run(items=1)
+    alone = next_train(play)
+    play.dispatcher.faulted(fault(alone.number, Phase.UPDATE, "a", memory=True))
+    come_back(play, alone, faults=1)
+    assert task.failure is not None
+    assert task.failure.reason is FailureReason.OUT_OF_MEMORY
+    assert "stage 0 ran out of memory in the optimizer step before step 1" in task.failure.message
+    assert not play.dispatcher.exhausted
+
+
+@pytest.mark.parametrize("planned_anew", [False, True])
+def test_who_left_for_want_of_memory_comes_back_once_another_has_left_or_the_operator_has_planned_anew(
+    planned_anew: bool,
+) -> None:
+    tasks = [prepared_task(name, max_steps=9) for name in "abc"]
+    play = Play(*tasks)
+    play.run(items=3)
+    newest = tasks[2]
+    play.dispatcher.faulted(fault(newest.load_number, Phase.LOAD, newest.uid, memory=True))
+    assert kinds(play.run(items=1)) == ["unload"]
+    assert newest.failure is None
+    assert [one.tasks for one in play.dispatcher.exhausted] == [("a", "b", "c")]
+    play.run(items=2)
+    assert not newest.in_stream, "as many are there as when it left"
+    if planned_anew:
+        newest.plan = newest.plan.model_copy(update={"admitted": False})
+        play.run(items=1)
+        newest.plan = newest.plan.model_copy(update={"admitted": True})
+    else:
+        tasks[0].withdrawn = True
+    kinds_after = kinds(play.run(items=3))
+    assert "load" in kinds_after
+    assert newest.in_stream
+
+
+def test_a_fault_that_is_told_twice_sends_its_task_out_once() -> None:
+    a, b = prepared_task("a", max_steps=5), prepared_task("b", max_steps=5)
+    play = Play(a, b)
+    play.run(items=2)
+    told = fault(b.load_number, Phase.LOAD, "b", memory=True)
+    play.dispatcher.faulted(told)
+    play.dispatcher.faulted(told)
+    play.run(items=1)
+    play.dispatcher.faulted(told)
+    assert len(play.dispatcher.exhausted) == 1
+    assert b.phase is TaskPhase.PREPARED
+
+
+def test_microbatches_and_tokens_count_when_they_are_back_and_whole() -> None:
+    a, b = prepared_task("a", max_steps=3), prepared_task("b", max_steps=3)
+    play = Play(a, b)
+    play.run(items=2)
+    shared = next_train(play)
+    counted = [(play.dispatcher.microbatches, play.dispatcher.tokens)]
+    play.dispatcher.faulted(fault(shared.number))
+    come_back(play, shared, faults=1)
+    counted.append((play.dispatcher.microbatches, play.dispatcher.tokens))
+    again = next_train(play)
+    come_back(play, again)
+    assert counted == [(0, 0), (0, 0)]
+    assert (play.dispatcher.microbatches, play.dispatcher.tokens) == (1, again.tokens)
 
 
 @pytest.mark.parametrize("phase", [Phase.LOAD, Phase.SAVE])
