@@ -46,12 +46,12 @@ _TASK_COLUMNS = [
 _PIPELINE_COLUMNS = [
     _column("Model", ".spec.model.name", "The base model."),
     _column("Stages", ".spec.stages", "Stages, one worker pod each.", "integer"),
-    _column("State", ".status.state", "Idle, Starting, Ready or Failed."),
+    _column("State", ".status.state", "Idle, Waiting, Starting, Ready, Stalled or Failed."),
+    _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why it is Ready or not."),
     _column("Ready", ".status.readyReplicas", "Worker pods that answer.", "integer"),
     _column("Active", ".status.activeTasks", "Tasks that train now.", "integer"),
     _column("Waiting", ".status.waitingTasks", "Tasks that wait.", "integer"),
     _column("Dtype", ".spec.model.dtype", "Type of the frozen weights.", wide=True),
-    _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why it is Ready or not.", wide=True),
     _AGE,
 ]
 

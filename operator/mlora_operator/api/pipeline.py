@@ -248,7 +248,7 @@ class PipelineStatus(Status):
     observed_generation: int | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )
-    state: str | None = Field(default=None, description="Idle, Waiting, Starting, Ready or Failed.")
+    state: str | None = Field(default=None, description="Idle, Waiting, Starting, Ready, Stalled or Failed.")
     replicas: int | None = Field(default=None, description="Worker pods wanted now.")
     ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
     restarts: int | None = Field(

@@ -151,6 +151,8 @@ def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) ->
     if wish.replicas == 0:
         return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
     available = _available(view, wish, now)
+    if fares.stalled is not None:
+        return "Stalled", (Wish(c.READY, "False", fares.stalled.reason, fares.stalled.message), available)
     if view.report is not None and view.report.ready:
         return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
     if available.status == "False":

@@ -20,7 +20,7 @@ def heard(contact: Contact, report: Report, now: datetime) -> Contact:
     """
     before = contact.report
     moved = before is not None and _moved(before, report)
-    fresh = before is None or before.run_id != report.run_id or not _training(before)
+    fresh = before is None or before.run_id != report.run_id
     since = None
     if _training(report):
         since = now if moved or fresh or contact.still_since is None else contact.still_since

@@ -223,6 +223,9 @@ def _told(course: Course) -> Course:
         return replace(course, state="UploadBlocked", reason=true[c.UPLOAD_BLOCKED].reason)
     if c.PREEMPTED in true and course.state == "Queued" and c.ADMITTED not in true:
         return replace(course, state="Preempted", reason=true[c.PREEMPTED].reason)
+    running = next((wish.reason for wish in course.wishes if wish.type == c.RUNNING), None)
+    if running == c.REASON_RESTARTING and course.reason == c.REASON_PIPELINE_STARTING:
+        return replace(course, reason=c.REASON_RESTARTING)
     return course
 
 

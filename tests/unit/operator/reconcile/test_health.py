@@ -115,6 +115,12 @@ def test_a_peers_pod_that_vanished_before_the_coordinator_noticed_is_no_failure_
     assert days.look(minutes=0.5, uids=("pod-0", "other"), starts=1).restarts is None
 
 
+def test_a_vanished_pod_excuses_one_restart_of_the_coordinator_and_not_two(days: Days) -> None:
+    days.look()
+    days.look(uids=("pod-0", "other"))
+    assert days.look(minutes=0.5, uids=("pod-0", "other"), starts=2).restarts == 1
+
+
 # --- how often ---
 
 
@@ -192,6 +198,14 @@ def test_workers_that_cannot_serve_the_model_are_not_tried_again(days: Days) -> 
     assert "4 stages for 3 decoder layers" in days.admitted()["message"]
 
 
+def test_the_words_shown_are_those_of_the_worker_that_knows_why(days: Days) -> None:
+    days.look()
+    refusal = Ending(2, "exit code 2: the model has 1 layer, and spec.stages is 2")
+    ended = {0: Ending(1, "exit code 1: connection reset"), 1: refusal}
+    status = days.look(starts=1, ready=0, ended=ended)
+    assert status.last_failure == f"pod mlora-toy-1: {refusal.words}"
+
+
 def test_words_of_a_former_configuration_are_nobodys(days: Days) -> None:
     ended = {0: Ending(2, "exit code 2: 4 stages for 3 decoder layers")}
     days.look()
@@ -210,6 +224,7 @@ def test_tasks_that_train_without_moving_get_a_new_group(days: Days) -> None:
     status = days.look(contact=days.training(still=10))
     assert [pod.key.name for pod in days.decision.delete_pods] == ["mlora-toy-0", "mlora-toy-1"]
     assert days.stalled() == ("True", "NoProgress")
+    assert days.ready() == ("Stalled", "False", "NoProgress"), "`Ready` would hide it"
     assert status.restarts == 1
     assert "10m" in (status.last_failure or "")
     assert ("Warning", "NoProgress") in [(one.type, one.reason) for one in days.decision.events]
@@ -281,3 +296,16 @@ def test_an_idle_group_does_not_stall(days: Days) -> None:
     days.look(contact=silent)
     assert days.stalled() is None
     assert not days.decision.delete_pods
+
+
+@pytest.mark.parametrize(("seconds", "stalled"), [(20, False), (30, True)])
+def test_silence_of_a_moment_is_none_however_short_the_patience(
+    make: Any, seconds: float, stalled: bool
+) -> None:
+    days = Days(make, stallTimeout="2s")
+    days.look(contact=days.training())
+    days.look(
+        contact=Contact(lost_since=days.now - timedelta(seconds=seconds), error="no answer"),
+        ready_since=days.now - timedelta(hours=1),
+    )
+    assert (days.stalled() is not None) is stalled

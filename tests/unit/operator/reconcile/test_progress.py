@@ -55,6 +55,16 @@ def test_a_new_run_has_its_own_time(make: Any) -> None:
     assert (contact.still_since, contact.progressed) == (make.now + MINUTE, None)
 
 
+@pytest.mark.parametrize(("phase", "microbatches"), [("Training", 9), ("Preparing", 0)])
+def test_what_a_new_run_counts_and_takes_up_again_is_no_progress(
+    make: Any, phase: str, microbatches: int
+) -> None:
+    """Else a group that dies in every run would seem to move, and its failures would be forgotten."""
+    stuck = heard(Contact(), report(make, 5, make.reported("Training", step=3)), make.now)
+    fresh = report(make, microbatches, make.reported(phase, step=3), run="run-2")
+    assert heard(stuck, fresh, make.now + MINUTE).progressed is None
+
+
 def test_a_moment_without_an_answer_stops_no_clock(make: Any) -> None:
     stuck = heard(Contact(), report(make, 5, make.reported("Training", step=3)), make.now)
     lost = Contact(
