@@ -25,8 +25,9 @@ SECONDS = 20.0  # for the solver; its bound holds also when it is stopped
 
 def least_makespan(
     tasks: Sequence[SimTask], memory: SimMemory, seconds: Callable[[Sequence[int]], float]
-) -> float:
-    """Seconds, as the solver (HiGHS) proves. ``seconds``: of a round, by the tokens of its steps."""
+) -> tuple[float, bool]:
+    """Seconds, as the solver (HiGHS) proves, and whether it found a schedule of rounds that takes no longer. ``seconds``:
+    of a round, by the tokens of its steps."""
     sets = [
         chosen
         for size in range(1, len(tasks) + 1)
@@ -44,4 +45,4 @@ def least_makespan(
         integrality=np.ones(len(sets)),
         options={"time_limit": SECONDS},
     )
-    return float(result.mip_dual_bound)
+    return float(result.mip_dual_bound), bool(result.status == 0)

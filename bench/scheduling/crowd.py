@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 from mlora_operator.reconcile.observe import read_pipeline, read_task
@@ -23,6 +24,7 @@ from mlora_worker.protocol import (
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STAGES, LAYERS, HIDDEN, INTER = 2, 32, 4096, 11008
 MODEL = "Org/Model-7B"
+REFIT = 10
 RUNNING = 6  # tasks that train on each pipeline
 _MODULES = (
     ("q_proj", HIDDEN, HIDDEN), ("k_proj", HIDDEN, HIDDEN), ("v_proj", HIDDEN, HIDDEN), ("o_proj", HIDDEN, HIDDEN),
@@ -54,7 +56,7 @@ class Crowd:
             at = number % self.pipelines
             self._arrive(at, TaskPhase.TRAINING if number < RUNNING * self.pipelines else TaskPhase.PREPARED)
         self.facts = _facts()
-        self.stages = _stages()
+        self.stages = [_stages() for _ in self.known]
 
     def snapshot(self) -> Snapshot:
         """What is now; reports are new ones, as after a long poll."""
@@ -62,7 +64,7 @@ class Crowd:
             pipeline.key: Contact(
                 report=Report(
                     run_id="run-1", sequence=self.made, plan_generation=1, ready=True,
-                    facts=self.facts, stages=self.stages, tasks=tuple(self.reported[number].values()),
+                    facts=self.facts, stages=self.stages[number], tasks=tuple(self.reported[number].values()),
                 )
             )
             for number, pipeline in enumerate(self.known)
@@ -76,8 +78,10 @@ class Crowd:
         )
 
     def live(self) -> Iterator[None]:
-        """One change after the other: all train a step, a task ends somewhere, one comes somewhere."""
-        while True:
+        """One change after the other: all train a step, a task ends somewhere, one comes somewhere. After every
+        ``REFIT``th the memory model says something new there, so that no answer about sets of tasks counts any more.
+        """
+        for change in count(1):
             self.now += timedelta(seconds=5)
             for reported in self.reported:
                 for uid, one in list(reported.items()):
@@ -86,6 +90,9 @@ class Crowd:
             at = self.rng.randrange(self.pipelines)
             self._end(at)
             self._arrive(at, TaskPhase.PREPARED)
+            if change % REFIT == 0:
+                less = {"capacity_bytes": self.stages[at][0].capacity_bytes - 2**20}
+                self.stages[at] = tuple(stage.model_copy(update=less) for stage in self.stages[at])
             yield
 
     def follow(self, pipeline: int, admitted: set[str], told_to_leave: set[str]) -> None:

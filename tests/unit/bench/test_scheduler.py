@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.scheduler import GPUS, makespan_ratio
+from bench.scheduler import GPUS, decide_often, makespan
 from bench.scheduling.bound import least_makespan
 from bench.scheduling.pace import Together
 from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
@@ -14,7 +14,7 @@ from mlora_operator.scheduling.simulate import SimMemory, SimTask
 
 def bound(*tasks: SimTask) -> float:
     memory = SimMemory({task.uid: task for task in tasks}, budget=10)
-    return least_makespan(tasks, memory, lambda tokens: max(3.0, sum(tokens)))
+    return least_makespan(tasks, memory, lambda tokens: max(3.0, sum(tokens)))[0]
 
 
 def test_one_task_needs_its_rounds() -> None:
@@ -30,7 +30,20 @@ def test_tasks_that_do_not_fit_together_do_not() -> None:
 
 
 def test_nobody_is_faster_than_the_bound() -> None:
-    assert 1 - 1e-6 <= makespan_ratio(0) < 1.5
+    found = makespan(2, orders=20)
+    assert 1 - 1e-6 <= found.best <= found.ours < 1.5
+    assert found.is_optimum
+    assert not found.is_same
+
+
+def test_tasks_that_all_fit_at_once_take_as_long_in_any_order() -> None:
+    found = makespan(1, orders=5)
+    assert found.is_same
+    assert found.best == found.ours
+
+
+def test_decisions_are_timed() -> None:
+    assert all(0 < part < whole for whole, part in decide_often(2))
 
 
 @pytest.mark.parametrize("way", ["priority", "fairShare", "shortestRemaining", "fifo", "alone"])

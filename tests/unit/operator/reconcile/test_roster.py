@@ -90,9 +90,7 @@ def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> N
         model = memory_model(now)
         assert model is not None
 
-        def plainly(
-            entrants: Any, room: Any, *rest: Any, verdict: Any = model.verdict
-        ) -> Mapping[str, Place]:
+        def plainly(entrants: Any, _: Any, *rest: Any, verdict: Any = model.verdict) -> Mapping[str, Place]:
             return schedule(entrants, AskedAnew(verdict), *rest)
 
         assert told(places(now, make.now)) == told(places(now, make.now, plainly))
