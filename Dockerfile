@@ -35,7 +35,7 @@ ARG INSTALL_DEPS=true
 ARG PIP_INDEX_URL
 ARG PIP_CERT
 RUN [ "$INSTALL_DEPS" = false ] || \
-    { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[worker]' && \
+    { python3 -m venv /opt/mlora && pip install --no-cache-dir --constraint constraints.txt '.[worker,arrow]' && \
       rm /opt/mlora/bin/mlora; }
 
 FROM base AS operator

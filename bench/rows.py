@@ -14,6 +14,7 @@ from torch import Tensor
 from mlora_worker.data.prepare import IGNORED, TokenRow, prepare
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training
+from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
 
 GSM8K = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
@@ -26,7 +27,8 @@ def gsm8k_rows(model: Path) -> list[TokenRow]:
     store = open_store(StorageAccess(), allow_files=True)
     dataset = Dataset(uri=f"file://{GSM8K}", fields=FIELDS)
     training = Training(max_seq_length=MAX_SEQ_LENGTH)
-    return prepare(dataset, training, load_tokenizer(model), store, MAX_SEQ_LENGTH).rows
+    source = open_sources(store, StorageAccess())
+    return list(prepare(dataset, training, load_tokenizer(model), source, MAX_SEQ_LENGTH).rows)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, 
 from pydantic.alias_generators import to_camel
 
 PROTOCOL_VERSION = 1
+HUB_ENDPOINT = (
+    "https://huggingface.co"  # where hf:// data sets lie, unless an administrator names another place
+)
 
 
 class Message(BaseModel):
@@ -47,26 +50,61 @@ Real = Annotated[float, Field(strict=True)]
 # --- what a user writes (part of the LoRATask spec) ---------------------------------------------------------------
 
 
+Entry = Annotated[str, Field(min_length=1, max_length=256)]  # name or pattern of modules: stream/targets.py
+Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
+Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
+
+
+class InitialWeights(StrEnum):
+    """How A starts; B starts at zero, so that the adapter begins as the base model."""
+
+    DEFAULT = "default"
+    GAUSSIAN = "gaussian"
+
+
 class LoRAConfig(Message):
     """The adapter's shape, in PEFT's words."""
 
-    rank: Annotated[int, Field(strict=True, ge=1, le=512)] = Field(
-        default=16, description="Rank r of the low-rank product; more is a larger adapter."
-    )
-    alpha: Annotated[float, Field(strict=True, gt=0, le=4096)] = Field(
-        default=32, description="Scaling: the product is multiplied by alpha / rank."
+    rank: Rank = Field(default=16, description="Rank r of the low-rank product; more is a larger adapter.")
+    alpha: Alpha = Field(
+        default=32,
+        description="Scaling: the product is multiplied by alpha / rank, or by alpha / sqrt(rank) with useRslora.",
     )
     dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
         default=0.0,
         description="Probability that an element of the adapter's input is zeroed while training.",
     )
-    target_modules: Annotated[
-        tuple[Annotated[str, Field(min_length=1, max_length=128)], ...], Field(min_length=1, max_length=64)
-    ] = Field(
+    target_modules: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)] = Field(
         default=("q_proj", "v_proj"),
-        description="Names of the linear modules that get an adapter, such as q_proj, or the single entry all-linear: "
-        "every linear module of the decoder layers (never the head, never the embeddings).",
+        description="The linear modules that get an adapter: names such as q_proj or ends of paths such as "
+        "self_attn.q_proj; patterns, which must match a whole path such as model.layers.3.self_attn.q_proj; or the single "
+        "entry all-linear: every linear module of the decoder layers (never the head, never the embeddings).",
     )
+    exclude_modules: Annotated[tuple[Entry, ...], Field(max_length=64)] = Field(
+        default=(), description="Names or patterns of modules that targetModules has and that get none."
+    )
+    layers_to_transform: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], Field(max_length=1024)
+    ] = Field(default=(), description="Numbers of the decoder layers that get an adapter, from 0; none: all.")
+    rank_pattern: Annotated[dict[str, Rank], Field(max_length=64)] = Field(
+        default={},
+        description="Other ranks: names, ends of paths or patterns of them, each with the rank of the modules whose path "
+        "ends so.",
+    )
+    alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=64)] = Field(
+        default={}, description="Other alphas, in the same way."
+    )
+    use_rslora: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="Multiply by alpha / sqrt(rank), which keeps large ranks learning (rsLoRA)."
+    )
+    init_lora_weights: InitialWeights = Field(
+        default=InitialWeights.DEFAULT,
+        description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
+    )
+
+    def __hash__(self) -> int:
+        """Patterns have no hash; what differs in them alone is told apart by equality."""
+        return hash((self.rank, self.alpha, self.dropout, self.target_modules, self.exclude_modules))
 
 
 class DatasetFormat(StrEnum):
@@ -74,55 +112,135 @@ class DatasetFormat(StrEnum):
 
     PROMPT_COMPLETION = "promptCompletion"
     MESSAGES = "messages"
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+    TEXT = "text"
+
+
+class FileFormat(StrEnum):
+    """How rows are written in a file; each may be compressed with gzip or zstd, which its first bytes tell."""
+
+    JSONL = "jsonl"
+    JSON = "json"
+    CSV = "csv"
+    PARQUET = "parquet"
+
+
+class TrainOn(StrEnum):
+    """Which tokens of a row the loss is taken of."""
+
+    LAST_ANSWER = "lastAnswer"
+    ALL_ANSWERS = "allAnswers"
+    EVERYTHING = "everything"
+
+
+ColumnName = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class DatasetFields(Message):
     """Names of the columns, where they differ from the format's own."""
 
-    prompt: str = Field(
-        default="prompt",
-        min_length=1,
-        max_length=128,
-        description="promptCompletion: the column with the user's turn.",
+    prompt: ColumnName = Field(
+        default="prompt", description="promptCompletion: the column with the user's turn."
     )
-    completion: str = Field(
-        default="completion",
-        min_length=1,
-        max_length=128,
-        description="promptCompletion: the column with the answer to learn.",
+    completion: ColumnName = Field(
+        default="completion", description="promptCompletion: the column with the answer to learn."
     )
-    messages: str = Field(
-        default="messages",
-        min_length=1,
-        max_length=128,
-        description="messages: the column with the list of role/content turns.",
+    messages: ColumnName = Field(
+        default="messages", description="messages: the column with the list of role/content turns."
     )
+    conversations: ColumnName = Field(
+        default="conversations", description="sharegpt: the column with the list of from/value turns."
+    )
+    instruction: ColumnName = Field(
+        default="instruction", description="alpaca: the column with what is asked."
+    )
+    input: ColumnName = Field(
+        default="input", description="alpaca: the column with what it is asked of; it may be absent or empty."
+    )
+    output: ColumnName = Field(default="output", description="alpaca: the column with the answer to learn.")
+    system: ColumnName = Field(
+        default="system",
+        description="alpaca, sharegpt: the column with a system turn; it may be absent or empty.",
+    )
+    text: ColumnName = Field(default="text", description="text: the column with the text to learn.")
+
+
+class ConfigMapReference(Message):
+    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Name of a ConfigMap in the same namespace."
+    )
+    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+        description="Key with the rows; what follows its last dot tells the file's format."
+    )
+
+
+DatasetUri = Annotated[str, Field(max_length=1024, pattern=r"^(s3|file|https?|hf)://.+")]
 
 
 class Dataset(Message):
-    """The rows to learn from: JSON Lines, one object a line."""
+    """The rows to learn from."""
 
-    uri: str | None = Field(
+    uri: DatasetUri | None = Field(
         default=None,
-        max_length=1024,
-        pattern=r"^(s3|file)://.+",
-        description="Where the JSON Lines file lies: s3://bucket/key (file:///path in `mlora run` only).",
+        description="Where the rows lie: s3://bucket/key, https://host/path, hf://datasets/OWNER/NAME/path (file:///path "
+        "in `mlora run` only). In s3, file and hf addresses * stands for any part of a name and ** for any folders.",
+    )
+    uris: Annotated[tuple[DatasetUri, ...], Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="Several such addresses, read one after the other."
     )
     inline: str | None = Field(
-        default=None, max_length=65536, description="The JSON Lines themselves, for small sets."
+        default=None, max_length=65536, description="The rows themselves, for small sets."
+    )
+    config_map_ref: ConfigMapReference | None = Field(
+        default=None, description="A ConfigMap of the task's namespace that holds the rows."
     )
     format: DatasetFormat = Field(
-        default=DatasetFormat.PROMPT_COMPLETION, description="promptCompletion or messages."
+        default=DatasetFormat.PROMPT_COMPLETION,
+        description="promptCompletion, messages, sharegpt, alpaca or text.",
+    )
+    file_format: FileFormat | None = Field(
+        default=None,
+        description="jsonl, json (an array), csv or parquet; by default what the name's ending says.",
     )
     fields: DatasetFields = Field(
         default_factory=DatasetFields, description="Column names, where they differ from the defaults."
     )
+    train_on: TrainOn | None = Field(
+        default=None,
+        description="lastAnswer, allAnswers or everything; by default allAnswers, and everything for text.",
+    )
+    split: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_]+$")] | None = Field(
+        default=None,
+        description="Of a folder or a hub's data set, only the files of this split, such as train.",
+    )
+    limit: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = Field(
+        default=None, description="Use at most this many rows: the first ones, or a sample with shuffleSeed."
+    )
+    shuffle_seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = Field(
+        default=None, description="Take the rows of limit and heldOut at random with this seed."
+    )
+    held_out: Annotated[float, Field(strict=True, gt=0, le=0.5)] | None = Field(
+        default=None, description="Part of the rows that is kept from training, to evaluate on."
+    )
 
     @model_validator(mode="after")
     def _exactly_one_source(self) -> Dataset:
-        if (self.uri is None) == (self.inline is None):
-            raise ValueError("exactly one of uri and inline must be set")
+        sources = (self.uri, self.uris, self.inline, self.config_map_ref)
+        if sum(source is not None for source in sources) != 1:
+            raise ValueError("exactly one of uri, uris, inline and configMapRef must be set")
         return self
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """As the user wrote them; none for rows that are in the task itself or in a ConfigMap."""
+        return self.uris or ((self.uri,) if self.uri is not None else ())
+
+    @property
+    def supervised(self) -> TrainOn:
+        if self.train_on is not None:
+            return self.train_on
+        return TrainOn.EVERYTHING if self.format is DatasetFormat.TEXT else TrainOn.ALL_ANSWERS
 
 
 class Schedule(StrEnum):
@@ -137,6 +255,7 @@ class Overlong(StrEnum):
     """What happens to a row of more than maxSeqLength tokens."""
 
     TRUNCATE = "truncate"
+    TRUNCATE_LEFT = "truncateLeft"
     SKIP = "skip"
     FAIL = "fail"
 
@@ -177,7 +296,8 @@ class Training(Message):
     )
     overlong: Overlong = Field(
         default=Overlong.TRUNCATE,
-        description="truncate, skip or fail on a longer row; counted in status.data.",
+        description="truncate (keep the beginning), truncateLeft (keep the end), skip or fail on a longer row; counted in "
+        "status.data.",
     )
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(
         default=42, description="Of the adapter's initial weights, the order of rows and dropout."
@@ -200,8 +320,9 @@ class StorageAccess(Message):
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
+    hub_token: SecretStr | None = None  # for hf:// data sets
 
-    @field_serializer("access_key", "secret_key", "session_token", when_used="json-unless-none")
+    @field_serializer("access_key", "secret_key", "session_token", "hub_token", when_used="json-unless-none")
     def _reveal(self, value: SecretStr) -> str:
         return value.get_secret_value()
 
@@ -220,6 +341,7 @@ class TaskPlan(Message):
     base_model: str
     lora: LoRAConfig
     dataset: Dataset
+    dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
     training: Training
     output_uri: str
     storage: StorageAccess = StorageAccess()
@@ -285,6 +407,8 @@ class DataCounts(Message):
         default={}, description="The first line numbers that each rule left out."
     )
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
+    held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
+    beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
     supervised_tokens: Amount = Field(
         default=0, description="Tokens of all used rows that the loss is taken of."
@@ -323,13 +447,23 @@ class TaskReport(Message):
 
 
 class ModuleShape(Message):
-    """A linear module that may be targeted, with its place in the pipeline."""
+    """A linear module that may be targeted, with its place in the pipeline; the same in consecutive layers of a stage."""
 
     stage: Amount = Field(description="The stage that holds it.")
     name: str = Field(description="Last part of the module's path, such as q_proj.")
     in_features: Count = Field(description="Length of its input.")
     out_features: Count = Field(description="Length of its output.")
-    count: Count = Field(description="How many such modules the stage holds.")
+    count: Count = Field(description="How many such modules the stage holds, one in each layer.")
+    path: str = Field(default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj.")
+    first_layer: Amount = Field(default=0, description="First of the layers that have it.")
+
+    @property
+    def inside(self) -> str:
+        """Its path in the layer."""
+        return self.path.partition(".*.")[2] or self.name
+
+    def path_in(self, layer: int) -> str:
+        return self.path.replace("*", str(layer), 1) if self.path else f"layers.{layer}.{self.name}"
 
 
 class ModelFacts(Message):
@@ -343,6 +477,10 @@ class ModelFacts(Message):
     max_positions: Count = Field(description="Longest row in tokens that the model knows positions for.")
     dtype_bytes: Count = Field(description="Bytes of one frozen weight.")
     modules: tuple[ModuleShape, ...] = Field(description="The linear modules that may be targeted.")
+
+    def __hash__(self) -> int:
+        """Answers are remembered by it: of all modules, it would cost more than they do."""
+        return hash((self.hidden_size, self.layers, self.vocab_size, self.dtype_bytes, len(self.modules)))
 
 
 class StageReport(Message):
@@ -375,7 +513,9 @@ class MemorySample(Message):
     forward_bytes: Amount = 0  # at most, during its forward
     backward_bytes: Amount = 0  # at most, during its backward
     rss_bytes: Amount = 0  # of the whole process after its backward, as the kernel has it; 0: not known
-    used_bytes: Amount = 0  # of the budget at its peak, with weights, adapters and all else in flight; 0: not known
+    used_bytes: Amount = (
+        0  # of the budget at its peak, with weights, adapters and all else in flight; 0: not known
+    )
     item: Amount = 0  # its number in the stream
     seconds: Annotated[float, Field(strict=True, ge=0)] = 0.0  # of forward and backward together
     calibration: bool = False  # it was made up, and no task's
@@ -458,6 +598,11 @@ class WorkerConfig(Message):
     calibrate: bool = True  # measure a few made-up microbatches before the first task is let in
     measure_every: Count = 64  # of microbatches that are like former ones, one in so many is measured
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
+    allowed_networks: tuple[
+        str, ...
+    ] = ()  # CIDR: http(s) data sets may lie there though it is loopback, link-local, ...
+    hub_endpoint: str = HUB_ENDPOINT
+    dataset_cache_bytes: Amount = 20 * 2**30  # of tokenised rows that are kept below cache_dir
     log_format: Literal["text", "json"] = "text"
 
 
@@ -470,6 +615,7 @@ class TaskQuestion(Message):
     uid: str
     lora: LoRAConfig
     dataset: Dataset
+    dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
     training: Training
     storage: StorageAccess | None = None  # None: its rows are not read
 

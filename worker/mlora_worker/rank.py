@@ -21,6 +21,7 @@ from torch import Tensor
 from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.coordinator.checkpoints import OpenPlace
 from mlora_worker.coordinator.prepare import BaseModel
+from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.data.tokenizer import load_tokenizer
@@ -151,6 +152,7 @@ class _FirstRank:
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
+                reading=reading_of(config),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
                 memory=self._samples.all,

@@ -7,17 +7,14 @@ configuration and tokenizer are read, never its weights; and of each data set no
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from pydantic import ValidationError
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.prepare import LineSource, prepare
+from mlora_worker.data.prepare import prepare
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.errors import ModelError
 from mlora_worker.model.facts import model_facts, stage_shapes
@@ -35,6 +32,7 @@ from mlora_worker.protocol import (
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.s3 import Patience
+from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from mlora_worker.stream.fit import misfit
 
@@ -88,38 +86,33 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
     failure = misfit(facts, task.lora, task.training)
     if failure is not None or not sample:
         return TaskAnswer(uid=task.uid, failure=failure)
-    if task.storage is None and task.dataset.inline is None:
+    if task.storage is None and task.dataset.addresses:
         return TaskAnswer(uid=task.uid)
     try:
-        lines = _FirstLines(_store(task.storage or StorageAccess()), sample)
-        prepared = prepare(task.dataset, task.training, tokenizer, lines, facts.max_positions)
+        access = task.storage or StorageAccess()
+        source = open_sources(_store(access), access, patience=_PATIENCE)
+        prepared = prepare(
+            task.dataset,
+            task.training,
+            tokenizer,
+            source,
+            facts.max_positions,
+            text=task.dataset_text,
+            most_rows=sample,
+        )
     except (DataError, StorageError) as error:
         if error.reason in _UNREAD:
             return TaskAnswer(uid=task.uid, unread=str(error))
         return TaskAnswer(uid=task.uid, failure=_failure(error))
-    lengths = np.array([len(row.ids) for row in prepared.rows])
+    lengths = prepared.rows.lengths
     summary = RowSummary(
         counts=prepared.counts,
-        whole=not lines.more,
+        whole=prepared.whole,
         mean=float(lengths.mean()),
         deviation=float(lengths.std()),
         longest=int(lengths.max()),
     )
     return TaskAnswer(uid=task.uid, rows=summary)
-
-
-class _FirstLines:
-    """The first lines of a file. ``more`` tells afterwards whether there were others."""
-
-    def __init__(self, source: LineSource, most: int) -> None:
-        self._source = source
-        self._most = most
-        self.more = False
-
-    def open_lines(self, uri: str) -> Iterator[bytes]:
-        lines = self._source.open_lines(uri)
-        yield from islice(lines, self._most)
-        self.more = next(lines, None) is not None
 
 
 def _failure(error: ModelError | StorageError | DataError) -> Failure:

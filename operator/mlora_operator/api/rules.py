@@ -43,8 +43,28 @@ TASK_RULES: tuple[Rule, ...] = (
     *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "output", "storage")),
     Rule(
         path=("dataset",),
-        cel="has(self.uri) != has(self.inline)",
-        message="exactly one of uri and inline must be set",
+        cel="[has(self.uri), has(self.uris), has(self.inline), has(self.configMapRef)].filter(there, there).size() == 1",
+        message="exactly one of uri, uris, inline and configMapRef must be set",
+    ),
+    Rule(
+        path=("dataset",),
+        cel="self.format != 'text' || !has(self.trainOn) || self.trainOn == 'everything'",
+        message="a text has no answers: leave trainOn out, or set it to everything",
+        holds=lambda dataset: (
+            dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
+        ),
+    ),
+    Rule(
+        path=("dataset",),
+        cel="!has(self.split) || has(self.uri) || has(self.uris)",
+        message="split chooses among files: it has a meaning only with uri or uris",
+        holds=lambda dataset: "split" not in dataset or "uri" in dataset or "uris" in dataset,
+    ),
+    Rule(
+        path=("dataset",),
+        cel="!has(self.fileFormat) || self.fileFormat != 'parquet' || has(self.uri) || has(self.uris)",
+        message="a Parquet file is no text: it has to lie at a uri",
+        holds=lambda dataset: dataset.get("fileFormat") != "parquet" or "uri" in dataset or "uris" in dataset,
     ),
     Rule(
         path=("lora",),

@@ -189,7 +189,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
 def _storage(task: Task, found: Service) -> StorageAccess | None:
     """None when its rows cannot be read for want of keys; a file needs none."""
     assert task.spec is not None
-    if (task.spec.dataset.uri or "").startswith("file://"):
+    if any(uri.startswith("file://") for uri in task.spec.dataset.addresses):
         return StorageAccess()
     return storage_access(task, found.secrets)
 

@@ -32,6 +32,7 @@ from mlora_worker.storage.adapter import adapter_config, find_published, publish
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.probe import probe_output
+from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.s3 import PIECE, Keys, S3Store
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from tests.fixtures.storage import Storage
@@ -78,7 +79,7 @@ def test_what_was_written_is_read_listed_and_deleted(store: Store, folder: str) 
     store.delete(odd)
     assert not store.exists(odd)
     assert store.list(folder) == []
-    assert list(store.open_lines(f"{folder}2/other")) == []
+    assert list(store.pieces(f"{folder}2/other")) == []
 
 
 def test_lines_of_a_large_object_are_whole_across_the_pieces(store: Store, folder: str) -> None:
@@ -86,7 +87,7 @@ def test_lines_of_a_large_object_are_whole_across_the_pieces(store: Store, folde
     content = b"\n".join(lines)
     assert len(content) > PIECE
     store.write(f"{folder}/rows", content)
-    assert list(store.open_lines(f"{folder}/rows")) == lines
+    assert list(split_lines(store.pieces(f"{folder}/rows"))) == lines
 
 
 def test_a_range_beyond_the_end_is_an_error(store: Store, folder: str) -> None:
@@ -158,7 +159,7 @@ def test_wrong_keys_are_told_apart_and_never_quoted(
 
 def test_a_missing_object_and_a_missing_bucket_are_told_apart(store: Store, folder: str) -> None:
     with pytest.raises(ObjectNotFound, match=r"rows.jsonl does not exist") as caught:
-        list(store.open_lines(f"{folder}/rows.jsonl"))
+        list(store.pieces(f"{folder}/rows.jsonl"))
     assert caught.value.reason is FailureReason.DATASET_NOT_FOUND
     with pytest.raises(ObjectNotFound, match="bucket no-such-bucket of"):
         store.read("s3://no-such-bucket/x")

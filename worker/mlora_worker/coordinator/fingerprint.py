@@ -6,11 +6,17 @@ among them, nor on how many stages they were trained: what counts is which token
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from mlora_worker.data.prepare import TokenRow
-from mlora_worker.protocol import PROTOCOL_VERSION, LoRAConfig, ModelFacts, ModelSource, Training
+from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.protocol import (
+    PROTOCOL_VERSION,
+    InitialWeights,
+    LoRAConfig,
+    ModelFacts,
+    ModelSource,
+    Training,
+)
 from mlora_worker.storage.checkpoint import Fact
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
@@ -43,17 +49,16 @@ def fingerprint_of(
         "lora.targetModules": tuple(sorted(targets)),
         "training.totalSteps": total_steps,
         "dataset.rows": len(rows),
-        "dataset.sha256": rows_digest(rows),
+        "dataset.sha256": rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows),
     }
+    # Named where they are not the usual, so that a checkpoint from before they were there is known.
+    for name, pattern in (("rank", lora.rank_pattern.items()), ("alpha", lora.alpha_pattern.items())):
+        if pattern:
+            facts[f"lora.{name}Pattern"] = tuple(f"{key}: {float(figure)}" for key, figure in sorted(pattern))
+    if lora.use_rslora:
+        facts["lora.useRslora"] = True
+    if lora.init_lora_weights is not InitialWeights.DEFAULT:
+        facts["lora.initLoraWeights"] = lora.init_lora_weights.value
     settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS)
     return facts | {f"training.{name}": value for name, value in settings.items()}
 
-
-def rows_digest(rows: Iterable[TokenRow]) -> str:
-    """SHA-256 over the tokens and labels of all rows, each with its length in front."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(len(row.ids).to_bytes(8, "little"))
-        digest.update(row.ids.astype("<i4").tobytes())
-        digest.update(row.labels.astype("<i4").tobytes())
-    return digest.hexdigest()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker.coordinator.fingerprint import fingerprint_of
+from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.room import check_room
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.data.order import StepPlan
@@ -27,6 +28,7 @@ from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
 from mlora_worker.stream.planner import load_of, rows_per_step
+from mlora_worker.stream.targets import published_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class BaseModel:
 
 
 def prepare_task(
-    task: TaskPlan, base: BaseModel, store: Store, *, checkpoints: str, kept: KeptWork
+    task: TaskPlan, base: BaseModel, store: Store, *, checkpoints: str, kept: KeptWork, reading: Reading
 ) -> PreparedTask | AdapterInfo | FinishedAdapter:
     """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already, or has
     finished it and could not publish it.
@@ -51,14 +53,29 @@ def prepare_task(
     published = find_published(store, task.output_uri)
     if published is not None and published.fingerprint == fingerprint(task):
         return published_info(task.output_uri, published)
-    targets = resolve_targets(base.facts, task.lora)
+    adapted = resolve_targets(base.facts, task.lora)
+    targets = published_names(base.facts, adapted)
     finished = kept.adapter(task.uid, fingerprint(task))
-    config = adapter_config(task.lora, base.source.name, base.source.revision, targets)
+    config = adapter_config(
+        task.lora,
+        base.source.name,
+        base.source.revision,
+        targets,
+        fan_in_fan_out=base.architecture.transposed,
+    )
     if finished is not None and finished.config == config:
         return finished
-    check_room(task, base.facts, targets, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
+    check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)
-    prepared = prepare(task.dataset, task.training, base.tokenizer, store, base.facts.max_positions)
+    prepared = prepare(
+        task.dataset,
+        task.training,
+        base.tokenizer,
+        reading.source(store, task.storage),
+        base.facts.max_positions,
+        text=task.dataset_text,
+        cache=reading.cache(task.namespace),
+    )
     steps = StepPlan(len(prepared.rows), task.training)
     return PreparedTask(
         rows=prepared.rows,
@@ -68,5 +85,5 @@ def prepare_task(
         fingerprint=fingerprint_of(
             task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
         ),
-        load=load_of([len(row.ids) for row in prepared.rows], rows_per_step(task.training)),
+        load=load_of(prepared.rows.lengths.tolist(), rows_per_step(task.training)),
     )

@@ -21,6 +21,7 @@ from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
+from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
@@ -72,6 +73,7 @@ class Surroundings:
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
+    reading: Reading = field(default_factory=Reading)  # rows: from where, and where they are kept
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
@@ -226,7 +228,14 @@ class Coordinator:
             plan = task.plan
             _, folder = self._open_place(plan)
             store = self._with.open_store(plan.storage)
-            made = prepare_task(plan, self._with.base, store, checkpoints=folder, kept=self._with.kept)
+            made = prepare_task(
+                plan,
+                self._with.base,
+                store,
+                checkpoints=folder,
+                kept=self._with.kept,
+                reading=self._with.reading,
+            )
             if not isinstance(made, PreparedTask):
                 return made, 0, None
             step = self._checkpoints.find(plan, made.fingerprint)

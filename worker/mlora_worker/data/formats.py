@@ -1,57 +1,43 @@
-"""Rows of a JSON Lines file as chats. Pure.
+"""Rows of a file as chats or texts. Pure.
 
 A row is one of three things:
 1. *invalid*: no JSON object, a column is missing, a text is no text, a role is unknown. The task fails and
 names the line, because such a row is a mistake that nobody can train around. 2. *dropped*: well-formed, but
-without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer. Turns
-after the last answer teach nothing and are cut.
+without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer, where turns
+after the last answer teach nothing and are cut; or a ``Text``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.rows import ASSISTANT, SYSTEM, USER, Chat, Drop, Dropped, Flaw, Record, Text, Turn
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
 
 MOST_ERRORS = 10  # of a file that are listed
 _LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
-_BOM = b"\xef\xbb\xbf"
 
-ASSISTANT = "assistant"
-_ROLES = ("system", "user", ASSISTANT)
+_ROLES = (SYSTEM, USER, ASSISTANT)
 _TOOL_ROLES = ("tool", "function")
+_SHAREGPT_ROLES = {
+    "human": USER,
+    "user": USER,
+    "gpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "bot": ASSISTANT,
+    "model": ASSISTANT,
+    "system": SYSTEM,
+}
+_SHAREGPT_TOOL_ROLES = ("function_call", "observation", "tool", "function")
+# What serving engines and templates call an answer's thoughts when they stand beside it.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
-
-class Drop(StrEnum):
-    """Why a well-formed row is not used; the names that ``status.data.dropped`` counts."""
-
-    NO_ANSWER = "NoAnswer"  # no assistant turn, or one that is null, empty or blank
-    TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
-    TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
-    TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
-    NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off
-
-
-class Turn(NamedTuple):
-    role: str  # system, user or assistant
-    content: str
-
-
-@dataclass(frozen=True)
-class Chat:
-    line: int  # 1-based
-    turns: tuple[Turn, ...]  # the last is an assistant's
-
-
-@dataclass(frozen=True)
-class Dropped:
-    line: int
-    rule: Drop
+Turns = tuple[Turn, ...]
+Row = Mapping[str, Any]
 
 
 class _Invalid(Exception):
@@ -59,97 +45,180 @@ class _Invalid(Exception):
 
 
 def read_rows(
-    lines: Iterable[bytes], format: DatasetFormat, fields: DatasetFields, source: str
-) -> Iterator[Chat | Dropped]:
-    """Rows in the file's order; blank lines are no rows. ``source`` is how messages name the file.
+    records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
+) -> Iterator[Chat | Text | Dropped]:
+    """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
 
     Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are
     ``MOST_ERRORS``.
     """
+    read = _READERS[format]
     flaws: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        if not line.strip():
-            continue
+    for number, value in records:
         try:
-            row = _object_of(line)
-            if format is DatasetFormat.MESSAGES:
-                turns = _turns_of_messages(row, fields.messages)
-            else:
-                turns = _turns_of_pair(row, fields.prompt, fields.completion)
+            if isinstance(value, Flaw):
+                raise _Invalid(value.told)
+            found = read(value, fields)
         except _Invalid as flaw:
-            flaws.append(f"line {number}: {str(flaw)[:_LONGEST_FLAW]}")
+            flaws.append(f"{unit} {number}: {str(flaw)[:_LONGEST_FLAW]}")
             if len(flaws) == MOST_ERRORS:
                 break
             continue
-        if not flaws:  # the task fails anyway: only look for more invalid rows
-            yield Dropped(number, turns) if isinstance(turns, Drop) else Chat(number, turns)
+        if flaws:  # the task fails anyway: only look for more invalid rows
+            continue
+        if isinstance(found, Drop):
+            yield Dropped(number, found)
+        elif isinstance(found, str):
+            yield Text(number, found)
+        else:
+            yield Chat(number, found)
     if flaws:
         more = " (and perhaps more)" if len(flaws) == MOST_ERRORS else ""
         raise DataError(FailureReason.INVALID_ROW, f"{source} has invalid rows{more}: " + "; ".join(flaws))
 
 
-def _object_of(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise _Invalid(f"not UTF-8 at byte {error.start + 1}") from None
-    except json.JSONDecodeError as error:
-        raise _Invalid(
-            f"not JSON ({error.msg} at column {error.colno}); write one JSON object a line"
-        ) from None
-    except (ValueError, RecursionError):  # absurdly long numbers, absurdly deep nesting
-        raise _Invalid("not JSON that can be read") from None
-    if not isinstance(row, dict):
-        raise _Invalid(f"is {_kind(row)}, not an object; write one JSON object a line")
-    return row
+def _prompt_completion(row: Row, fields: DatasetFields) -> Turns | Drop:
+    question = _text(_column(row, fields.prompt, "prompt"), f"column {fields.prompt!r}")
+    answer = _answer(row, fields.completion, "completion")
+    return Drop.NO_ANSWER if answer is None else (Turn(USER, question), Turn(ASSISTANT, answer))
 
 
-def _turns_of_pair(row: dict[str, Any], prompt: str, completion: str) -> tuple[Turn, ...] | Drop:
-    question = _text(_column(row, prompt, "prompt"), f"column {prompt!r}")
-    answer = _column(row, completion, "completion")
+def _alpaca(row: Row, fields: DatasetFields) -> Turns | Drop:
+    """The user's turn is the instruction and, after an empty line, its input where there is one."""
+    if row.get("history"):
+        raise _Invalid("has earlier turns in column 'history', which alpaca rows may not; use messages")
+    asked = _text(_column(row, fields.instruction, "instruction"), f"column {fields.instruction!r}")
+    given = _optional_text(row, fields.input)
+    answer = _answer(row, fields.output, "output")
     if answer is None:
         return Drop.NO_ANSWER
-    answer = _text(answer, f"column {completion!r}")
-    if not answer.strip():
-        return Drop.NO_ANSWER
-    return Turn("user", question), Turn(ASSISTANT, answer)
+    question = f"{asked}\n\n{given}" if given else asked
+    return (*_system_turn(row, fields), Turn(USER, question), Turn(ASSISTANT, answer))
 
 
-def _turns_of_messages(row: dict[str, Any], column: str) -> tuple[Turn, ...] | Drop:
-    """Rules, in this order: 1. a malformed turn is invalid; 2. tools anywhere drop the row; 3. an assistant
-    turn without text drops it, wherever it stands; 4. what comes after the last answer is cut.
+def _whole_text(row: Row, fields: DatasetFields) -> str | Drop:
+    value = _column(row, fields.text, "text")
+    if value is None:
+        return Drop.EMPTY_TEXT
+    text = _text(value, f"column {fields.text!r}")
+    return text if text.strip() else Drop.EMPTY_TEXT
+
+
+def _messages(row: Row, fields: DatasetFields) -> Turns | Drop:
+    messages = _list_of_turns(row, fields.messages, "messages")
+    return _turns(messages, "role", "content", {role: role for role in _ROLES}, _TOOL_ROLES, _has_tools(row))
+
+
+def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
+    messages = _list_of_turns(row, fields.conversations, "conversations")
+    turns = _turns(messages, "from", "value", _SHAREGPT_ROLES, _SHAREGPT_TOOL_ROLES, _has_tools(row))
+    if isinstance(turns, Drop):
+        return turns
+    system = _system_turn(row, fields)
+    if system and turns[0].role == SYSTEM:
+        raise _Invalid(f"has a system turn and a column {fields.system!r}: leave one of them out")
+    return (*system, *turns)
+
+
+_READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str | Drop]]] = {
+    DatasetFormat.PROMPT_COMPLETION: _prompt_completion,
+    DatasetFormat.MESSAGES: _messages,
+    DatasetFormat.SHAREGPT: _sharegpt,
+    DatasetFormat.ALPACA: _alpaca,
+    DatasetFormat.TEXT: _whole_text,
+}
+
+
+def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
+    """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
+    match format:
+        case DatasetFormat.PROMPT_COMPLETION:
+            return fields.prompt, fields.completion
+        case DatasetFormat.MESSAGES:
+            return fields.messages, "tools"
+        case DatasetFormat.SHAREGPT:
+            return fields.conversations, fields.system, "tools"
+        case DatasetFormat.ALPACA:
+            return fields.instruction, fields.input, fields.output, fields.system, "history"
+        case DatasetFormat.TEXT:
+            return (fields.text,)
+
+
+def _turns(
+    messages: list[Any],
+    role_key: str,
+    content_key: str,
+    roles: Mapping[str, str],
+    tool_roles: tuple[str, ...],
+    has_tools: bool,
+) -> Turns | Drop:
+    """Rules, in this order: 1. a malformed turn is invalid; 2. tools anywhere drop the row; 3. so do thoughts in a field
+    of their own; 4. an assistant turn without text drops it, wherever it stands; 5. what comes after the last answer is
+    cut.
     """
-    messages = _column(row, column, "messages")
-    if not isinstance(messages, list):
-        raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")
-    has_tools = bool(row.get("tools"))
     turns: list[Turn] = []
-    blank = False
+    blank = reasons = False
     for number, message in enumerate(messages, start=1):
         where = f"turn {number}"
         if not isinstance(message, dict):
-            raise _Invalid(f"{where} is {_kind(message)}, not an object with role and content")
-        role, content = message.get("role"), message.get("content")
-        if role in _TOOL_ROLES or message.get("tool_calls") or message.get("function_call"):
+            raise _Invalid(f"{where} is {_kind(message)}, not an object with {role_key} and {content_key}")
+        given, content = message.get(role_key), message.get(content_key)
+        if given in tool_roles or message.get("tool_calls") or message.get("function_call"):
             has_tools = True
             continue
-        if role not in _ROLES:
-            raise _Invalid(f"{where} has role {json.dumps(role)[:40]}; known are {', '.join(_ROLES)}")
+        role = roles.get(given) if isinstance(given, str) else None
+        if role is None:
+            shown = json.dumps(given)[:40]
+            raise _Invalid(f"{where} has {role_key} {shown}; known are {', '.join(roles)}")
+        reasons |= any(message.get(name) for name in _REASONING)
         if role == ASSISTANT and content is None:
             blank = True
             continue
-        turns.append(Turn(role, _text(content, f"content of {where}")))
+        turns.append(Turn(role, _text(content, f"{content_key} of {where}")))
         blank |= role == ASSISTANT and not turns[-1].content.strip()
     if has_tools:
         return Drop.TOOL_CALLS
+    if reasons:
+        return Drop.REASONING
     while turns and turns[-1].role != ASSISTANT:
         turns.pop()
     return Drop.NO_ANSWER if blank or not turns else tuple(turns)
 
 
-def _column(row: dict[str, Any], name: str, field: str) -> Any:
+def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
+    messages = _column(row, column, field)
+    if not isinstance(messages, list):
+        raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")
+    return messages
+
+
+def _has_tools(row: Row) -> bool:
+    return bool(row.get("tools"))
+
+
+def _system_turn(row: Row, fields: DatasetFields) -> Turns:
+    told = _optional_text(row, fields.system)
+    return (Turn(SYSTEM, told),) if told else ()
+
+
+def _answer(row: Row, name: str, field: str) -> str | None:
+    """None where there is none to learn."""
+    value = _column(row, name, field)
+    if value is None:
+        return None
+    answer = _text(value, f"column {name!r}")
+    return answer if answer.strip() else None
+
+
+def _optional_text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        return ""
+    text = _text(value, f"column {name!r}")
+    return text if text.strip() else ""
+
+
+def _column(row: Row, name: str, field: str) -> Any:
     if name not in row:
         found = ", ".join(map(repr, sorted(row)[:10])) or "none"
         raise _Invalid(
@@ -170,7 +239,7 @@ def _text(value: Any, what: str) -> str:
 
 
 def _kind(value: Any) -> str:
-    """A JSON value's kind in a user's words."""
+    """A value's kind in a user's words."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -179,4 +248,6 @@ def _kind(value: Any) -> str:
         return "a number"
     if isinstance(value, str):
         return "text"
-    return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else type(value).__name__

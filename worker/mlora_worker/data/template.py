@@ -1,7 +1,7 @@
 """Chats to tokens. Which tokens are supervised is proven by rendering; where it cannot be proven the row is
 refused.
 
-For the assistant turn j of a chat, with the tokenizer's own chat template:
+For the assistant turn j of a chat, with the chat template:
 1. ``prompt``  = turns before j, rendered with the generation prompt: what a server sends before the model
 answers. 2. ``through`` = turns up to j, rendered. It must start with ``prompt`` and contain the answer. 3.
 ``tail``    = what the template writes after the answer, found by rendering a placeholder in the answer's
@@ -12,51 +12,58 @@ start with ``through`` as far as the turn's end, and the whole chat's tokens wit
 Supervised are the tokens after those, up to the turn's end. No token is ever judged by its id: whether pad,
 eos and the turn's end are one token or three makes no difference.
 
+With ``lastAnswer`` only the last assistant turn is supervised and has to be proven, so that a template which shows
+earlier answers differently will do. With ``everything`` the same is proven, and all tokens up to that turn's end are
+supervised.
+
 A tokenizer without a chat template takes prompt + completion as they are, with the tokenizer's own beginning
-and its end-of-sequence token, by the same proof.
+and its end-of-sequence token, by the same proof. A text is taken so by every tokenizer.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from jinja2.exceptions import TemplateError
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.formats import ASSISTANT, Chat, Drop, Turn
-from mlora_worker.protocol import FailureReason
+from mlora_worker.data.prefix import PrefixProof
+from mlora_worker.data.rendering import Refused, Template, TokenizerTemplate
+from mlora_worker.data.rows import ASSISTANT, Chat, Drop, Text, Turn
+from mlora_worker.protocol import FailureReason, TrainOn
 
 _PLACEHOLDER = "Qx7placeholderK"
-_CHARACTERS_AT_ONCE = 2_000_000
 
-# Each call sets padding and truncation on the tokenizer, which fails while another thread encodes
-# (huggingface/transformers#47085). It uses all cores by itself, so one at a time is no slower.
+# The tokenizer's own settings may not change while a thread encodes (huggingface/transformers#47085). It uses all
+# cores by itself, so one at a time is no slower.
 _TOKENIZING = threading.Lock()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """A whole chat. ``supervised[i]`` says whether token i is one that the model shall learn to write."""
+    """A whole row, that of ``line``. ``supervised[i]`` says whether token i is one that the model shall learn to write."""
 
+    line: int
     ids: npt.NDArray[np.int32]  # [tokens]
     supervised: npt.NDArray[np.bool_]  # [tokens]
 
 
-class _Answer(NamedTuple):
+class Answer(NamedTuple):
     """One answer within a rendered text: after ``prompt``, to the character ``end``."""
 
     prompt: str
     end: int
 
 
-class _Rendered(NamedTuple):
+class Rendered(NamedTuple):
+    line: int
     text: str
-    answers: tuple[_Answer, ...]
+    answers: tuple[Answer, ...]  # that are supervised; none: the whole text is
+    closed: bool  # the template begins and ends it; else the tokenizer's own tokens do
 
 
 class _Closing(NamedTuple):
@@ -69,121 +76,169 @@ class _Closing(NamedTuple):
     stop: int
 
 
-class ChatEncoder:
-    """Encodes chats with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared."""
+class RowRefused(Exception):
+    """``str(error)`` says of the row at ``line`` why it fails the task."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, line: int, told: str, reason: FailureReason = FailureReason.INVALID_ROW) -> None:
+        super().__init__(told)
+        self.line = line
+        self.reason = reason
+
+
+class ChatEncoder:
+    """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared."""
+
+    def __init__(
+        self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS, template: Template | None = None
+    ) -> None:
+        """``template`` takes the place of the tokenizer's own."""
+        self._backend = tokenizer.backend_tokenizer
+        self._eos = tokenizer.eos_token_id
+        self.bos: int | None = tokenizer.bos_token_id
+        self._train_on = train_on
+        self.has_template = template is not None or bool(tokenizer.chat_template)
+        self._template = template or TokenizerTemplate(tokenizer)
+        self._prefixes = PrefixProof(self._backend, self._encodings)
         # Nearly every row has the same closing: it is probed once and verified for each.
         self._closing: _Closing | None = None
-        self.has_template = bool(tokenizer.chat_template)
         self._added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
+        self._before_text = self._ids_before_text()
         if not self.has_template:
-            self._bos = self._ids_before_text()
-            if tokenizer.eos_token_id is None:
-                raise DataError(
-                    FailureReason.INVALID_SPEC,
-                    "the base model's tokenizer has neither a chat template nor an end-of-sequence token, so "
-                    "the adapter could never learn to stop; add one of them to the model's folder",
-                )
+            self.check_plain()
 
-    def encode(self, chats: Sequence[Chat]) -> list[Encoded | Drop]:
-        """One result per chat. Raises DataError (InvalidRow) for a chat that the template itself refuses."""
-        results: list[_Rendered | Encoded | Drop] = [self._render(chat) for chat in chats]
-        rendered = [(place, row) for place, row in enumerate(results) if isinstance(row, _Rendered)]
-        whole = self._encodings([row.text for _, row in rendered])
-        # Prompts are compared and forgotten a few at a time: those of one long chat are together far longer
-        # than it is.
-        proven = iter(
-            self._lengths(
-                [
-                    (answer.prompt, one.ids)
-                    for (_, row), one in zip(rendered, whole, strict=True)
-                    for answer in row.answers
-                ]
+    def check_plain(self) -> None:
+        """Raises DataError (InvalidSpec) where rows without a template could never teach the model to stop."""
+        if self._eos is None:
+            lacks = (
+                "no end-of-sequence token"
+                if self.has_template
+                else ("neither a chat template nor an end-of-sequence token")
             )
-        )
-        for (place, row), one in zip(rendered, whole, strict=True):
-            results[place] = self._supervise(row, one, [next(proven) for _ in row.answers])
-        return [row for row in results if not isinstance(row, _Rendered)]
+            raise DataError(
+                FailureReason.INVALID_SPEC,
+                f"the base model's tokenizer has {lacks}, so the adapter could never learn to stop; add one to the "
+                "model's folder",
+            )
 
-    def _encodings(self, texts: list[str]) -> list[Any]:
+    def encode(self, rows: Sequence[Chat | Text]) -> list[Encoded | Drop]:
+        """One result per row. Raises RowRefused for a chat that the template itself refuses."""
+        rendered = self.render(rows)
+        return self.supervise(rendered, self.tokenise(rendered))
+
+    def render(self, rows: Sequence[Chat | Text]) -> list[Rendered | Drop]:
+        """The first of three steps, see ``encode``."""
+        if not self.has_template:
+            return [self._plain(row) for row in rows]
+        chats = [row for row in rows if isinstance(row, Chat)]
+        texts = self._template.render([chat.turns for chat in chats])
+        prompts = self._template.render(
+            [chat.turns[:-1] for chat in chats if len(chat.turns) > 1], prompt=True
+        )
+        whole, before = iter(texts), iter(prompts)
+        return [
+            self._plain(row)
+            if isinstance(row, Text)
+            else self._prove(row, next(whole), next(before) if len(row.turns) > 1 else None)
+            for row in rows
+        ]
+
+    def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Any]:
+        """Encodings of what was not dropped. Most of the work, without the interpreter's lock."""
+        return self._encodings([row.text for row in rendered if isinstance(row, Rendered)])
+
+    def supervise(
+        self, rendered: Sequence[Rendered | Drop], encodings: Sequence[Any]
+    ) -> list[Encoded | Drop]:
+        kept = [row for row in rendered if isinstance(row, Rendered)]
+        asked = [
+            (answer.prompt, one) for row, one in zip(kept, encodings, strict=True) for answer in row.answers
+        ]
+        starts = iter(self._prefixes.lengths(asked))
+        whole = iter(encodings)
+        return [
+            row
+            if isinstance(row, Drop)
+            else self._supervise(row, next(whole), [next(starts) for _ in row.answers])
+            for row in rendered
+        ]
+
+    def _encodings(self, texts: Sequence[str]) -> list[Any]:
         if not texts:
             return []
         with _TOKENIZING:
-            return list(self._tokenizer(texts, add_special_tokens=False, verbose=False).encodings)
+            if self._backend.truncation is not None:
+                self._backend.no_truncation()
+            if self._backend.padding is not None:
+                self._backend.no_padding()
+            return list(self._backend.encode_batch(texts, add_special_tokens=False))
 
-    def _lengths(self, prompts: Sequence[tuple[str, list[int]]]) -> Iterator[int | None]:
-        """Tokens of each prompt; None where they are not the first tokens of its whole text's ``ids``."""
-        start = 0
-        while start < len(prompts):
-            stop, characters = start, 0
-            while stop < len(prompts) and characters < _CHARACTERS_AT_ONCE:
-                characters += len(prompts[stop][0])
-                stop += 1
-            batch = prompts[start:stop]
-            for (_, ids), one in zip(batch, self._encodings([prompt for prompt, _ in batch]), strict=True):
-                yield len(one.ids) if ids[: len(one.ids)] == one.ids else None
-            start = stop
-
-    def _supervise(self, row: _Rendered, whole: Any, starts: Sequence[int | None]) -> Encoded | Drop:
+    def _supervise(self, row: Rendered, whole: Any, starts: Sequence[int | None]) -> Encoded | Drop:
         """``whole`` is the text's encoding. Each answer begins at the token in ``starts``; None: unproven."""
-        ids: list[int] = whole.ids
-        supervised = np.zeros(len(ids), np.bool_)
+        ids = np.array(whole.ids, np.int32)
+        supervised = np.full(len(ids), not row.answers, np.bool_)
         for answer, start in zip(row.answers, starts, strict=True):
             last = whole.char_to_token(answer.end - 1)
             after = whole.char_to_token(answer.end) if answer.end < len(row.text) else None
             if start is None or last is None or last < start or last == after:
                 return Drop.TEMPLATE_MISMATCH
             supervised[start : last + 1] = True
-        if self.has_template:
-            return Encoded(np.array(ids, np.int32), supervised)
-        # The answer of a plain row is always its end.
-        bos = [] if ids[: len(self._bos)] == self._bos else self._bos
+            if self._train_on is TrainOn.EVERYTHING:
+                supervised[: last + 1] = True
+        if row.closed:
+            return Encoded(row.line, ids, supervised)
+        # The answer of a plain row is always its end. What the tokenizer puts in front is nobody's to learn.
+        bos = np.array(
+            [] if ids[: len(self._before_text)].tolist() == self._before_text else self._before_text, np.int32
+        )
         return Encoded(
-            np.array([*bos, *ids, self._tokenizer.eos_token_id], np.int32),
+            row.line,
+            np.concatenate([bos, ids, np.array([self._eos], np.int32)]),
             np.concatenate([np.zeros(len(bos), np.bool_), supervised, np.ones(1, np.bool_)]),
         )
 
-    def _render(self, chat: Chat) -> _Rendered | Drop:
-        if not self.has_template:
-            return _plain(chat.turns)
-        try:
-            return self._prove(chat.turns)
-        except TemplateError as error:
-            raise DataError(
-                FailureReason.INVALID_ROW,
-                f"line {chat.line}: the base model's chat template refuses the row: {error}",
-            ) from None
+    def _prove(self, chat: Chat, text: str | Refused, last: str | Refused | None) -> Rendered | Drop:
+        """``last`` is the prompt before the last answer; None where nothing stands before it."""
+        turns = chat.turns
+        text = _unrefused(text, chat)
+        if last is None or turns[0].role == ASSISTANT:  # no template renders a prompt of nothing
+            return Drop.TEMPLATE_MISMATCH
+        answer = self._answer(turns, _unrefused(last, chat), text, text)
+        if answer is None:
+            return Drop.TEMPLATE_MISMATCH
+        earlier = [place for place, turn in enumerate(turns[:-1]) if turn.role == ASSISTANT]
+        if not earlier or self._train_on is not TrainOn.ALL_ANSWERS:
+            return Rendered(chat.line, text, (answer,), True)
+        prompts = self._template.render([turns[:place] for place in earlier], prompt=True)
+        throughs = self._template.render([turns[: place + 1] for place in earlier])
+        answers: list[Answer] = []
+        for place, prompt, through in zip(earlier, prompts, throughs, strict=True):
+            found = self._answer(
+                turns[: place + 1], _unrefused(prompt, chat), _unrefused(through, chat), text
+            )
+            if found is None:
+                return Drop.TEMPLATE_MISMATCH
+            answers.append(found)
+        return Rendered(chat.line, text, (*answers, answer), True)
 
-    def _prove(self, turns: tuple[Turn, ...]) -> _Rendered | Drop:
-        text = self._apply(turns)
-        answers: list[_Answer] = []
-        for place, turn in enumerate(turns):
-            if turn.role != ASSISTANT:
-                continue
-            if place == 0:  # no template renders a prompt of nothing
-                return Drop.TEMPLATE_MISMATCH
-            prompt = self._apply(turns[:place], add_generation_prompt=True)
-            through = text if place == len(turns) - 1 else self._apply(turns[: place + 1])
-            if not through.startswith(prompt):
-                return Drop.TEMPLATE_MISMATCH
-            closing = self._closing_of(turns[:place], prompt, through, turn.content)
-            if closing is None:
-                return Drop.TEMPLATE_MISMATCH
-            end = len(through) - len(closing.tail) + closing.stop
-            if not text.startswith(through[:end]):
-                return Drop.TEMPLATE_MISMATCH
-            answers.append(_Answer(prompt, end))
-        return _Rendered(text, tuple(answers))
+    def _answer(self, turns: Sequence[Turn], prompt: str, through: str, text: str) -> Answer | None:
+        """Of the last of ``turns``; None when it cannot be proven."""
+        if not through.startswith(prompt):
+            return None
+        closing = self._closing_of(turns[:-1], prompt, through, turns[-1].content)
+        if closing is None:
+            return None
+        end = len(through) - len(closing.tail) + closing.stop
+        return Answer(prompt, end) if text.startswith(through[:end]) else None
 
     def _closing_of(self, before: Sequence[Turn], prompt: str, through: str, content: str) -> _Closing | None:
         known = self._closing
-        if known is not None:
+        if known is not None and through.endswith(known.tail) and through.startswith(known.lead, len(prompt)):
             middle = through[len(prompt) + len(known.lead) : len(through) - len(known.tail)]
-            if through == prompt + known.lead + middle + known.tail and middle.strip() == content.strip():
+            if middle == content or middle.strip() == content.strip():
                 return known
-        probe = self._apply([*before, Turn(ASSISTANT, _PLACEHOLDER)])
+        (probe,) = self._template.render([[*before, Turn(ASSISTANT, _PLACEHOLDER)]])
+        if isinstance(probe, Refused):
+            return None
         lead, found, tail = probe.removeprefix(prompt).partition(_PLACEHOLDER)
         stop = self._stop_of(tail)
         answer = through[len(prompt) : len(through) - len(tail)]
@@ -200,25 +255,24 @@ class ChatEncoder:
             return at + len(name)
         return len(tail.rstrip()) or len(tail)
 
-    def _apply(self, turns: Sequence[Turn], *, add_generation_prompt: bool = False) -> str:
-        messages = [turn._asdict() for turn in turns]
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
-            )
-        )
+    def _plain(self, row: Chat | Text) -> Rendered:
+        """A text, or a prompt and its completion, without a template."""
+        if isinstance(row, Text):
+            return Rendered(row.line, row.text, (), False)
+        prompt, completion = (turn.content for turn in row.turns)
+        text = prompt + completion
+        return Rendered(row.line, text, (Answer(prompt, len(text)),), False)
 
     def _ids_before_text(self) -> list[int]:
         """What the tokenizer puts before a text of its own accord: its bos token, or nothing."""
+        (bare,) = self._encodings(["x"])
         with _TOKENIZING:
-            bare = self._tokenizer("x", add_special_tokens=False).input_ids
-            full = self._tokenizer("x").input_ids
-        starts = (at for at in range(len(full)) if full[at : at + len(bare)] == bare)
-        return list(full[: next(starts, 0)])
+            full: list[int] = self._backend.encode("x").ids
+        starts = (at for at in range(len(full)) if full[at : at + len(bare.ids)] == bare.ids)
+        return full[: next(starts, 0)]
 
 
-def _plain(turns: Sequence[Turn]) -> _Rendered:
-    """A prompt and its completion, without a template."""
-    prompt, completion = (turn.content for turn in turns)
-    text = prompt + completion
-    return _Rendered(text, (_Answer(prompt, len(text)),))
+def _unrefused(rendered: str | Refused, chat: Chat) -> str:
+    if isinstance(rendered, Refused):
+        raise RowRefused(chat.line, f"is refused by the chat template: {rendered}")
+    return rendered

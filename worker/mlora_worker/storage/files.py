@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import uuid
@@ -13,7 +14,6 @@ from typing import BinaryIO
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
-from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.uri import file_path, file_uri
 
 PIECE = 8 * 2**20
@@ -51,13 +51,18 @@ class FileStore:
             )
         return data
 
-    def open_lines(self, uri: str) -> Iterator[bytes]:
+    def pieces(self, uri: str) -> Iterator[bytes]:
         with self._explained(uri, "read"), file_path(uri).open("rb") as file:
-            yield from split_lines(iter(lambda: file.read(PIECE), b""))
+            while piece := file.read(PIECE):
+                yield piece
 
     def size(self, uri: str) -> int:
         with self._explained(uri, "read"):
             return file_path(uri).stat().st_size
+
+    def version(self, uri: str) -> str:
+        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     def exists(self, uri: str) -> bool:
         with self._explained(uri, "read"):

@@ -22,7 +22,6 @@ from botocore.exceptions import (
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnreachable
-from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.s3_errors import code_of, explain, is_missing
 from mlora_worker.storage.uri import s3_address
 
@@ -99,15 +98,21 @@ class S3Store:
             )
         return data
 
-    def open_lines(self, uri: str) -> Iterator[bytes]:
+    def pieces(self, uri: str) -> Iterator[bytes]:
         size = self.size(uri)
         starts = range(0, size, PIECE)
-        return split_lines(self.read_range(uri, start, min(PIECE, size - start)) for start in starts)
+        return (self.read_range(uri, start, min(PIECE, size - start)) for start in starts)
 
     def size(self, uri: str) -> int:
         at = s3_address(uri)
         with self._calling("read", uri) as client:
             return int(client.head_object(Bucket=at.bucket, Key=at.key)["ContentLength"])
+
+    def version(self, uri: str) -> str:
+        at = s3_address(uri)
+        with self._calling("read", uri) as client:
+            head = client.head_object(Bucket=at.bucket, Key=at.key)
+        return f"{head['ETag']} {head['ContentLength']} {head['LastModified'].isoformat()}"
 
     def exists(self, uri: str) -> bool:
         try:

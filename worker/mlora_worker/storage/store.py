@@ -24,11 +24,15 @@ class Store(Protocol):
         """Exactly ``length`` bytes from ``start``; an object that ends before is an error."""
         ...
 
-    def open_lines(self, uri: str) -> Iterator[bytes]:
-        """Lines without their ``\\n``, read piece by piece: a large object is never held whole."""
+    def pieces(self, uri: str) -> Iterator[bytes]:
+        """The whole object, one part after the other: a large one is never held whole."""
         ...
 
     def size(self, uri: str) -> int: ...
+
+    def version(self, uri: str) -> str:
+        """Two equal answers mean the same bytes at this address; it is given to those only who may read them."""
+        ...
 
     def exists(self, uri: str) -> bool: ...
 
@@ -156,11 +160,14 @@ class _Routed:
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         return self._of(uri).read_range(uri, start, length)
 
-    def open_lines(self, uri: str) -> Iterator[bytes]:
-        return self._of(uri).open_lines(uri)
+    def pieces(self, uri: str) -> Iterator[bytes]:
+        return self._of(uri).pieces(uri)
 
     def size(self, uri: str) -> int:
         return self._of(uri).size(uri)
+
+    def version(self, uri: str) -> str:
+        return self._of(uri).version(uri)
 
     def exists(self, uri: str) -> bool:
         return self._of(uri).exists(uri)

@@ -97,7 +97,7 @@ BAD: dict[str, tuple[str, int, str, str]] = {
         changed("{uri: s3://data/train.jsonl}", "{}"),
         8,
         "spec.dataset",
-        "exactly one of uri and inline",
+        "exactly one of uri, uris, inline and configMapRef",
     ),
     "no spec": (
         "apiVersion: mlora.dev/v1alpha1\nkind: LoRATask\nmetadata: {name: a}\n",

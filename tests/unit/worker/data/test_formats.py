@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.formats import Chat, Drop, Dropped, Turn, read_rows
+from mlora_worker.data.formats import read_rows
+from mlora_worker.data.records import json_lines
+from mlora_worker.data.rows import Chat, Drop, Dropped, Text, Turn
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
 
 PAIR, MESSAGES = DatasetFormat.PROMPT_COMPLETION, DatasetFormat.MESSAGES
@@ -17,11 +20,12 @@ GSM8K = DatasetFields(prompt="question", completion="answer")
 
 def rows(
     lines: list[bytes], format: DatasetFormat = PAIR, fields: DatasetFields = DEFAULT
-) -> list[Chat | Dropped]:
-    return list(read_rows(lines, format, fields, "s3://bucket/rows.jsonl"))
+) -> list[Chat | Text | Dropped]:
+    records = json_lines(line + b"\n" for line in lines)
+    return list(read_rows(records, format, fields, "s3://bucket/rows.jsonl"))
 
 
-def chat(*turns: object) -> list[Chat | Dropped]:
+def chat(*turns: object) -> list[Chat | Text | Dropped]:
     return rows([json.dumps({"messages": list(turns)}).encode()], MESSAGES)
 
 
@@ -149,13 +153,13 @@ def test_an_invalid_turn_is_named(turns: object, told: str) -> None:
 def test_only_the_first_ten_invalid_rows_are_listed_and_reading_stops_there() -> None:
     read = []
 
-    def lines() -> object:
+    def lines() -> Iterator[bytes]:
         for number in range(1, 1000):
             read.append(number)
-            yield b"{"
+            yield b"{\n"
 
     with pytest.raises(DataError, match=r"\(and perhaps more\)") as caught:
-        list(read_rows(lines(), PAIR, DatasetFields(), "rows"))  # type: ignore[arg-type]
+        list(read_rows(json_lines(lines()), PAIR, DatasetFields(), "rows"))
     assert "line 10:" in str(caught.value)
     assert "line 11:" not in str(caught.value)
     assert len(read) == 10
@@ -193,3 +197,113 @@ def test_whatever_the_messages_are_no_answer_is_ever_blank(value: object) -> Non
         assert isinstance(row, Dropped) or all(
             turn.content.strip() for turn in row.turns if turn.role == "assistant"
         )
+
+
+def one(format: DatasetFormat, fields: DatasetFields = DEFAULT, **row: object) -> Chat | Text | Dropped:
+    (found,) = rows([json.dumps(row).encode()], format, fields)
+    return found
+
+
+QUESTION, ANSWER = {"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "expected"),
+    [
+        pytest.param(
+            DatasetFormat.ALPACA,
+            {"instruction": "Add.", "input": "2 2", "output": "4"},
+            (Turn("user", "Add.\n\n2 2"), Turn("assistant", "4")),
+            id="alpaca with an input",
+        ),
+        pytest.param(
+            DatasetFormat.ALPACA,
+            {"instruction": "Greet.", "input": " ", "output": "Hi", "system": "Be kind."},
+            (Turn("system", "Be kind."), Turn("user", "Greet."), Turn("assistant", "Hi")),
+            id="alpaca with a blank input and a system turn",
+        ),
+        pytest.param(
+            DatasetFormat.ALPACA,
+            {"instruction": "Greet.", "output": "Hi", "input": None, "history": []},
+            (Turn("user", "Greet."), Turn("assistant", "Hi")),
+            id="alpaca without an input",
+        ),
+        pytest.param(
+            DatasetFormat.SHAREGPT,
+            {"conversations": [QUESTION, ANSWER]},
+            (Turn("user", "hi"), Turn("assistant", "hello")),
+            id="sharegpt",
+        ),
+        pytest.param(
+            DatasetFormat.SHAREGPT,
+            {"conversations": [QUESTION, ANSWER, QUESTION], "system": "Be kind."},
+            (Turn("system", "Be kind."), Turn("user", "hi"), Turn("assistant", "hello")),
+            id="sharegpt with a system column and a question without answer",
+        ),
+    ],
+)
+def test_a_row_of_each_format_becomes_the_same_kind_of_chat(
+    format: DatasetFormat, row: dict[str, object], expected: tuple[Turn, ...]
+) -> None:
+    assert one(format, **row) == Chat(1, expected)
+
+
+def test_a_text_is_kept_as_it_stands() -> None:
+    assert one(DatasetFormat.TEXT, text=" once \n") == Text(1, " once \n")
+    assert one(DatasetFormat.TEXT, DatasetFields(text="body"), body="x") == Text(1, "x")
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "rule"),
+    [
+        (DatasetFormat.TEXT, {"text": " \n"}, Drop.EMPTY_TEXT),
+        (DatasetFormat.TEXT, {"text": None}, Drop.EMPTY_TEXT),
+        (DatasetFormat.ALPACA, {"instruction": "x", "output": ""}, Drop.NO_ANSWER),
+        (DatasetFormat.ALPACA, {"instruction": "x", "output": None}, Drop.NO_ANSWER),
+        (DatasetFormat.SHAREGPT, {"conversations": [QUESTION]}, Drop.NO_ANSWER),
+        (
+            DatasetFormat.SHAREGPT,
+            {"conversations": [QUESTION, {"from": "gpt", "value": None}]},
+            Drop.NO_ANSWER,
+        ),
+        (
+            DatasetFormat.SHAREGPT,
+            {"conversations": [QUESTION, {"from": "function_call", "value": "{}"}, ANSWER]},
+            Drop.TOOL_CALLS,
+        ),
+        (DatasetFormat.SHAREGPT, {"conversations": [QUESTION, ANSWER], "tools": "[{}]"}, Drop.TOOL_CALLS),
+        (MESSAGES, {"messages": [user(), assistant("4", reasoning_content="2+2")]}, Drop.REASONING),
+        (MESSAGES, {"messages": [user(), assistant(None, thinking="2+2")]}, Drop.REASONING),
+    ],
+)
+def test_a_row_that_teaches_nothing_is_dropped_by_rule_in_every_format(
+    format: DatasetFormat, row: dict[str, object], rule: Drop
+) -> None:
+    assert one(format, **row) == Dropped(1, rule)
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "told"),
+    [
+        (DatasetFormat.TEXT, {"body": "x"}, "no column 'text'; it has 'body'"),
+        (DatasetFormat.TEXT, {"text": 3}, "column 'text' is a number, not text"),
+        (DatasetFormat.ALPACA, {"output": "x"}, "no column 'instruction'"),
+        (DatasetFormat.ALPACA, {"instruction": "x", "input": [1], "output": "y"}, "column 'input' is a list"),
+        (DatasetFormat.ALPACA, {"instruction": "x", "output": "y", "history": [["a", "b"]]}, "use messages"),
+        (DatasetFormat.SHAREGPT, {"messages": []}, "no column 'conversations'"),
+        (
+            DatasetFormat.SHAREGPT,
+            {"conversations": [{"from": "narrator", "value": "x"}]},
+            'turn 1 has from "narrator"',
+        ),
+        (
+            DatasetFormat.SHAREGPT,
+            {"conversations": [{"from": "system", "value": "a"}, QUESTION, ANSWER], "system": "b"},
+            "leave one of them out",
+        ),
+    ],
+)
+def test_an_invalid_row_of_each_format_is_named(
+    format: DatasetFormat, row: dict[str, object], told: str
+) -> None:
+    assert told in failure([json.dumps(row).encode()], format)

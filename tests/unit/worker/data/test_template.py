@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.formats import Chat, Drop, Turn
-from mlora_worker.data.template import ChatEncoder, Encoded
-from mlora_worker.protocol import FailureReason
+from mlora_worker.data.prefix import PrefixProof
+from mlora_worker.data.rendering import TokenizerTemplate
+from mlora_worker.data.rows import Chat, Drop, Text, Turn
+from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.protocol import FailureReason, TrainOn
 
 MakeTokenizer = Callable[..., Any]
 
@@ -207,7 +211,7 @@ def test_an_answer_whose_first_token_reaches_into_the_prompt_is_refused(
 
 def test_a_row_that_the_template_refuses_names_line_and_cause(make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(NO_SYSTEM, **CHATML_TOKENS)
-    with pytest.raises(DataError, match=r"line 1: .*System role not supported") as caught:
+    with pytest.raises(RowRefused, match="System role not supported") as caught:
         encode(tokenizer, chat(("system", "Be kind."), ("user", "2?"), ("assistant", "two")))
     assert caught.value.reason is FailureReason.INVALID_ROW
 
@@ -255,24 +259,34 @@ def test_without_template_and_eos_nothing_could_teach_the_model_to_stop(
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
-class WatchedTokenizer:
+class WatchedBackend:
     """A tokenizer that notes how many threads are in it at once."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self._inside: list[int] = []
-        self.most = 0
+        self.most = self.calls = 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
+        return getattr(self._backend, name)
 
-    def __call__(self, *texts: Any, **options: Any) -> Any:
+    def encode_batch(self, texts: Any, **options: Any) -> Any:
+        self.calls += 1
         self._inside.append(1)
         self.most = max(self.most, len(self._inside))
         time.sleep(0.002)
-        made = self._tokenizer(*texts, **options)
+        made = self._backend.encode_batch(texts, **options)
         self._inside.pop()
         return made
+
+
+class WatchedTokenizer:
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.backend_tokenizer = WatchedBackend(tokenizer.backend_tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 def test_threads_may_share_a_tokenizer_because_one_is_in_it_at_a_time(make_tokenizer: MakeTokenizer) -> None:
@@ -280,7 +294,7 @@ def test_threads_may_share_a_tokenizer_because_one_is_in_it_at_a_time(make_token
     with ThreadPoolExecutor(4) as pool:
         for rows in pool.map(lambda _: encode(watched, ask("2?", "two")), range(12)):
             assert supervised(watched, rows[0]) == "two<|im_end|>"
-    assert watched.most == 1
+    assert watched.backend_tokenizer.most == 1
 
 
 def test_an_answer_that_the_template_alters_is_refused_also_after_rows_that_it_kept(
@@ -299,3 +313,90 @@ def test_no_token_is_added_to_the_vocabulary(make_tokenizer: MakeTokenizer) -> N
     before = len(tokenizer)
     encode(tokenizer, ask("2+2?", "four"))
     assert len(tokenizer) == before
+
+
+ROUNDS = (("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four"))
+
+
+@pytest.mark.parametrize(
+    ("train_on", "told"),
+    [
+        (TrainOn.ALL_ANSWERS, "two<|im_end|>four<|im_end|>"),
+        (TrainOn.LAST_ANSWER, "four<|im_end|>"),
+        (
+            TrainOn.EVERYTHING,
+            "<|im_start|>system\nYou are helpful.<|im_end|>\n<|im_start|>user\n2?<|im_end|>\n"
+            "<|im_start|>assistant\ntwo<|im_end|>\n<|im_start|>user\n4?<|im_end|>\n<|im_start|>assistant\n"
+            "four<|im_end|>",
+        ),
+    ],
+)
+def test_what_is_supervised_is_what_the_task_trains_on(
+    make_tokenizer: MakeTokenizer, train_on: TrainOn, told: str
+) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    (row,) = ChatEncoder(tokenizer, train_on).encode([chat(*ROUNDS)])
+    assert supervised(tokenizer, row) == told
+
+
+def test_a_template_that_hides_earlier_thoughts_will_do_for_the_last_answer_alone(
+    make_tokenizer: MakeTokenizer,
+) -> None:
+    tokenizer = make_tokenizer(THINKING, **CHATML_TOKENS)
+    (all_answers,) = ChatEncoder(tokenizer).encode([chat(*ROUNDS)])
+    assert all_answers is Drop.TEMPLATE_MISMATCH
+    (last,) = ChatEncoder(tokenizer, TrainOn.LAST_ANSWER).encode([chat(*ROUNDS)])
+    assert supervised(tokenizer, last) == "<think>\n\n</think>\n\nfour<|im_end|>"
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_a_text_is_learnt_from_its_first_word_to_the_end_token_whatever_the_template(
+    make_tokenizer: MakeTokenizer, adds_bos: bool
+) -> None:
+    tokenizer = make_tokenizer(GEMMA, adds_bos=adds_bos, **GEMMA_TOKENS)
+    (row,) = ChatEncoder(tokenizer, TrainOn.EVERYTHING).encode([Text(1, "It is four.")])
+    assert isinstance(row, Encoded)
+    assert supervised(tokenizer, row) == "It is four.<eos>"
+    assert tokenizer.decode(row.ids) == "<bos>" * adds_bos + "It is four.<eos>"
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["two", " ", "\n", "\n\n", "<|im_end|>", "<|im_start|>", "assistant", "é", "\u2028", "<|im"]
+    ),
+    min_size=1,
+    max_size=8,
+).map("".join)
+
+
+@given(st.lists(st.tuples(WORDS, WORDS.filter(str.strip)), min_size=1, max_size=3))
+def test_the_short_proof_finds_the_same_beginnings_as_tokenising_each_prompt_again(
+    make_tokenizer: MakeTokenizer, rounds: list[tuple[str, str]]
+) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    backend = tokenizer.backend_tokenizer
+    turns = tuple(
+        Turn(role, text) for pair in rounds for role, text in zip(("user", "assistant"), pair, strict=True)
+    )
+
+    def encodings(texts: Sequence[str]) -> list[Any]:
+        return list(backend.encode_batch(texts, add_special_tokens=False))
+
+    (text,) = TokenizerTemplate(tokenizer).render([turns])
+    (prompt,) = TokenizerTemplate(tokenizer).render([turns[:-1]], prompt=True)
+    assert isinstance(text, str)
+    assert isinstance(prompt, str)
+    (whole,), (alone,) = encodings([text]), encodings([prompt])
+    expected = len(alone.ids) if whole.ids[: len(alone.ids)] == alone.ids else None
+    assert PrefixProof(backend, encodings).lengths([(prompt, whole)]) == [expected]
+
+
+def test_prompts_with_a_known_ending_are_not_tokenised_again(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    watched = WatchedTokenizer(tokenizer)
+    encoder = ChatEncoder(watched)
+    encoder.encode([ask("2?", "two")])
+    before = watched.backend_tokenizer.calls
+    rows = encoder.encode([ask(f"{number}?", "a number") for number in range(40)])
+    assert watched.backend_tokenizer.calls == before + 1
+    assert {supervised(tokenizer, row) for row in rows} == {"a number<|im_end|>"}

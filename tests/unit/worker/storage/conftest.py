@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pydantic import SecretStr
 
 from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.lines import split_lines
 from tests.fixtures.memory_store import MemoryStore
 
 
@@ -23,9 +20,6 @@ class JournaledStore(MemoryStore):
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         self.ranges.append((uri, start, length))
         return super().read_range(uri, start, length)
-
-    def open_lines(self, uri: str) -> Iterator[bytes]:
-        return split_lines([self.read(uri)])
 
     def _change(self, action: str, uri: str) -> None:
         if action not in ("write", "delete"):

@@ -8,6 +8,7 @@ import pytest
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.files import FileStore
+from mlora_worker.storage.lines import split_lines
 
 STORE = FileStore()
 
@@ -17,7 +18,7 @@ def test_what_was_written_is_read_back_whole_in_part_and_by_line(tmp_path: Path)
     STORE.write(uri, b"one\ntwo\nthree")
     assert STORE.read(uri) == b"one\ntwo\nthree"
     assert STORE.read_range(uri, 4, 3) == b"two"
-    assert list(STORE.open_lines(uri)) == [b"one", b"two", b"three"]
+    assert list(split_lines(STORE.pieces(uri))) == [b"one", b"two", b"three"]
     assert STORE.size(uri) == 13
     assert STORE.exists(uri)
     STORE.delete(uri)

@@ -1,0 +1,182 @@
+"""Every kind of file, packed or not, gives the same rows; what is broken is named."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from mlora_worker.data.compression import Undecodable, unpacked
+from mlora_worker.data.files import format_of, records_of_file
+from mlora_worker.data.rows import Record
+from mlora_worker.protocol import FileFormat, StorageAccess
+from mlora_worker.storage.sources import Source, open_sources
+from mlora_worker.storage.store import open_store
+
+SOURCE: Source = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
+ROWS = [{"prompt": f"{number}?\u2028", "completion": f"é {number}"} for number in range(1000)]
+COLUMNS = ("prompt", "completion")
+
+
+def zstd(data: bytes) -> bytes:
+    return bytes(pa.compress(data, "zstd", asbytes=True))
+
+
+def json_lines() -> bytes:
+    return "\n".join(json.dumps(row) for row in ROWS).encode()
+
+
+def csv_file() -> bytes:
+    return "\r\n".join(
+        ["prompt,completion", *(f'"{row["prompt"]}",{row["completion"]}' for row in ROWS)]
+    ).encode()
+
+
+def parquet() -> bytes:
+    out = pa.BufferOutputStream()
+    table = pa.table({"unused": list(range(1000)), **{name: [row[name] for row in ROWS] for name in COLUMNS}})
+    pa.parquet.write_table(table, out, row_group_size=300)
+    return bytes(out.getvalue())
+
+
+def array() -> bytes:
+    return json.dumps(ROWS, indent=2).encode()
+
+
+def rows_of(path: Path, given: FileFormat | None = None) -> list[Record]:
+    return list(records_of_file(SOURCE, path.as_uri(), format_of(path.as_uri(), given), COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("rows.jsonl", json_lines),
+        ("rows", json_lines),
+        ("lines.json", json_lines),
+        ("rows.JSON", array),
+        ("rows.csv", csv_file),
+        ("rows.parquet", parquet),
+    ],
+)
+@pytest.mark.parametrize(
+    ("suffix", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstd), (".zst", gzip.compress)]
+)
+def test_each_kind_of_file_gives_the_same_rows(
+    tmp_path: Path, name: str, made: Callable[[], bytes], suffix: str, pack: Callable[[bytes], bytes]
+) -> None:
+    if name.endswith("parquet") and suffix:
+        pytest.skip("Parquet packs its own pages")
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(pack(made()))
+    assert [record.value for record in rows_of(path)] == ROWS
+
+
+def test_the_spec_wins_over_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_bytes(csv_file())
+    assert len(rows_of(path, FileFormat.CSV)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("s3://b/rows.jsonl.gz", FileFormat.JSONL),
+        ("https://host/rows.csv?download=true", FileFormat.CSV),
+        ("s3://b/what?.csv", FileFormat.CSV),
+        ("s3://b/rows", FileFormat.JSONL),
+        ("hf://datasets/a/b@c/train.Parquet", FileFormat.PARQUET),
+    ],
+)
+def test_a_names_ending_tells_the_kind(name: str, expected: FileFormat) -> None:
+    assert format_of(name, None) is expected
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:60] + bytes(byte ^ 0xFF for byte in data[60:80]) + data[80:]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "told"),
+    [
+        ("rows.jsonl.gz", gzip.compress(json_lines())[:-20], "a gzip file that is cut off"),
+        ("rows.jsonl.gz", damaged(gzip.compress(json_lines())), "a damaged gzip file"),
+        ("rows.jsonl.zst", zstd(json_lines())[:-20], "a zstd file that is cut off"),
+        ("rows.jsonl", b"\xfd7zXZ\x00\x00\x04", "is a xz file"),
+        ("rows.jsonl", b"PK\x03\x04 and so on", "is a zip file"),
+        ("rows.jsonl", parquet(), "needs dataset.fileFormat: parquet"),
+        ("rows.parquet", json_lines(), "no Parquet file that can be read"),
+        ("rows.parquet", parquet()[:-50], "no Parquet file that can be read"),
+        ("rows.parquet", b"", "no Parquet file that can be read"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_flaw(
+    tmp_path: Path, name: str, data: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(Undecodable) as caught:
+        rows_of(tmp_path / name)
+    assert told in str(caught.value)
+
+
+def test_members_of_a_gzip_file_follow_each_other_and_padding_is_no_data() -> None:
+    packed = gzip.compress(b"one\n") + gzip.compress(b"two\n") + b"\0" * 512
+    assert b"".join(unpacked([packed[:5], packed[5:40], packed[40:]])) == b"one\ntwo\n"
+
+
+def test_what_was_packed_very_well_comes_out_in_small_parts() -> None:
+    for pack in (gzip.compress, zstd):
+        parts = [len(part) for part in unpacked([pack(b"\0" * 50_000_000)])]
+        assert sum(parts) == 50_000_000
+        assert max(parts) <= 4 * 2**20
+
+
+def test_a_parquet_file_is_read_by_ranges_and_never_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    noise = [random.Random(number).randbytes(300).hex() for number in range(10_000)]
+    pa.parquet.write_table(
+        pa.table({"prompt": noise, "completion": noise, "unused": noise}), path, row_group_size=500
+    )
+    watched = Watched(path)
+    rows = records_of_file(watched, "file:///rows.parquet", FileFormat.PARQUET, COLUMNS)
+    next(rows)
+    assert watched.read < path.stat().st_size / 4
+
+
+class Watched:
+    """A source of one file that counts what is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = path.read_bytes()
+        self.read = 0
+
+    def find(self, uri: str, split: str | None) -> list[str]:
+        raise NotImplementedError
+
+    def version(self, uri: str) -> str | None:
+        raise NotImplementedError
+
+    def pieces(self, uri: str) -> Iterator[bytes]:
+        raise NotImplementedError
+
+    def size(self, uri: str) -> int:
+        return len(self._data)
+
+    def read_range(self, uri: str, start: int, length: int) -> bytes:
+        self.read += length
+        return self._data[start : start + length]
+
+
+def test_nested_columns_of_parquet_are_turns(tmp_path: Path) -> None:
+    turns: list[Any] = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]]
+    pa.parquet.write_table(pa.table({"messages": turns}), tmp_path / "rows.parquet")
+    (row,) = records_of_file(
+        SOURCE, (tmp_path / "rows.parquet").as_uri(), FileFormat.PARQUET, ("messages", "tools")
+    )
+    assert row == Record(1, {"messages": turns[0]})

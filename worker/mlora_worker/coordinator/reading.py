@@ -1,0 +1,40 @@
+"""How this worker reads the rows of tasks: from where it may, and where it keeps what it has tokenised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlora_worker.data.cache import DEFAULT_BYTES, RowCache
+from mlora_worker.protocol import HUB_ENDPOINT, StorageAccess, WorkerConfig
+from mlora_worker.storage.sources import Source, open_sources
+from mlora_worker.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    cache_folder: Path | None = None  # None: rows are kept in memory
+    cache_bytes: int = DEFAULT_BYTES
+    allowed_networks: tuple[str, ...] = ()
+    hub_endpoint: str = HUB_ENDPOINT
+
+    def source(self, store: Store, access: StorageAccess) -> Source:
+        """Of one task, whose own store and keys these are."""
+        return open_sources(
+            store, access, allowed_networks=self.allowed_networks, hub_endpoint=self.hub_endpoint
+        )
+
+    def cache(self, namespace: str) -> RowCache | None:
+        """Of one namespace."""
+        if self.cache_folder is None:
+            return None
+        return RowCache(self.cache_folder, namespace, self.cache_bytes)
+
+
+def reading_of(config: WorkerConfig) -> Reading:
+    return Reading(
+        cache_folder=Path(config.cache_dir) / "rows",
+        cache_bytes=config.dataset_cache_bytes,
+        allowed_networks=config.allowed_networks,
+        hub_endpoint=config.hub_endpoint,
+    )

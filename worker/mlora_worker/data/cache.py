@@ -1,0 +1,147 @@
+"""Tokenised rows that are kept on the worker's disk, so that a task which comes again need not be tokenised again.
+
+A folder is named by all that decides what is in it, see ``key_of``: the bytes that were read, the tokenizer, the template,
+the options. Namespaces share none, and what is asked for is given only after the task's own keys have read its source's
+version. A folder is complete once it has its name; a file of it is readable by its owner alone. The least recently used
+ones go when there are more bytes than allowed; rows that are in use stay mapped though their names are gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlora_worker.data.token_rows import FolderWriter, TokenRows, open_rows
+from mlora_worker.protocol import Amount, DataCounts, FailureReason, Message
+from mlora_worker.storage.errors import StorageError
+
+LAYOUT = 1  # of the files, and of the rules by which rows become tokens: another number, other folders
+DEFAULT_BYTES = 20 * 2**30
+_META = "meta.json"
+_UNFINISHED = ".partial"
+_ABANDONED_SECONDS = 24 * 3600.0  # since the last change of an unfinished folder: its writer is dead
+
+
+class _Meta(Message):
+    counts: DataCounts
+    digest: str
+    rows: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    rows: TokenRows
+    counts: DataCounts
+
+
+class RowCache:
+    """The part of one namespace. ``folder`` belongs to the caches alone; several processes may use it at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        namespace: str,
+        most_bytes: int = DEFAULT_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``most_bytes`` of all namespaces together."""
+        self._root = folder
+        self._folder = folder / hashlib.sha256(namespace.encode()).hexdigest()[:16]
+        self._most_bytes = most_bytes
+        self._clock = clock
+
+    def find(self, key: str) -> Kept | None:
+        place = self._folder / key
+        try:
+            meta = _Meta.model_validate_json((place / _META).read_bytes())
+            rows = open_rows(place, meta.digest)
+            if len(rows) != meta.rows:
+                raise ValueError(f"{place} is not whole")
+            os.utime(place)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, ValidationError):
+            shutil.rmtree(place, ignore_errors=True)
+            return None
+        return Kept(rows, meta.counts)
+
+    @contextmanager
+    def writing(self) -> Iterator[FolderWriter]:
+        """A writer whose folder vanishes unless ``keep`` gave it a name. Raises StorageError when the disk is full."""
+        place = self._folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
+        try:
+            place.mkdir(mode=0o700, parents=True)
+            writer = FolderWriter(place)
+            try:
+                yield writer
+            finally:
+                writer.close()
+        except OSError as error:
+            raise StorageError(
+                FailureReason.INTERNAL_ERROR,
+                f"the tokenised rows cannot be written to {self._folder}: {error.strerror}; give the worker more scratch "
+                "space",
+            ) from None
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def keep(self, key: str, writer: FolderWriter, rows: TokenRows, counts: DataCounts) -> None:
+        """Names what ``writer`` has finished. Whoever was first wins: the content is the same."""
+        meta = _Meta(counts=counts, digest=rows.digest(), rows=len(rows))
+        path = writer.folder / _META
+        path.touch(mode=0o600)
+        path.write_text(meta.to_json(), encoding="utf-8")
+        with contextlib.suppress(OSError):  # it is there already
+            writer.folder.rename(self._folder / key)
+        self.prune(spare=key)
+
+    def prune(self, spare: str = "") -> None:
+        """Removes the least recently used folders until the rest has at most ``most_bytes``; never ``spare``."""
+        found: list[tuple[float, int, Path]] = []
+        now = self._clock()
+        for place in self._root.glob("*/*"):
+            with contextlib.suppress(OSError):
+                used = place.stat().st_mtime
+                if place.suffix != _UNFINISHED:
+                    found.append((used, sum(file.stat().st_size for file in place.iterdir()), place))
+                elif now - used > _ABANDONED_SECONDS:
+                    shutil.rmtree(place, ignore_errors=True)
+        held = sum(size for _, size, _ in found)
+        for _, size, place in sorted(found):
+            if held <= self._most_bytes:
+                return
+            if place != self._folder / spare:
+                shutil.rmtree(place, ignore_errors=True)
+                held -= size
+
+
+def key_of(versions: Sequence[tuple[str, str]], tokenizer: str, options: Any) -> str:
+    """``versions``: address and version of each file in order; ``tokenizer``: its content's hash; ``options``: JSON of all
+    else that decides the tokens."""
+    facts = json.dumps([LAYOUT, list(versions), tokenizer, options], sort_keys=True, allow_nan=False)
+    return hashlib.sha256(facts.encode()).hexdigest()
+
+
+def tokenizer_hash(tokenizer: Any) -> str:
+    """Of all that decides the tokens: vocabulary, rules, added tokens, special tokens' names, chat template."""
+    parts = (
+        tokenizer.backend_tokenizer.to_str(),
+        json.dumps(tokenizer.special_tokens_map, sort_keys=True, default=str),
+        json.dumps(tokenizer.chat_template, sort_keys=True, default=str),
+    )
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(hashlib.sha256(part.encode("utf-8", "surrogatepass")).digest())
+    return digest.hexdigest()

@@ -1,0 +1,114 @@
+"""Bytes as they were before gzip or zstd packed them. Which of the two it was, the first bytes tell, not the name.
+
+What comes out at once is bounded, however well it was packed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, Final
+
+_MOST = 4 * 2**20  # bytes that are given out at once
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_OTHERS: Final = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\x00": "xz",
+    b"PK\x03\x04": "zip",
+    b"7z\xbc\xaf\x27\x1c": "7z",
+    b"PAR1": "Parquet",
+}
+
+
+class Undecodable(Exception):
+    """``str(error)`` says what is wrong with the file."""
+
+
+def unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Raises Undecodable for a packed file that is cut off or damaged, and for one that is packed in another way."""
+    pieces = iter(pieces)
+    start = b""
+    for piece in pieces:
+        start += piece
+        if len(start) >= 6:
+            break
+    whole = chain([start], pieces)
+    if start.startswith(_GZIP):
+        return _gunzipped(whole)
+    if start.startswith(_ZSTD):
+        return _zstd_unpacked(whole)
+    for magic, name in _OTHERS.items():
+        if start.startswith(magic):
+            raise Undecodable(
+                f"is a {name} file; packed text may be gzip or zstd, and Parquet needs dataset.fileFormat: parquet or a "
+                "name that ends in .parquet"
+            )
+    return whole
+
+
+def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """A file may have several members, one after the other."""
+    decoder = zlib.decompressobj(wbits=31)
+    for piece in pieces:
+        rest = piece
+        while rest:
+            if decoder.eof:
+                if not rest.strip(b"\0"):  # some writers fill up the last block
+                    break
+                decoder = zlib.decompressobj(wbits=31)
+            try:
+                made = decoder.decompress(rest, _MOST)
+            except zlib.error as error:
+                raise Undecodable(f"is a damaged gzip file ({error})") from None
+            if made:
+                yield made
+            rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+    if not decoder.eof:
+        raise Undecodable("is a gzip file that is cut off: upload it again")
+
+
+def _zstd_unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    arrow = arrow_or_undecodable("a zstd file")
+    try:
+        with arrow.CompressedInputStream(arrow.PythonFile(_Readable(pieces), mode="r"), "zstd") as stream:
+            while made := stream.read(_MOST):
+                yield made
+    except OSError as error:
+        if "ended before" in str(error) or "end-of-stream" in str(error) or "truncated" in str(error).lower():
+            raise Undecodable("is a zstd file that is cut off: upload it again") from None
+        raise Undecodable(f"is a damaged zstd file ({error})") from None
+
+
+def arrow_or_undecodable(what: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise Undecodable(
+            f"is {what}, which needs the package pyarrow: install mlora-operator[arrow], or use gzip and JSON Lines"
+        ) from None
+    return pyarrow
+
+
+class _Readable:
+    """Pieces as a file that is read from its beginning to its end."""
+
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self._pieces = iter(pieces)
+        self._left = b""
+        self.closed = False
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._left:
+            self._left = next(self._pieces, b"")
+        if size < 0:
+            made, self._left = self._left + b"".join(self._pieces), b""
+            return made
+        made, self._left = self._left[:size], self._left[size:]
+        return made
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True

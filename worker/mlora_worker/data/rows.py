@@ -1,0 +1,60 @@
+"""The nouns between a file and its tokens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+
+
+class Flaw(NamedTuple):
+    """What is wrong with one row, in words that a user understands."""
+
+    told: str
+
+
+class Record(NamedTuple):
+    """One row as a file has it. ``number`` is that of its line, or of the row where a file has no lines; 1-based."""
+
+    number: int
+    value: Mapping[str, Any] | Flaw
+
+
+class Drop(StrEnum):
+    """Why a well-formed row is not used; the names that ``status.data.dropped`` counts."""
+
+    NO_ANSWER = "NoAnswer"  # no assistant turn, or one that is null, empty or blank
+    EMPTY_TEXT = "EmptyText"  # format text: null, empty or blank
+    TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
+    REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
+    TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
+    TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
+    NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off
+
+
+class Turn(NamedTuple):
+    role: str  # system, user or assistant
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    line: int  # 1-based; of the row, where a file has no lines
+    turns: tuple[Turn, ...]  # the last is an assistant's
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that is learnt as it stands."""
+
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    line: int
+    rule: Drop

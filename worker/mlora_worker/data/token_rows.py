@@ -1,0 +1,224 @@
+"""Tokenised rows: in memory, or on disk as arrays that are mapped into memory. A row is a view.
+
+A folder holds, for n rows of t tokens together, all little-endian:
+``ids.i4``         [t]  the tokens
+``learnt.u1``      [t]  1 where the model shall learn to write that token
+``ends.i8``        [n]  where each row ends in the two above
+``supervised.i4``  [n]  labels of each row
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+
+IGNORED = -100  # label of a position that is not supervised
+
+_IDS, _LEARNT, _ENDS, _SUPERVISED = "ids.i4", "learnt.u1", "ends.i8", "supervised.i4"
+_BUFFER = 1 << 20
+_PRIVATE = 0o600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRow:
+    """``labels[i]`` is the token to predict AT position i: ``ids[i + 1]`` if that token is supervised, else
+    -100. The shift is done here once; nobody shifts again.
+    """
+
+    ids: npt.NDArray[np.int32]  # [tokens]
+    labels: npt.NDArray[np.int32]  # [tokens]
+
+
+def labels_of(ids: npt.NDArray[np.int32], supervised: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """[tokens] -> [tokens], shifted: see ``TokenRow``. The first token has nobody to predict it."""
+    labels = np.full(len(ids), IGNORED, np.int32)
+    labels[:-1][supervised[1:]] = ids[1:][supervised[1:]]
+    return labels
+
+
+class TokenRows(Sequence[TokenRow]):
+    """Rows in training order. Their arrays are made when they are asked for."""
+
+    def __init__(
+        self,
+        ids: npt.NDArray[np.int32],
+        learnt: npt.NDArray[np.bool_],
+        ends: npt.NDArray[np.int64],
+        supervised: npt.NDArray[np.int32],
+        digest: str | None = None,
+        chosen: npt.NDArray[np.intp] | None = None,
+    ) -> None:
+        """See the module for the arrays. ``digest`` is that of all rows; ``chosen`` are those that count, in order."""
+        self._ids, self._learnt, self._ends, self._supervised = ids, learnt, ends, supervised
+        self._digest = digest
+        self._chosen = chosen
+
+    def __len__(self) -> int:
+        return len(self._ends) if self._chosen is None else len(self._chosen)
+
+    @overload
+    def __getitem__(self, place: int) -> TokenRow: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[TokenRow]: ...
+    def __getitem__(self, place: int | slice) -> TokenRow | list[TokenRow]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        row = place % len(self) if self._chosen is None else int(self._chosen[place])
+        cut = slice(int(self._ends[row - 1]) if row else 0, int(self._ends[row]))
+        ids = self._ids[cut]
+        return TokenRow(ids, labels_of(ids, self._learnt[cut]))
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """[rows] tokens of each."""
+        lengths = np.diff(self._ends, prepend=0)
+        return lengths if self._chosen is None else lengths[self._chosen]
+
+    @property
+    def supervised(self) -> npt.NDArray[np.int32]:
+        """[rows] labels of each."""
+        return self._supervised if self._chosen is None else self._supervised[self._chosen]
+
+    def digest(self) -> str:
+        """See ``rows_digest``."""
+        return self._digest if self._digest is not None and self._chosen is None else rows_digest(self)
+
+    def chosen(self, rows: npt.NDArray[np.intp]) -> TokenRows:
+        """Some of these rows, in this order, of the same memory."""
+        kept = rows if self._chosen is None else self._chosen[rows]
+        return TokenRows(self._ids, self._learnt, self._ends, self._supervised, self._digest, kept)
+
+
+def rows_digest(rows: Iterable[TokenRow]) -> str:
+    """SHA-256 over the tokens and labels of all rows, each with its length in front."""
+    digest = RowsDigest()
+    for row in rows:
+        digest.add(row)
+    return digest.hexdigest()
+
+
+class RowsDigest:
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, row: TokenRow) -> None:
+        self._digest.update(len(row.ids).to_bytes(8, "little"))
+        self._digest.update(row.ids.astype("<i4", copy=False).tobytes())
+        self._digest.update(row.labels.astype("<i4", copy=False).tobytes())
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
+class RowWriter(Protocol):
+    """Takes rows one after the other, and gives them all at the end."""
+
+    def add(
+        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+    ) -> None:
+        """``learnt``: whether a token is supervised; ``labels`` follow from it."""
+        ...
+
+    def finish(self) -> TokenRows: ...
+
+
+class MemoryWriter:
+    """Keeps all rows in memory: for few of them."""
+
+    def __init__(self) -> None:
+        self._ids: list[npt.NDArray[np.int32]] = []
+        self._learnt: list[npt.NDArray[np.bool_]] = []
+        self._supervised: list[int] = []
+
+    def add(
+        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+    ) -> None:
+        self._ids.append(ids.copy())
+        self._learnt.append(learnt.copy())
+        self._supervised.append(int(np.count_nonzero(labels != IGNORED)))
+
+    def finish(self) -> TokenRows:
+        ends = np.cumsum([len(one) for one in self._ids], dtype=np.int64)
+        return TokenRows(
+            np.concatenate(self._ids) if self._ids else np.empty(0, np.int32),
+            np.concatenate(self._learnt) if self._learnt else np.empty(0, np.bool_),
+            ends,
+            np.array(self._supervised, np.int32),
+        )
+
+
+class FolderWriter:
+    """Writes rows into ``folder``, which nobody else can read. Raises OSError where there is no room."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = [_private(folder / name) for name in (_IDS, _LEARNT, _ENDS, _SUPERVISED)]
+        self._digest = RowsDigest()
+        self._end = 0
+
+    def add(
+        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+    ) -> None:
+        self._end += len(ids)
+        tokens, marks, ends, supervised = self._files
+        tokens.write(ids.astype("<i4", copy=False).data)
+        marks.write(learnt.view(np.uint8).data)
+        ends.write(self._end.to_bytes(8, "little"))
+        supervised.write(int(np.count_nonzero(labels != IGNORED)).to_bytes(4, "little"))
+        self._digest.add(TokenRow(ids, labels))
+
+    def finish(self) -> TokenRows:
+        for file in self._files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.close()
+        return open_rows(self.folder, self._digest.hexdigest())
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
+
+
+def open_rows(folder: Path, digest: str) -> TokenRows:
+    """Maps what a ``FolderWriter`` wrote. Raises OSError or ValueError when it is not whole."""
+    ends: npt.NDArray[np.int64] = np.fromfile(folder / _ENDS, "<i8")
+    tokens = int(ends[-1]) if len(ends) else 0
+    rows = TokenRows(
+        _mapped(folder / _IDS, "<i4", tokens),
+        _mapped(folder / _LEARNT, "?", tokens),
+        ends,
+        np.fromfile(folder / _SUPERVISED, "<i4"),
+        digest,
+    )
+    if len(rows.supervised) != len(ends):
+        raise ValueError(f"{folder} is not whole")
+    return rows
+
+
+def _mapped(path: Path, kind: str, count: int) -> npt.NDArray[Any]:
+    """Rows are read in an order that nobody can foresee, so nothing is read ahead."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != count * np.dtype(kind).itemsize:
+            raise ValueError(f"{path} is not whole")
+        if not count:
+            return np.empty(0, kind)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    memory.madvise(mmap.MADV_RANDOM)
+    return np.frombuffer(memory, kind)
+
+
+def _private(path: Path) -> BinaryIO:
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_EXCL, _PRIVATE)
+
+    return open(path, "wb", buffering=_BUFFER, opener=opener)

@@ -1,0 +1,209 @@
+"""Files behind ``http://`` and ``https://`` addresses, read in pieces; a broken connection is taken up where it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.destinations import Destinations
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.s3 import PATIENT, PIECE, Patience
+
+_MOST_REDIRECTS: Final = 5
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PASSING = (408, 425, 429, 500, 502, 503, 504)  # another attempt may work
+_PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
+_PAUSES = (0.5, 2.0, 5.0)
+
+Headers = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What a server says of a file before it is read."""
+
+    size: int | None
+    etag: str | None  # a strong one: equal tags mean equal bytes
+    ranges: bool  # parts can be asked for
+    revision: str | None = None  # a hub's commit
+
+
+class WebFiles:
+    """Thread-safe. Requests go to the address that was checked, and to no proxy; each redirect is checked anew."""
+
+    def __init__(
+        self,
+        destinations: Destinations,
+        patience: Patience = PATIENT,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._destinations = destinations
+        self._patience = patience
+        self._pause = pause
+
+    def look(self, url: str, headers: Headers | None = None) -> Resource:
+        """Without reading it. Raises StorageError."""
+        with self._answer("HEAD", url, headers or {}) as answer:
+            found = answer.headers
+            etag = found.get("X-Linked-ETag") or found.get("ETag")
+            size = found.get("X-Linked-Size") or found.get("Content-Length")
+            return Resource(
+                size=int(size) if size and size.isdecimal() else None,
+                etag=etag if etag and not etag.startswith("W/") else None,
+                ranges=found.get("Accept-Ranges", "").lower() == "bytes",
+                revision=answer.first_headers.get("X-Repo-Commit"),
+            )
+
+    def read(self, url: str, headers: Headers | None = None, most: int = 16 * 2**20) -> tuple[bytes, Headers]:
+        """A small file and its headers. Raises StorageError when it has more than ``most`` bytes."""
+        with self._answer("GET", url, headers or {}) as answer:
+            data: bytes = answer.body.read(most + 1)
+            if len(data) > most:
+                raise StoreUnreachable(
+                    f"{url} answered more than {most} bytes where a short list was expected"
+                )
+            return data, answer.headers
+
+    def read_range(self, url: str, start: int, length: int, headers: Headers | None = None) -> bytes:
+        wanted = {**(headers or {}), "Range": f"bytes={start}-{start + length - 1}"}
+        with self._answer("GET", url, wanted) as answer:
+            if answer.status != 206:
+                raise StorageError(
+                    FailureReason.INVALID_SPEC,
+                    f"{url}: the server gives no parts of a file, which reading Parquet needs; use JSON Lines or CSV, "
+                    "or put the file into a store",
+                )
+            data: bytes = answer.body.read(length + 1)
+        if len(data) != length:
+            raise StoreUnreachable(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
+        return data
+
+    def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
+        """The whole file. After a break it goes on only where the server proves that the file is still the same."""
+        done, tag = 0, None
+        for attempt in range(self._patience.attempts):
+            wanted = dict(headers or {})
+            if done:
+                if tag is None:
+                    break
+                wanted |= {"Range": f"bytes={done}-", "If-Range": tag}
+            with self._answer("GET", url, wanted) as answer:
+                if done and answer.status != 206:
+                    raise StoreUnreachable(
+                        f"{url} changed while it was read: start again when it is complete"
+                    )
+                etag = answer.headers.get("ETag")
+                tag = etag if etag and not etag.startswith("W/") else None
+                try:
+                    while piece := answer.body.read(PIECE):
+                        done += len(piece)
+                        yield piece
+                    return
+                except (HTTPError, OSError):
+                    self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+        raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} bytes")
+
+    @contextlib.contextmanager
+    def _answer(self, method: str, url: str, headers: Headers) -> Iterator[_Answer]:
+        """A good answer, after redirects and repeated attempts."""
+        for attempt in range(self._patience.attempts):
+            last = attempt == self._patience.attempts - 1
+            try:
+                answer = self._followed(method, url, headers)
+            except HTTPError as error:
+                if last:
+                    host = urlsplit(url).hostname
+                    raise StoreUnreachable(
+                        f"cannot read {url}: no connection to {host} ({type(error).__name__})"
+                    ) from None
+            else:
+                if answer.status < 300:
+                    try:
+                        yield answer
+                    finally:
+                        answer.close()
+                    return
+                answer.close()
+                if answer.status not in _PASSING or last:
+                    raise _refusal(url, answer.status)
+            self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+
+    def _followed(self, method: str, url: str, headers: Headers) -> _Answer:
+        at, sent, first = url, {**_PLAIN, **headers}, None
+        for _ in range(_MOST_REDIRECTS + 1):
+            answer = self._once(method, at, sent)
+            first = first if first is not None else answer.headers
+            if answer.status not in _REDIRECTS or "Location" not in answer.headers:
+                answer.first_headers = first
+                return answer
+            answer.close()
+            target = urljoin(at, answer.headers["Location"])
+            here, there = urlsplit(at), urlsplit(target)
+            if there.scheme not in ("http", "https") or (here.scheme == "https" and there.scheme == "http"):
+                raise StorageError(
+                    FailureReason.INVALID_SPEC, f"{url} leads on to {there.scheme}:// which is not followed"
+                )
+            if (here.scheme, here.hostname, here.port) != (there.scheme, there.hostname, there.port):
+                sent = {name: value for name, value in sent.items() if name != "Authorization"}
+            at = target
+        raise StorageError(FailureReason.INVALID_SPEC, f"{url} leads on more than {_MOST_REDIRECTS} times")
+
+    def _once(self, method: str, url: str, headers: Headers) -> _Answer:
+        parts = urlsplit(url)
+        try:
+            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+        except ValueError:
+            host = None
+        if not host or parts.username is not None:
+            raise StorageError(
+                FailureReason.INVALID_SPEC,
+                f"{parts.scheme}://{host or ''} is no address that data is read from",
+            )
+        address = self._destinations.address_of(host, port, url)
+        timeout = urllib3.Timeout(connect=self._patience.connect_seconds, read=self._patience.read_seconds)
+        options: dict[str, Any] = {"port": port, "timeout": timeout, "retries": False, "maxsize": 1}
+        pool = (
+            urllib3.HTTPSConnectionPool(address, server_hostname=host, assert_hostname=host, **options)
+            if parts.scheme == "https"
+            else urllib3.HTTPConnectionPool(address, **options)
+        )
+        path = parts.path or "/"
+        named = parts.netloc.rpartition("@")[2]
+        body = pool.request(
+            method,
+            f"{path}?{parts.query}" if parts.query else path,
+            headers={**headers, "Host": named},
+            redirect=False,
+            preload_content=False,
+            decode_content=False,
+        )
+        return _Answer(pool, body)
+
+
+class _Answer:
+    def __init__(self, pool: urllib3.HTTPConnectionPool, body: Any) -> None:
+        self._pool = pool
+        self.body = body
+        self.status: int = body.status
+        self.headers: Headers = body.headers
+        self.first_headers: Headers = body.headers  # of the first server, before redirects
+
+    def close(self) -> None:
+        self.body.close()
+        self._pool.close()
+
+
+def _refusal(url: str, status: int) -> StorageError:
+    if status in (404, 410):
+        return ObjectNotFound(FailureReason.DATASET_NOT_FOUND, f"{url} does not exist: correct the address")
+    if status in (401, 403):
+        return AccessRefused(f"may not read {url}: the server answered {status}")
+    return StoreUnreachable(f"cannot read {url}: the server answered {status}")
