@@ -177,6 +177,18 @@ def test_what_was_held_by_others_at_most_is_remembered() -> None:
     assert word(turns([replace(line[0], record=seen)], NOW)[Key("team", "a")]) == "gathers"
 
 
+def test_what_was_freed_while_an_older_one_tried_is_not_forgotten() -> None:
+    line = [gave_back("old", age=60, others=3), gave_back("young", age=50, others=3), SERVING]
+    young = turns(line, NOW)[Key("team", "young")]
+    assert young.record is not None
+    assert (young.given_back, young.record.others) == (True, 3)
+    whole = group("old", ready=2, first=None, pods=0, asked=0)
+    assert (
+        word(turns([replace(line[1], record=young.record), SERVING, whole], NOW)[Key("team", "young")])
+        == "gathers"
+    )
+
+
 # --- a world with a quota, in which pods are made in any order ---
 
 
@@ -235,7 +247,7 @@ class World:
     spare=st.integers(0, 3),
     draw=st.randoms(use_true_random=False),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_every_group_that_fits_the_quota_alone_trains_in_the_end(
     sizes: list[int], spare: int, draw: Any
 ) -> None:
