@@ -9,7 +9,7 @@ from torch import Tensor
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.lora.adapter import expected_keys
-from mlora_worker.model.facts import target_linears
+from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterInfo, FailureReason, StepRecord, TaskPlan
 from mlora_worker.storage.adapter import (
     FinishedAdapter,
@@ -45,11 +45,17 @@ def finished_adapter(
     """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
     tensors = join_parts(parts)
     check_adapter(
-        tensors, expected_keys(linear.path for linear in target_linears(base.architecture, prepared.targets))
+        tensors, expected_keys(target.path for target in resolve_targets(base.facts, task.lora))
     )
     return FinishedAdapter(
         tensors,
-        adapter_config(task.lora, base.source.name, base.source.revision, prepared.targets),
+        adapter_config(
+            task.lora,
+            base.source.name,
+            base.source.revision,
+            prepared.targets,
+            fan_in_fan_out=base.architecture.transposed,
+        ),
         step=last.step if last else 0,
         loss=last.loss if last else None,
         data=prepared.counts,

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from mlora_worker.protocol import ModelFacts, TaskPlan
+from mlora_worker.protocol import TaskPlan
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.checkpoint import KEPT, PREFIXES
 from mlora_worker.storage.space import Need, Volume, check_space, volume_of
+from mlora_worker.stream.targets import Target
 
 _ELEMENT = 4  # bytes: adapters are stored in float32
 
 
-def weights_bytes(facts: ModelFacts, rank: int, targets: Sequence[str]) -> int:
+def weights_bytes(targets: Iterable[Target]) -> int:
     """Size of an adapter's weights without the file's header."""
-    return sum(
-        _ELEMENT * rank * (module.in_features + module.out_features) * module.count
-        for module in facts.modules
-        if module.name in targets
-    )
+    return sum(_ELEMENT * target.parameters for target in targets)
 
 
 def check_room(
     task: TaskPlan,
-    facts: ModelFacts,
-    targets: Sequence[str],
+    targets: Sequence[Target],
     *,
     checkpoints: str,
     scratch: Callable[[int], Path],
@@ -39,7 +35,7 @@ def check_room(
     """
     if task.started:
         return
-    adapter = weights_bytes(facts, task.lora.rank, targets)
+    adapter = weights_bytes(targets)
     state = len(PREFIXES) * adapter
     needs = [Need(scratch(state), state, "what waits for its upload")]
     if address.scheme(task.output_uri) == address.FILE:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mlora_worker.protocol import InitialWeights
+
 _ALIGNMENT = 16  # elements: each tensor starts on a cache line
 
 
@@ -35,8 +37,10 @@ class Stack:
 
 
 class Adapter:
-    """``groups``: per input group the (in, out) of each adapted module of this stage, by its path in the whole
-    model.
+    """``groups``: the (in, out) of each adapted module of this stage, by its path in the whole model; those together that
+    read the same input and have the same rank.
+
+    ``rank``: of all groups, or of each.
 
     ``parameters``: [elements] float32, the masters. ``gradient``: the same for gradients, added to by
     backward. ``compute``: A and B of each group in the base's type, as products use them.
@@ -46,16 +50,18 @@ class Adapter:
         self,
         groups: Sequence[Mapping[str, tuple[int, int]]],
         *,
-        rank: int,
+        rank: int | Sequence[int],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
+        start: InitialWeights = InitialWeights.DEFAULT,
     ) -> None:
-        self._groups, self._rank = [dict(group) for group in groups], rank
+        self._groups = [dict(group) for group in groups]
+        self._ranks = (rank,) * len(groups) if isinstance(rank, int) else tuple(rank)
         elements = sum(
             _padded(rank * inputs * len(group))
             + sum(_padded(outputs * rank) for _, outputs in group.values())
-            for group in self._groups
+            for group, rank in zip(self._groups, self._ranks, strict=True)
             for inputs in {inputs for inputs, _ in group.values()}
         )
         self.parameters = nn.Parameter(torch.zeros(elements, device=device))
@@ -63,7 +69,7 @@ class Adapter:
         self._stacks = self._stacked(self.parameters.detach())
         self.gradients = self._stacked(self.gradient)
         for path, pair in self._by_path(self._stacks).items():
-            pair.a.copy_(initial_a(path, seed, *pair.a.shape))
+            pair.a.copy_(initial_a(path, seed, len(pair.a), pair.a.shape[1], start))
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
         self.compute = self._stacks if self._copy is None else self._stacked(self._copy)
 
@@ -111,36 +117,40 @@ class Adapter:
 
     def _stacked(self, flat: Tensor) -> list[Stack]:
         stacks, start = [], 0
-        for group in self._groups:
+        for group, rank in zip(self._groups, self._ranks, strict=True):
             inputs = next(iter(group.values()))[0]
-            a = flat[start : start + len(group) * self._rank * inputs].view(-1, inputs)
+            a = flat[start : start + len(group) * rank * inputs].view(-1, inputs)
             start += _padded(a.numel())
             bs = []
             for _, outputs in group.values():
-                bs.append(flat[start : start + outputs * self._rank].view(outputs, self._rank))
+                bs.append(flat[start : start + outputs * rank].view(outputs, rank))
                 start += _padded(bs[-1].numel())
             stacks.append(Stack(a, tuple(bs)))
         return stacks
 
     def _by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
         return {
-            path: Pair(stack.a[j * self._rank : (j + 1) * self._rank], b)
-            for group, stack in zip(self._groups, stacks, strict=True)
+            path: Pair(stack.a[j * rank : (j + 1) * rank], b)
+            for group, rank, stack in zip(self._groups, self._ranks, stacks, strict=True)
             for j, (path, b) in enumerate(zip(group, stack.b, strict=True))
         }
 
 
-def initial_a(path: str, seed: int, rank: int, inputs: int) -> Tensor:
-    """[rank, inputs] float32 on the CPU: PEFT's start (Kaiming uniform, a = sqrt 5; B starts at zero).
+def initial_a(
+    path: str, seed: int, rank: int, inputs: int, start: InitialWeights = InitialWeights.DEFAULT
+) -> Tensor:
+    """[rank, inputs] float32 on the CPU: PEFT's start (Kaiming uniform, a = sqrt 5; or gaussian, with a deviation of
+    1 / rank). B starts at zero.
 
     From the task's seed and the module's path alone, so the same on any number of stages and beside any
     neighbours.
     """
     digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
-    start = torch.empty(rank, inputs)
-    nn.init.kaiming_uniform_(start, a=math.sqrt(5), generator=generator)
-    return start
+    a = torch.empty(rank, inputs)
+    if start is InitialWeights.GAUSSIAN:
+        return nn.init.normal_(a, std=1 / rank, generator=generator)
+    return nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
 
 
 def peft_keys(path: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -95,19 +96,21 @@ def row_blocks(tokens: int, segments: Sequence[GroupSegment], rows_per_block: in
     """Rows to work on at a time, with the segments that lie there; their ``rows`` then count from the block's start.
 
     None: everything at once, for a device whose launches cost more than its memory. Else blocks of about that many rows,
-    each of one segment: what the base's product has just written is still in the cache when the segment's are added. A
-    segment is cut by its own length alone, so that it is computed in the same way beside any neighbours.
+    each of one segment, or of those on the same rows: what the base's product has just written is still in the cache when
+    the segment's are added. A segment is cut by its own length alone, so that it is computed in the same way beside any
+    neighbours.
     """
     if rows_per_block is None:
         yield slice(0, tokens), segments
         return
     position = 0
-    for segment in segments:
-        for rows in _pieces(position, segment.rows.start, rows_per_block):
+    for (start, stop), same in groupby(segments, key=lambda segment: (segment.rows.start, segment.rows.stop)):
+        own = tuple(same)
+        for rows in _pieces(position, start, rows_per_block):
             yield rows, ()
-        for rows in _pieces(segment.rows.start, segment.rows.stop, rows_per_block):
-            yield rows, (_restricted(segment, rows),)
-        position = segment.rows.stop
+        for rows in _pieces(start, stop, rows_per_block):
+            yield rows, tuple(_restricted(segment, rows) for segment in own)
+        position = stop
     for rows in _pieces(position, tokens, rows_per_block):
         yield rows, ()
 

@@ -32,16 +32,16 @@ class GroupSegment:
     input's gradient. ``mask`` keeps or zeroes elements; its rescaling is part of ``factor``.
     """
 
-    rows: (
-        slice  # of the packed tokens; segments lie one after the other and cover all rows that have a product
-    )
+    # Of the packed tokens. Segments lie one after the other and cover all rows that have a product. Where a task gives
+    # modules of a group other ranks or scales, it has one segment for each, on the same rows, with other members.
+    rows: slice
     rank: int
     members: tuple[int, ...]  # positions within the group of the modules that the task targets, ascending
     a: Tensor  # [members * rank, in], contiguous, in the base's type
     b: tuple[Tensor, ...]  # per member [out, rank], contiguous, in the base's type
     grad_a: Tensor  # [members * rank, in] float32, added to
     grad_b: tuple[Tensor, ...]  # per member [out, rank] float32, added to
-    scale: float  # alpha / rank
+    scale: float  # alpha / rank, or what takes its place
     weight: float  # of this segment's loss: 1 / supervised tokens of the step
     mask: DropoutMask | None  # None: no dropout. One mask for all members: they share the input
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -59,8 +60,12 @@ class TritonProducts:
         some = next((segment for segments in groups for segment in segments), None)
         if some is None:
             return groups
-        tiles = self._tiles_for(some.a)
-        return build_tables(groups, tile=tiles.tokens, chunk=tiles.chunk, device=some.a.device)
+        tiles, rounds = self._tiles_for(some.a), [rounds_of(segments) for segments in groups]
+        flat = [one for own in rounds for one in own]
+        tables = iter(build_tables(flat, tile=tiles.tokens, chunk=tiles.chunk, device=some.a.device))
+        return [
+            next(tables) if len(own) == 1 else Rounds(tuple(next(tables) for _ in own)) for own in rounds
+        ]
 
     def forward(
         self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]
@@ -69,6 +74,8 @@ class TritonProducts:
         if not segments:
             return ()
         group = self._prepared(segments)
+        if isinstance(group, Rounds):
+            return tuple(low for one in group.rounds for low in self.forward(x, outputs, one))
         _check(x, group, outputs)
         tiles, x = self._tiles_for(x), x.contiguous()
         low = x.new_empty(group.low_elements)
@@ -102,6 +109,10 @@ class TritonProducts:
         if not segments:
             return
         group = self._prepared(segments)
+        if isinstance(group, Rounds):
+            for one, low in zip(group.rounds, saved, strict=True):
+                self.backward(x, grad_outputs, grad_x, one, (low,))
+            return
         grads = [grad.contiguous() for grad in grad_outputs]
         _check(x, group, [*grads, *([] if grad_x is None else [grad_x])])
         tiles, x = self._tiles_for(x), x.contiguous()
@@ -145,9 +156,9 @@ class TritonProducts:
                 W=tiles.wide, ALIGNED=group.aligned, num_warps=tiles.warps,
             )  # fmt: skip
 
-    def _prepared(self, segments: Sequence[GroupSegment]) -> TableGroup:
-        prepared = segments if isinstance(segments, TableGroup) else self.prepare([segments])[0]
-        assert isinstance(prepared, TableGroup)
+    def _prepared(self, segments: Sequence[GroupSegment]) -> TableGroup | Rounds:
+        prepared = segments if isinstance(segments, TableGroup | Rounds) else self.prepare([segments])[0]
+        assert isinstance(prepared, TableGroup | Rounds)
         return prepared
 
     def _tiles_for(self, x: Tensor) -> Tiles:
@@ -157,6 +168,35 @@ class TritonProducts:
         return {
             "ALIGNED": group.aligned, "WIDEN": self._widen, "num_warps": tiles.warps, "num_stages": tiles.stages,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds(Sequence[GroupSegment]):
+    """Segments of which some lie on the same rows. Programs of one launch may not add to the same elements, so there is a
+    launch for each round; as many as the most that one task has on a group, however many tasks there are."""
+
+    rounds: tuple[TableGroup, ...]
+
+    @overload
+    def __getitem__(self, index: int) -> GroupSegment: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[GroupSegment]: ...
+    def __getitem__(self, index: int | slice) -> GroupSegment | Sequence[GroupSegment]:
+        return [segment for one in self.rounds for segment in one][index]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.rounds))
+
+
+def rounds_of(segments: Sequence[GroupSegment]) -> list[list[GroupSegment]]:
+    """Each has one segment of any rows at most; at least one round."""
+    rounds: list[list[GroupSegment]] = [[]]
+    for _, same in groupby(segments, key=lambda segment: (segment.rows.start, segment.rows.stop)):
+        for number, segment in enumerate(same):
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append(segment)
+    return rounds
 
 
 def _check(x: Tensor, group: TableGroup, tensors: Sequence[Tensor]) -> None:

@@ -30,11 +30,17 @@ class Linear:
     layer: int
     in_features: int
     out_features: int
+    inside: str  # the path in its layer, such as self_attn.q_proj
 
     @property
     def name(self) -> str:
         """Last part of the path: what users write as a target module."""
         return self.path.rpartition(".")[2]
+
+    @property
+    def pattern(self) -> str:
+        """The path with * for the layer."""
+        return f"{self.path.removesuffix(f'.{self.layer}.{self.inside}')}.*.{self.inside}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
     config, layers = model.config, decoder_layers(model)
     linears = tuple(
-        Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features)
+        Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features, name)
         for index, layer in enumerate(layers)
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear)

@@ -4,8 +4,6 @@ adapt.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,7 +11,6 @@ from torch import nn
 
 from mlora_worker.model.architecture import (
     Architecture,
-    Linear,
     architecture_of,
     decoder_layers,
     family_of,
@@ -26,7 +23,7 @@ from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.partition import split_layers
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts, ModuleShape, StageShape
-from mlora_worker.stream.fit import Misfit, target_names
+from mlora_worker.stream.targets import Misfit, Target, targets_of
 
 
 def model_facts(folder: Path, stages: int, dtype: torch.dtype) -> ModelFacts:
@@ -41,17 +38,11 @@ def stage_layers(architecture: Architecture, stages: int) -> tuple[range, ...]:
 
 def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> ModelFacts:
     """Raises TooManyStages."""
-    modules = []
-    for stage, layers in enumerate(stage_layers(architecture, stages)):
-        shapes = Counter(
-            (linear.name, linear.in_features, linear.out_features)
-            for linear in architecture.linears
-            if linear.layer in layers
-        )
-        modules += [
-            ModuleShape(stage=stage, name=name, in_features=inputs, out_features=outputs, count=count)
-            for (name, inputs, outputs), count in shapes.items()
-        ]
+    modules = [
+        shape
+        for stage, layers in enumerate(stage_layers(architecture, stages))
+        for shape in _shapes(architecture, stage, layers)
+    ]
     return ModelFacts(
         hidden_size=architecture.hidden_size,
         intermediate_size=architecture.intermediate_size,
@@ -99,19 +90,37 @@ def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageSh
     return tuple(shapes)
 
 
-def resolve_targets(facts: ModelFacts, lora: LoRAConfig) -> tuple[str, ...]:
-    """The module names that ``lora`` adapts, each once, in the order of the model's layers.
+def resolve_targets(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
+    """The modules of the whole model that ``lora`` adapts, layer by layer.
 
-    Raises UnknownTargetModule and InvalidTarget; see ``stream.fit.target_names``, which decides.
+    Raises UnknownTargetModule and InvalidTarget; see ``stream.targets``, which decides.
     """
     try:
-        return target_names(facts, lora)
+        return targets_of(facts, lora)
     except Misfit as error:
         unknown = error.reason is FailureReason.UNKNOWN_TARGET_MODULE
         raise (UnknownTargetModule if unknown else InvalidTarget)(str(error)) from None
 
 
-def target_linears(architecture: Architecture, targets: Iterable[str]) -> tuple[Linear, ...]:
-    """The linear modules of the whole model whose name is in ``targets`` (resolved names)."""
-    wanted = frozenset(targets)
-    return tuple(linear for linear in architecture.linears if linear.name in wanted)
+def _shapes(architecture: Architecture, stage: int, layers: range) -> list[ModuleShape]:
+    """The linear modules of a stage; one entry for the same module in consecutive layers."""
+    shapes: dict[tuple[str, int, int], list[ModuleShape]] = {}
+    for linear in architecture.linears:
+        if linear.layer not in layers:
+            continue
+        runs = shapes.setdefault((linear.pattern, linear.in_features, linear.out_features), [])
+        if runs and runs[-1].first_layer + runs[-1].count == linear.layer:
+            runs[-1] = runs[-1].model_copy(update={"count": runs[-1].count + 1})
+            continue
+        runs.append(
+            ModuleShape(
+                stage=stage,
+                name=linear.name,
+                in_features=linear.in_features,
+                out_features=linear.out_features,
+                count=1,
+                path=linear.pattern,
+                first_layer=linear.layer,
+            )
+        )
+    return [shape for runs in shapes.values() for shape in runs]

@@ -63,12 +63,22 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True)
+class _Adapted:
+    """Modules of one input group that a task gives the same rank and scale."""
+
+    group: int
+    positions: tuple[int, ...]  # in the group
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Task:
     lora: LoRAConfig
     seed: int
     adapter: Adapter
     optimizer: TaskOptimizer
-    targets: tuple[tuple[int, tuple[int, ...]], ...]  # input group, positions of its adapted modules
+    targets: tuple[_Adapted, ...]  # in the order of the adapter's groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +114,17 @@ class StageEngine:
         """
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is loaded already")
-        targets = frozenset(resolve_targets(self._facts, load.lora))
-        adapted = tuple(
-            (index, positions)
-            for index, group in enumerate(self._groups)
-            if (positions := tuple(j for j, path in enumerate(group.paths) if _name(path) in targets))
-        )
+        adapted = self._adapted(load.lora)
         adapter = Adapter(
             [
-                {self._groups[index].paths[j]: self._groups[index].shapes[j] for j in positions}
-                for index, positions in adapted
+                {self._groups[one.group].paths[j]: self._groups[one.group].shapes[j] for j in one.positions}
+                for one in adapted
             ],
-            rank=load.lora.rank,
+            rank=[one.rank for one in adapted],
             seed=load.training.seed,
             dtype=self.stage.dtype,
             device=self.stage.device,
+            start=load.lora.init_lora_weights,
         )
         optimizer = TaskOptimizer(adapter, load.training)
         if load.updates is not None:
@@ -259,6 +265,18 @@ class StageEngine:
         stage = self.stage
         return torch.zeros(tokens, self._facts.hidden_size, dtype=stage.dtype, device=stage.device)
 
+    def _adapted(self, lora: LoRAConfig) -> tuple[_Adapted, ...]:
+        """In the order of the input groups. Raises UnknownTargetModule, InvalidTarget."""
+        targets = {target.path: target for target in resolve_targets(self._facts, lora)}
+        adapted = []
+        for index, group in enumerate(self._groups):
+            alike: dict[tuple[int, float], list[int]] = {}
+            for position, path in enumerate(group.paths):
+                if path in targets:
+                    alike.setdefault((targets[path].rank, targets[path].scale), []).append(position)
+            adapted += [_Adapted(index, tuple(own), *figures) for figures, own in alike.items()]
+        return tuple(adapted)
+
     def _task(self, task: str) -> _Task:
         try:
             return self._tasks[task]
@@ -276,23 +294,23 @@ class StageEngine:
                 # On the host: kernels take them from there with their own tables.
                 keys = token_keys(task.seed, segment.step, segment.first_row, segment.lengths)
             adapter = task.adapter
-            for (index, positions), stack, gradient in zip(
-                task.targets, adapter.compute, adapter.gradients, strict=True
-            ):
+            for own, stack, gradient in zip(task.targets, adapter.compute, adapter.gradients, strict=True):
                 mask = None
                 if keys is not None:
                     # One mask for modules that share their input, under the name of the first of them.
-                    mask = dropout_mask(keys, self._groups[index].name, stack.a.shape[1], task.lora.dropout)
-                groups[index].append(
+                    mask = dropout_mask(
+                        keys, self._groups[own.group].name, stack.a.shape[1], task.lora.dropout
+                    )
+                groups[own.group].append(
                     GroupSegment(
                         rows=rows,
-                        rank=task.lora.rank,
-                        members=positions,
+                        rank=own.rank,
+                        members=own.positions,
                         a=stack.a,
                         b=stack.b,
                         grad_a=gradient.a,
                         grad_b=gradient.b,
-                        scale=task.lora.alpha / task.lora.rank,
+                        scale=own.scale,
                         weight=segment.weight,
                         mask=mask,
                     )
@@ -312,7 +330,3 @@ def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Ma
             view.copy_(state[prefix + name])
     adapter.refresh()
     optimizer.restore(updates, flats[1], flats[2])
-
-
-def _name(path: str) -> str:
-    return path.rpartition(".")[2]

@@ -24,6 +24,7 @@ from mlora_worker.stream.footprint import (
     lowest_adapted,
 )
 from mlora_worker.stream.items import Train
+from mlora_worker.stream.targets import ranks_of
 
 OnSample = Callable[[MemorySample], None]
 
@@ -36,9 +37,15 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def group_names(groups: Iterable[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Names of a layer's modules that read the same input, in the order of their calls. ``groups``: paths of the modules of
-    each group, of all layers (``Stage.input_groups``)."""
-    return tuple(dict.fromkeys(tuple(path.rpartition(".")[2] for path in group) for group in groups))
+    """A layer's modules that read the same input, by their paths in it, in the order of their calls. ``groups``: paths of
+    the modules of each group, of all layers (``Stage.input_groups``)."""
+    return tuple(dict.fromkeys(tuple(_inside(path) for path in group) for group in groups))
+
+
+def _inside(path: str) -> str:
+    """model.layers.3.self_attn.q_proj -> self_attn.q_proj"""
+    parts = path.split(".")
+    return ".".join(parts[next(at for at, part in enumerate(parts) if part.isdigit()) + 1 :])
 
 
 @dataclass(slots=True)
@@ -163,10 +170,10 @@ class MeteredEngine(StageEngine):
         if stage.last:
             assert labels is not None
             supervised = int((labels != IGNORED).sum())
-        loras = [self._task(segment.task).lora for segment in item.segments]
+        adapters = [ranks_of(self._facts, self._task(segment.task).lora) for segment in item.segments]
         closing = [segment for segment in item.segments if segment.closes_step]
         exact, layer = exact_parts(
-            [(lora, segment.tokens) for lora, segment in zip(loras, item.segments, strict=True)],
+            [(ranks, segment.tokens) for ranks, segment in zip(adapters, item.segments, strict=True)],
             item.tokens,
             self._input_groups,
             input_bytes=stage.dtype.itemsize,
@@ -188,7 +195,7 @@ class MeteredEngine(StageEngine):
             )
             if closing
             else 0,
-            lowest_group=lowest_adapted(loras, self._input_groups) if stage.first else 0,
+            lowest_group=lowest_adapted(adapters, self._input_groups) if stage.first else 0,
             calibration=self.calibrates,
             item=max(0, item.number),
         )

@@ -25,6 +25,7 @@ from mlora_worker.protocol import (
     AdapterManifest,
     DataCounts,
     FailureReason,
+    InitialWeights,
     LoRAConfig,
     ManifestFile,
     TaskPlan,
@@ -49,10 +50,16 @@ class InvalidAdapter(Exception):
 
 
 def adapter_config(
-    lora: LoRAConfig, base_model: str, revision: str | None, target_modules: Sequence[str]
+    lora: LoRAConfig,
+    base_model: str,
+    revision: str | None,
+    target_modules: Sequence[str],
+    *,
+    fan_in_fan_out: bool = False,
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
-    ``target_modules`` are resolved module names, never ``all-linear``."""
+    ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
+    ``fan_in_fan_out``: the base has its weights transposed (GPT-2)."""
     if not base_model.strip() or not target_modules:
         raise ValueError("an adapter's configuration needs a base model and target modules")
     return {
@@ -63,20 +70,27 @@ def adapter_config(
         "inference_mode": True,
         "r": lora.rank,
         # Serving engines read alpha as an integer.
-        "lora_alpha": int(lora.alpha) if float(lora.alpha).is_integer() else lora.alpha,
+        "lora_alpha": _number(lora.alpha),
         "lora_dropout": lora.dropout,
         "target_modules": sorted(set(target_modules)),
         "bias": "none",
-        "fan_in_fan_out": False,
-        "init_lora_weights": True,
+        "fan_in_fan_out": fan_in_fan_out,
+        "init_lora_weights": True
+        if lora.init_lora_weights is InitialWeights.DEFAULT
+        else lora.init_lora_weights.value,
         "modules_to_save": None,
+        "exclude_modules": None,
         "layers_to_transform": None,
         "layers_pattern": None,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-        "use_rslora": False,
+        "rank_pattern": dict(sorted(lora.rank_pattern.items())),
+        "alpha_pattern": {key: _number(alpha) for key, alpha in sorted(lora.alpha_pattern.items())},
+        "use_rslora": lora.use_rslora,
         "use_dora": False,
     }
+
+
+def _number(alpha: float) -> int | float:
+    return int(alpha) if float(alpha).is_integer() else alpha
 
 
 def check_adapter(tensors: Mapping[str, Tensor], expected: Collection[str]) -> None:

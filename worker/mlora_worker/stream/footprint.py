@@ -6,11 +6,15 @@ functions on both sides, so that a fitted coefficient means the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby
 
-from mlora_worker.protocol import LoRAConfig, ModelFacts
-from mlora_worker.stream.fit import ALL_LINEAR
+from mlora_worker.protocol import ModelFacts
+from mlora_worker.stream.targets import modules_of
+
+Ranks = Mapping[str, int]  # an adapter's rank of each module that it adapts, by its path (``targets.ranks_of``)
 
 # Elements of the logits that exist at once. On a CPU: what a cache can keep part of. On a GPU: so that a product has rows
 # enough for what the head's weight costs to read.
@@ -48,34 +52,52 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class InputGroup:
-    """Modules of a decoder layer that read the same input, as one stage has them."""
+    """Modules of one decoder layer that read the same input."""
 
+    layer: int
     inputs: int  # length of the input
-    names: tuple[str, ...]
-    layers: int  # so many layers of the stage have it
+    paths: tuple[str, ...]  # of the modules, in the whole model
 
 
 def input_groups(
     facts: ModelFacts, stage: int, names: Sequence[Sequence[str]] = ()
 ) -> tuple[InputGroup, ...]:
-    """The groups of ``stage`` in the order of their calls. ``names``: as the stage reports them; what is not named there
-    is taken to read an input of its own, which is never too little."""
-    shapes = {module.name: module for module in facts.modules if module.stage == stage}
-    told = [tuple(name for name in group if name in shapes) for group in names]
-    told += [(name,) for name in shapes if not any(name in group for group in told)]
-    return tuple(
-        InputGroup(shapes[group[0]].in_features, group, shapes[group[0]].count) for group in told if group
-    )
+    """The groups of ``stage``, layer by layer, in the order of their calls. ``names``: those of a layer as the stage
+    reports them; what is not named there is taken to read an input of its own, which is never too little."""
+    return _input_groups(facts, stage, tuple(map(tuple, names)))
 
 
-def targeted(lora: LoRAConfig, group: InputGroup) -> int:
-    """How many modules of ``group`` have an adapter."""
-    everything = ALL_LINEAR in lora.target_modules
-    return sum(everything or name in lora.target_modules for name in group.names)
+@lru_cache(maxsize=256)
+def _input_groups(
+    facts: ModelFacts, stage: int, names: tuple[tuple[str, ...], ...]
+) -> tuple[InputGroup, ...]:
+    groups = []
+    own = (module for module in modules_of(facts) if module.stage == stage)
+    for layer, members in groupby(own, key=lambda module: module.layer):
+        left = list(members)
+        for told in names:
+            group = [
+                module
+                for name in told
+                for module in left
+                if module.inside == name or module.inside.endswith(f".{name}")
+            ]
+            left = [module for module in left if module not in group]
+            if group:
+                groups.append(
+                    InputGroup(layer, group[0].in_features, tuple(dict.fromkeys(m.path for m in group)))
+                )
+        groups += [InputGroup(layer, module.in_features, (module.path,)) for module in left]
+    return tuple(groups)
+
+
+def low_rank(ranks: Ranks, group: InputGroup) -> int:
+    """Low-rank activations of a token that an adapter leaves in ``group``; 0: it adapts none of its modules."""
+    return sum(ranks.get(path, 0) for path in group.paths)
 
 
 def exact_parts(
-    parts: Sequence[tuple[LoRAConfig, int]],
+    parts: Sequence[tuple[Ranks, int]],
     tokens: int,
     groups: Sequence[InputGroup],
     *,
@@ -87,19 +109,21 @@ def exact_parts(
 
     ``parts``: each segment's adapter and tokens. Kept are the input of each group that any segment adapts, for all tokens
     (``input_bytes`` each), and each segment's low-rank activations, ``rank`` numbers per module and token (``low_bytes``
-    each). The second figure is that of the last group of one layer, which a backward lets go of before anything else: so
-    a peak may be without it. With ``recompute`` nothing of all this is kept; it is there for one layer at a time, and
-    the second figure is that of a whole layer.
+    each). The second figure is that of the last group of the last layer, which a backward lets go of before anything else:
+    so a peak may be without it. With ``recompute`` nothing of all this is kept; it is there for one layer at a time, and
+    the second figure is that of the layer that has most.
     """
 
     def of(group: InputGroup) -> int:
-        adapted = any(targeted(lora, group) for lora, _ in parts)
-        low = sum(lora.rank * targeted(lora, group) * own for lora, own in parts)
+        lows = [(low_rank(ranks, group), own) for ranks, own in parts]
+        adapted = any(low for low, _ in lows)
+        low = sum(low * own for low, own in lows)
         return (group.inputs * tokens * input_bytes if adapted else 0) + low * low_bytes
 
     if recompute:
-        return 0, sum(map(of, groups))
-    return sum(of(group) * group.layers for group in groups), of(groups[-1]) if groups else 0
+        layers = groupby(groups, key=lambda group: group.layer)
+        return 0, max((sum(map(of, own)) for _, own in layers), default=0)
+    return sum(map(of, groups)), of(groups[-1]) if groups else 0
 
 
 def floor_bytes(parameters: int, hidden_bytes: int) -> int:
@@ -109,8 +133,10 @@ def floor_bytes(parameters: int, hidden_bytes: int) -> int:
     return 8 * parameters + 3 * hidden_bytes
 
 
-def lowest_adapted(loras: Iterable[LoRAConfig], groups: Sequence[InputGroup]) -> int:
-    """Position of the first group that any of ``loras`` adapts."""
-    every = list(loras)
-    found = (index for index, group in enumerate(groups) if any(targeted(one, group) for one in every))
+def lowest_adapted(adapters: Iterable[Ranks], groups: Sequence[InputGroup]) -> int:
+    """Position in its layer of the first group that any of ``adapters`` adapts, where that is in the first layer; beyond
+    all of them otherwise."""
+    every = list(adapters)
+    first = [group for group in groups if group.layer == groups[0].layer]
+    found = (index for index, group in enumerate(first) if any(low_rank(one, group) for one in every))
     return next(found, len(groups))

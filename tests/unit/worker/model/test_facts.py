@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mlora_worker.model.architecture import read_architecture
-from mlora_worker.model.errors import InvalidTarget, TooManyStages, UnknownTargetModule
-from mlora_worker.model.facts import model_facts, resolve_targets, target_linears
+from mlora_worker.model.errors import InvalidTarget, ModelError, TooManyStages, UnknownTargetModule
+from mlora_worker.model.facts import model_facts, resolve_targets
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -35,42 +35,41 @@ def test_facts_refuse_more_stages_than_layers(small_model: Any) -> None:
         model_facts(small_model("llama").folder, 4, torch.float32)
 
 
+def test_facts_name_each_module_with_its_layers(facts: ModelFacts) -> None:
+    (first,) = [module for module in facts.modules if module.name == "q_proj" and module.stage == 0]
+    (second,) = [module for module in facts.modules if module.name == "q_proj" and module.stage == 1]
+    assert first.path == "model.layers.*.self_attn.q_proj"
+    assert first.inside == "self_attn.q_proj"
+    layers = [*range(first.first_layer, first.first_layer + first.count)]
+    layers += range(second.first_layer, second.first_layer + second.count)
+    assert layers == [0, 1, 2]
+    assert second.path_in(2) == "model.layers.2.self_attn.q_proj"
+
+
+def test_modules_of_one_name_and_shape_in_one_layer_are_told_apart(small_model: Any) -> None:
+    facts = model_facts(small_model("gpt2", n_inner=32).folder, 1, torch.float32)
+    shapes = [(module.inside, module.count) for module in facts.modules if module.name == "c_proj"]
+    assert shapes == [("attn.c_proj", 3), ("mlp.c_proj", 3)]
+
+
+def test_all_linear_is_every_linear_module_of_the_layers(small_model: Any) -> None:
+    saved = small_model("llama", tie_word_embeddings=True)
+    facts = model_facts(saved.folder, 2, torch.float32)
+    found = {target.path for target in resolve_targets(facts, lora("all-linear"))}
+    assert found == {linear.path for linear in read_architecture(saved.folder).linears}
+    assert {path.rpartition(".")[2] for path in found} == set(ALL)
+
+
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("targets", "error", "reason"),
     [
-        (("v_proj", "q_proj"), ("q_proj", "v_proj")),
-        (("q_proj", "q_proj"), ("q_proj",)),
-        (("all-linear",), ALL),
-        (("down_proj",), ("down_proj",)),
+        (("qproj",), UnknownTargetModule, FailureReason.UNKNOWN_TARGET_MODULE),
+        (("q_proj", "all-linear"), InvalidTarget, FailureReason.INVALID_SPEC),
     ],
 )
-def test_names_are_resolved(facts: ModelFacts, asked: tuple[str, ...], found: tuple[str, ...]) -> None:
-    assert resolve_targets(facts, lora(*asked)) == found
-
-
-@pytest.mark.parametrize(
-    "wrong", ["qproj", "c_attn", "lm_head", "embed_tokens", r".*layers\.[0-3]\..*q_proj", "norm"]
-)
-def test_a_name_that_matches_nothing_is_told_with_the_real_ones(facts: ModelFacts, wrong: str) -> None:
-    with pytest.raises(UnknownTargetModule) as caught:
-        resolve_targets(facts, lora("q_proj", wrong))
-    assert caught.value.reason is FailureReason.UNKNOWN_TARGET_MODULE
-    assert f"targetModules: {wrong} is" in str(caught.value)
-    assert all(name in str(caught.value) for name in ALL)
-
-
-def test_all_linear_stands_alone(facts: ModelFacts) -> None:
-    with pytest.raises(InvalidTarget, match="stands alone"):
-        resolve_targets(facts, lora("q_proj", "all-linear"))
-
-
-def test_a_rank_above_the_smaller_side_of_a_module_is_refused(facts: ModelFacts) -> None:
-    assert resolve_targets(facts, lora("q_proj", rank=32)) == ("q_proj",)
-    with pytest.raises(InvalidTarget, match=r"k_proj \(32 x 16\): use at most 16"):
-        resolve_targets(facts, lora("q_proj", "k_proj", rank=17))
-
-
-def test_target_linears_are_those_of_the_whole_model(small_model: Any) -> None:
-    architecture = read_architecture(small_model("llama").folder)
-    paths = [linear.path for linear in target_linears(architecture, ("o_proj",))]
-    assert paths == [f"model.layers.{i}.self_attn.o_proj" for i in range(3)]
+def test_what_does_not_fit_is_refused_with_its_reason(
+    facts: ModelFacts, targets: tuple[str, ...], error: type[ModelError], reason: FailureReason
+) -> None:
+    with pytest.raises(error) as caught:
+        resolve_targets(facts, lora(*targets))
+    assert caught.value.reason is reason
