@@ -29,7 +29,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -49,7 +51,7 @@ from bench.report import last_line, table
 
 FAULTS, LONG, QUICK = 56, 1000, 6
 ACTIVE = 4  # tasks at once
-STEPS, EVERY = 300, 50
+STEPS, EVERY = 150, 25
 STALL = "5s"
 STILL = "still"
 
@@ -76,6 +78,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="mlora-chaos-"))
     steps, every = (80, 20) if chosen.quick else (STEPS, EVERY)
     good = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the store and all ranks end, too
     try:
         with World(folder, chosen.seed, STALL) as world:
             result = run(world, story, chosen.seed, steps, every)

@@ -61,15 +61,14 @@ def places(report: Report) -> dict[str, Place]:
 
 
 def resumed(report: Report) -> dict[str, int | None]:
-    """Where the tasks that train in this run, or have ended in it, were taken up, by uid. None: it was found published."""
-    found: dict[str, int | None] = {}
-    for task in report["tasks"]:
-        at = task.get("resumedStep")
-        if task["phase"] in ("Training", "Saving"):
-            found[task["uid"]] = at or 0
-        elif task["phase"] == "Succeeded":
-            found[task["uid"]] = at if task["step"] else None
-    return found
+    """Where the tasks that train in this run, or have ended in it, were taken up, by uid. None: it was found finished or
+    published, so this run has not even read its rows.
+    """
+    return {
+        task["uid"]: (task.get("resumedStep") or 0) if task.get("totalSteps") else None
+        for task in report["tasks"]
+        if task["phase"] in ("Training", "Saving", "Succeeded")
+    }
 
 
 def duplicates(deeds: Iterable[Deed]) -> list[str]:

@@ -8,6 +8,7 @@ the operator's to find.
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 import socket
 import threading
@@ -66,6 +67,7 @@ class Kubelet:
         (private / "keys").mkdir()
         for name, key in zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), keys, strict=True):
             (private / "keys" / name).write_text(key)
+        self._caches = private / "caches"
         self._config = WorkerConfig(
             pipeline=str(pipeline),
             model=model,
@@ -77,7 +79,6 @@ class Kubelet:
             token_file=str(private / "token"),
             storage_endpoint=endpoint,
             storage_keys_dir=str(private / "keys"),
-            cache_dir=str(private / "cache"),
             termination_seconds=int(GRACE) - 1,
             device="cpu",
             threads=1,
@@ -143,7 +144,9 @@ class Kubelet:
     def _start(self, number: int) -> None:
         running = self._pods[number]
         uid = running.pod.uid
-        environment = {"MLORA_WORKER_CONFIG": self._config.to_json(), "MLORA_RANK": str(number)}
+        # What a pod has on its disk outlives its process, and ends with the pod.
+        config = self._config.model_copy(update={"cache_dir": str(self._caches / uid)})
+        environment = {"MLORA_WORKER_CONFIG": config.to_json(), "MLORA_RANK": str(number)}
         running.process = self._processes.start(
             "rank", environment, f"rank-{number}.log", lambda process: self._ended(number, uid, process)
         )
@@ -186,6 +189,7 @@ class Kubelet:
             if number is None:
                 return
             del self._pods[number]
+            shutil.rmtree(self._caches / uid, ignore_errors=True)
             if number < self._wanted:
                 self._create(number)
         self._on_change()

@@ -50,6 +50,7 @@ RESTORING = (
     Moment("rows are fetched", "GET", r"^datasets/"),
     Moment("checkpoint is read", "GET", _STEP + r"state\.safetensors$"),
 )
+_AT_A_REQUEST = ("s3_500", "s3_403", "s3_reset", "kill_while_s3_is_away")
 _KILLS = ("kill_rank", "kill_coordinator", "kill_operator")
 # What the ranks start anew after at once. A frozen rank is none of these: in its place the kubelet's probe would act.
 _RESTARTS = ("kill_rank", "kill_coordinator", "kill_while_s3_is_away", "drain_rank", "drain_coordinator")
@@ -124,6 +125,8 @@ def _fault(number: int, kind: FaultKind, random: Random, *, restarted: bool) -> 
             moment, hasty = random.choice(RESTORING), True
         elif chance < 0.7:
             moment = random.choice(MOMENTS)
+    elif kind in _AT_A_REQUEST and random.random() < 0.6:
+        moment = random.choice(MOMENTS)
     return Fault(
         number=number,
         kind=kind,

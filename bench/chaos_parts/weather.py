@@ -138,6 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         key = unquote(urlsplit(self.path).path).lstrip("/")
+        self.proxy.meet(self.command, key, done=False)
         kind, how = self.proxy.strike()
         if kind in _REFUSALS:
             self._refuse(*_REFUSALS[kind])
@@ -147,7 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         if kind == "reset" and how < 1 / 3:
             self._break()
             return
-        self.proxy.meet(self.command, key, done=False)
         status, headers, answer = self._ask(body)
         if status < 300:
             self.proxy.note(self.command, key, body)

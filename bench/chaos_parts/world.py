@@ -58,10 +58,10 @@ class World:
         return self
 
     def _build(self) -> None:
-        self.processes = self._stack.enter_context(Processes(self.folder / "logs"))
         access = self._stack.enter_context(
             seaweedfs.serve(program_of_environment("weed"), self.folder / "store")
         )
+        self.processes = self._stack.enter_context(Processes(self.folder / "logs"))
         self.store: Storage = connect(access)
         self.weather = Weather(access.endpoint, Random(self._seed), REMEMBERED)
         self._stack.callback(self.weather.close)

@@ -56,14 +56,15 @@ def test_only_tasks_with_steps_to_lose_have_a_place() -> None:
 def test_where_tasks_went_on_is_told_once_they_train() -> None:
     report = {
         "tasks": [
-            {"uid": "a", "phase": "Training", "step": 7, "resumedStep": 5},
-            {"uid": "b", "phase": "Training", "step": 1},
-            {"uid": "c", "phase": "Prepared", "step": 0},
-            {"uid": "d", "phase": "Succeeded", "step": 0},  # found published
-            {"uid": "e", "phase": "Succeeded", "step": 9, "resumedStep": 8},
+            {"uid": "a", "phase": "Training", "step": 7, "totalSteps": 9, "resumedStep": 5},
+            {"uid": "b", "phase": "Training", "step": 1, "totalSteps": 9},
+            {"uid": "c", "phase": "Prepared", "step": 0, "totalSteps": 9},
+            {"uid": "d", "phase": "Succeeded", "step": 0, "totalSteps": 0},  # found published
+            {"uid": "e", "phase": "Succeeded", "step": 9, "totalSteps": 9, "resumedStep": 8},
+            {"uid": "f", "phase": "Saving", "step": 9, "totalSteps": 0, "resumedStep": 9},  # found finished
         ]
     }
-    assert resumed(report) == {"a": 5, "b": 0, "d": None, "e": 8}
+    assert resumed(report) == {"a": 5, "b": 0, "d": None, "e": 8, "f": None}
 
 
 def deed(method: str, name: str, sha256: str = "1") -> Deed:

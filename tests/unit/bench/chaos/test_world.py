@@ -115,12 +115,15 @@ def until(done: Callable[[], bool]) -> None:
 
 
 @pytest.mark.usefixtures("kubelet")
-def test_every_rank_is_started_with_its_number_and_the_same_configuration(processes: FakeProcesses) -> None:
+def test_every_rank_is_started_with_its_number_and_all_but_its_disk_is_the_same(
+    processes: FakeProcesses,
+) -> None:
     assert [one["MLORA_RANK"] for one in processes.environments] == ["0", "1"]
     first, second = (
         WorkerConfig.model_validate_json(one["MLORA_WORKER_CONFIG"]) for one in processes.environments
     )
-    assert first == second
+    assert first.cache_dir != second.cache_dir
+    assert first == second.model_copy(update={"cache_dir": first.cache_dir})
 
 
 def test_a_process_that_ends_is_started_again_in_its_pod(kubelet: Kubelet, processes: FakeProcesses) -> None:
