@@ -198,6 +198,30 @@ def test_a_publication_that_breaks_anywhere_is_no_adapter_and_can_be_repeated(
     assert find_published(memory, OUT) is not None
 
 
+def test_what_is_published_already_is_not_taken_back_by_another_try(memory: Any, task: TaskPlan) -> None:
+    """The store has written the manifest, and its answer was lost."""
+    first = publish(memory, task, SMALL)
+    memory.journal.clear()
+    assert publish(memory, task, SMALL) == first
+    assert memory.journal == []
+
+
+@pytest.mark.parametrize("change", ["weights", "spec", "a file is gone"])
+def test_what_is_not_this_adapter_is_written_anew(memory: Any, task: TaskPlan, change: str) -> None:
+    publish(memory, task, SMALL)
+    memory.journal.clear()
+    tensors, again = SMALL, task
+    match change:
+        case "weights":
+            tensors = {name: tensor * 2 for name, tensor in SMALL.items()}
+        case "spec":
+            again = task.model_copy(update={"uid": "another"})
+        case _:
+            memory.delete(f"{OUT}/README.md")
+    publish(memory, again, tensors)
+    assert memory.journal[-1] == ("write", MANIFEST_NAME)
+
+
 def test_the_manifest_has_the_size_and_sum_of_every_file(memory: Any, task: TaskPlan) -> None:
     info = publish(memory, task, SMALL)
     manifest = find_published(memory, OUT)
