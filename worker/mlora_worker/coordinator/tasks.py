@@ -19,7 +19,7 @@ All fields are read and written with the coordinator's lock held.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +50,7 @@ from mlora_worker.stream.planner import TaskLoad
 class PreparedTask:
     """Rows and what follows from them and the spec alone."""
 
-    rows: list[TokenRow]
+    rows: Sequence[TokenRow]
     counts: DataCounts
     steps: StepPlan
     targets: tuple[str, ...]  # resolved names of linear modules
@@ -347,6 +347,17 @@ class TaskRun:
         """Something of it cannot be stored at present, and is tried again."""
         self.blocked = Failure(reason=reason, message=message[:2048])
 
+    def finish_with(self, adapter: FinishedAdapter) -> None:
+        """An earlier run has done all its steps: it has only to be published."""
+        self.phase, self.finished_adapter = TaskPhase.SAVING, adapter
+        self.steps_done = self.resumed_step = adapter.step
+
+    @property
+    def _counts(self) -> DataCounts | None:
+        if self.prepared is None:
+            return self.finished_adapter.data if self.finished_adapter else None
+        return self.prepared.counts
+
     def report(self) -> TaskReport:
         return TaskReport(
             uid=self.uid,
@@ -362,14 +373,3 @@ class TaskRun:
             resumed_step=self.resumed_step,
             blocked=self.blocked,
         )
-    def finish_with(self, adapter: FinishedAdapter) -> None:
-        """An earlier run has done all its steps: it has only to be published."""
-        self.phase, self.finished_adapter = TaskPhase.SAVING, adapter
-        self.steps_done = self.resumed_step = adapter.step
-
-    @property
-    def _counts(self) -> DataCounts | None:
-        if self.prepared is None:
-            return self.finished_adapter.data if self.finished_adapter else None
-        return self.prepared.counts
-
