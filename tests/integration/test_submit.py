@@ -288,7 +288,9 @@ def test_a_task_that_someone_deletes_ends_the_wait(bench: Bench) -> None:
     assert (code, "a: was deleted by someone else" in errors) == (5, True)
 
 
-def test_a_user_without_rights_is_told_which(bench: Bench, tmp_path: Path) -> None:
+def test_a_user_without_rights_is_told_which(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The account may look, and may not create."""
     inside = bench.kubectl
     rules = [{"apiGroups": ["mlora.dev"], "resources": ["loratasks"], "verbs": ["get", "list", "watch"]}]
@@ -310,7 +312,7 @@ def test_a_user_without_rights_is_told_which(bench: Bench, tmp_path: Path) -> No
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
     config["users"][0]["user"] = {"token": token}
     (tmp_path / "ci").write_text(yaml.safe_dump(config))
-    os.environ["KUBECONFIG"] = str(tmp_path / "ci")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "ci"))
     code, _, errors = bench.submit("-f", bench.file(task("a")))
     assert code == 4
     assert "cannot patch resource" in errors

@@ -114,8 +114,9 @@ async def open_api(context: str | None) -> ApiServer:
         message = f"no kubeconfig at {files}; set KUBECONFIG to the file of your cluster"
         raise CommandError(message, exit_codes.UNREACHABLE)
     try:
-        await config.load_kube_config(context=context, client_configuration=configuration)
-        contexts, active = config.list_kube_config_contexts()
+        # Named, since the client reads the environment only once, when it is loaded.
+        await config.load_kube_config(files, context, client_configuration=configuration)
+        contexts, active = config.list_kube_config_contexts(files)
         if context is not None:
             active = next(one for one in contexts if one["name"] == context)
         namespace = str(active["context"].get("namespace") or "default")
