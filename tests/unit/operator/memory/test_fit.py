@@ -130,7 +130,7 @@ def test_wider_than_was_ever_seen_is_less_sure() -> None:
 
 def test_a_status_keeps_a_fit_and_small_changes_are_not_written() -> None:
     fit = replace(fit_stage(tuple(samples(20)), PRIOR), correction=1.5)
-    (kept,) = to_status({1: fit})
+    (kept,) = to_status({1: fit}, "of this")
     again = from_status(kept)
     assert (again.samples, again.widest, again.correction) == (fit.samples, fit.widest, 1.5)
     assert is_steady(again, fit, 4096)
