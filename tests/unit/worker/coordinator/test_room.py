@@ -13,22 +13,26 @@ from mlora_worker.coordinator.room import check_room, weights_bytes
 from mlora_worker.protocol import Dataset, LoRAConfig, ModelFacts, ModuleShape, TaskPlan, Training
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.space import Volume
+from mlora_worker.stream.targets import targets_of
 
 FACTS = ModelFacts(
     hidden_size=64, intermediate_size=96, layers=4, attention_heads=4, vocab_size=99, max_positions=64, dtype_bytes=4,
     modules=tuple(
-        ModuleShape(stage=stage, name=name, in_features=64, out_features=outputs, count=2)
+        ModuleShape(
+            stage=stage, name=name, in_features=64, out_features=outputs, count=2, first_layer=2 * stage,
+            path=f"model.layers.*.self_attn.{name}",
+        )
         for stage in (0, 1)
         for name, outputs in (("q_proj", 64), ("v_proj", 32))
     ),
 )  # fmt: skip
-TARGETS = ("q_proj", "v_proj")
+LORA = LoRAConfig(rank=8, target_modules=("q_proj", "v_proj"))
 ADAPTER = 4 * 8 * (128 + 96) * 4  # bytes of rank 8 in four layers
 
 
 def task(output: str, **more: Any) -> TaskPlan:
     return TaskPlan(
-        uid="a", namespace="n", name="a", base_model="m", lora=LoRAConfig(rank=8), dataset=Dataset(inline="{}"),
+        uid="a", namespace="n", name="a", base_model="m", lora=LORA, dataset=Dataset(inline="{}"),
         training=Training(), output_uri=output, **more,
     )  # fmt: skip
 
@@ -40,7 +44,8 @@ def check(plan: TaskPlan, free: dict[str, int], checkpoints: str = "s3://b/c") -
         top = folder.parts[1]
         return Volume(list(free).index(top), free[top])
 
-    check_room(plan, FACTS, TARGETS, checkpoints=checkpoints, scratch=lambda _: Path("/cache"), volume=volume)
+    targets = targets_of(FACTS, LORA)
+    check_room(plan, targets, checkpoints=checkpoints, scratch=lambda _: Path("/cache"), volume=volume)
 
 
 def test_the_estimate_is_the_size_of_the_file_but_for_its_header() -> None:
@@ -50,8 +55,13 @@ def test_the_estimate_is_the_size_of_the_file_but_for_its_header() -> None:
             tensors[f"{layer}.{name}.A"] = torch.zeros(8, 64)
             tensors[f"{layer}.{name}.B"] = torch.zeros(outputs, 8)
     file = save(tensors)
-    assert weights_bytes(FACTS, 8, TARGETS) == ADAPTER == len(file) - 8 - int.from_bytes(file[:8], "little")
-    assert weights_bytes(FACTS, 8, ("q_proj",)) == 4 * 8 * 128 * 4
+    assert (
+        weights_bytes(targets_of(FACTS, LORA))
+        == ADAPTER
+        == len(file) - 8 - int.from_bytes(file[:8], "little")
+    )
+    one = LORA.model_copy(update={"target_modules": ("q_proj",)})
+    assert weights_bytes(targets_of(FACTS, one)) == 4 * 8 * 128 * 4
 
 
 ENOUGH = {"out": ADAPTER, "cache": 3 * ADAPTER, "points": 9 * ADAPTER}
