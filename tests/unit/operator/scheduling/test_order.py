@@ -40,6 +40,11 @@ def candidate(
             ["a", "b", "c"],
         ),
         (
+            "the namespace before the name",
+            [candidate("x", namespace="b", name="a"), candidate("y", namespace="a", name="b")],
+            ["y", "x"],
+        ),
+        (
             "deleted and made again in the same second: by uid",
             [candidate("2", name="same"), candidate("1", name="same")],
             ["1", "2"],

@@ -57,6 +57,23 @@ def test_namespaces_take_turns_by_what_they_were_served_and_have_before() -> Non
     assert names(FairShare(weights={"x": 3.0}).order(tasks)) == "adbcef"
 
 
+def test_a_task_whose_tokens_are_not_known_counts_as_much_as_the_usual_one() -> None:
+    """a is taken for the mean of c and d, which is 4: b comes as early as d, and is older."""
+    tasks = [entrant("a", None, namespace="x"), entrant("b", None, namespace="x")]
+    tasks += [
+        entrant("c", 4, namespace="y"),
+        entrant("d", 4, namespace="y"),
+        entrant("e", None, namespace="y"),
+    ]
+    assert names(FairShare().order(tasks)) == "acbde"
+    alone = [entrant(name, None, namespace=namespace) for name, namespace in ("ax", "bx", "cy")]
+    assert names(FairShare().order(alone)) == "acb"
+
+
+def test_within_a_namespace_an_equal_one_displaces_nobody() -> None:
+    assert not FairShare().displaces(entrant("a", 1), entrant("b", 9))
+
+
 def test_within_a_namespace_priority_counts_and_not_across() -> None:
     tasks = [entrant("a", 10), entrant("b", 10, priority=5), entrant("c", 10, priority=9, namespace="y")]
     policy = FairShare(served={"y": 100})

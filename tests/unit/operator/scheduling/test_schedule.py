@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlora_operator.scheduling.admission import Outcome, Place, Verdict
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.room import AskedAnew
@@ -88,6 +89,8 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
      {"a": OUT, "b": WAIT, "c": WAIT}),
     ("who fits beside both may begin", [T("a", 7, L), T("b", 8, priority=1), T("c", 2)],
      {"a": OUT, "b": WAIT, "c": IN}),
+    ("who may begin beside one that leaves counts for the next",
+     [T("a", 6, L), T("b", 2), T("c", 2), T("d", 1)], {"a": OUT, "b": IN, "c": IN, "d": WAIT}),
     ("nobody else has to leave while the room is made", [T("a", 5, L), T("b", 5, R), T("c", 5, priority=1)],
      {"a": OUT, "b": IN, "c": WAIT}),
     ("a yet higher one takes what was promised", [T("a", 8, L), T("b", 9, priority=1), T("c", 9, priority=2)],
@@ -109,6 +112,9 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
      {"a": IN, "b": WAIT, "c": WAIT}),
     ("nor with unknown steps", [T("a", 6, R, steps=10), T("b", 5, waited=600), T("c", 1)],
      {"a": IN, "b": WAIT, "c": WAIT}),
+    ("and whoever has passed is one of those who may be done first",
+     [T("a", 6, R, steps=10), T("b", 5, waited=600), T("c", 1, steps=5), T("d", 1, steps=5)],
+     {"a": IN, "b": WAIT, "c": IN, "d": WAIT}),
     ("that is: before anybody who trains may be done",
      [T("a", 4, R, steps=4), T("b", 5, R, steps=20), T("c", 8, waited=600), T("d", 1, steps=3)],
      {"a": IN, "b": IN, "c": WAIT, "d": WAIT}),
@@ -130,6 +136,36 @@ def test_each_is_told_why_it_waits_or_leaves() -> None:
     assert not_yet(places["b"]) == "gets its place once team-a/a has left the pipeline"
     assert places["c"].verdict == Verdict(False, 0, 14, 10)
     assert not_yet(places["d"]) == "waits behind team-a/c, which has waited for long and goes first"
+
+
+def test_the_room_of_one_that_saves_is_promised_to_nobody() -> None:
+    places = place([T("a", 8, V), T("b", 5, priority=1)])
+    assert places["b"].after is None
+    assert places["b"].verdict == Verdict(False, 0, 13, 10)
+
+
+def test_a_task_is_told_of_the_first_that_leaves_for_it() -> None:
+    places = place([T("a", 5, R), T("b", 5, R), T("c", 9, priority=1)])
+    assert not_yet(places["c"]) == "gets its place once team-a/b has left the pipeline"
+
+
+def test_nobody_displaces_one_that_goes_before_it_though_the_policy_would_allow_it() -> None:
+    """team-b is far ahead, but its task goes before the second one of team-a, which stands behind the first."""
+    sizes = {"a": 1, "b": 5, "r": 8}
+
+    def entrant(name: str, namespace: str, state: State, left: int) -> Entrant:
+        created = NOON + timedelta(seconds=ord(name))
+        return Entrant(Candidate(name, namespace, name, 0, created), state, NOON, Progress(0, left, 1.0))
+
+    def fits(uids: Sequence[str]) -> Verdict:
+        needed = sum(sizes[uid] for uid in uids)
+        return Verdict(needed <= BUDGET, 0, needed, BUDGET)
+
+    tasks = [entrant("a", "team-a", W, 200), entrant("b", "team-a", W, 9), entrant("r", "team-b", R, 9)]
+    policy = FairShare({"team-b": 100.0}, quantum=10.0)
+    assert policy.displaces(tasks[1], tasks[2])
+    places = schedule(tasks, AskedAnew(fits), policy, NOON)
+    assert {uid: one.outcome for uid, one in places.items()} == {"a": IN, "b": WAIT, "r": IN}
 
 
 def test_however_many_have_waited_the_same_rule_holds() -> None:
