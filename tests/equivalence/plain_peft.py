@@ -46,9 +46,16 @@ def _first_of_group(path: str) -> str:
 class PeftTask:
     """One task as Hugging Face PEFT has it: padded mini-batches, plain autograd, dropout by ``SameMask``."""
 
-    def __init__(self, base: Base, task: Task, start: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        base: Base,
+        task: Task,
+        start: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        config: LoraConfig | None = None,
+    ) -> None:
         self.task = task
-        config = LoraConfig(
+        config = config or LoraConfig(
             r=task.lora.rank,
             lora_alpha=task.lora.alpha,
             target_modules=task.lora.target_modules[0]
@@ -109,12 +116,17 @@ class PeftTask:
 
 
 def train_with_peft(
-    base: Base, task: Task, start: Mapping[str, Tensor], *, dtype: torch.dtype = torch.float32
+    base: Base,
+    task: Task,
+    start: Mapping[str, Tensor],
+    *,
+    dtype: torch.dtype = torch.float32,
+    config: LoraConfig | None = None,
 ) -> Trained:
     """The plain loop: accumulation, torch's own clipping and AdamW, transformers' schedulers. A step without
-    supervised tokens is left out, but counts for the schedule.
+    supervised tokens is left out, but counts for the schedule. ``config``: another than the task's own words.
     """
-    peft, training = PeftTask(base, task, start, dtype), task.training
+    peft, training = PeftTask(base, task, start, dtype, config), task.training
     optimizer = torch.optim.AdamW(
         peft.parameters, lr=training.learning_rate, weight_decay=training.weight_decay
     )

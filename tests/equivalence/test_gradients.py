@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from torch import Tensor
 
 from mlora_worker.model.architecture import SUPPORTED_TYPES
@@ -46,7 +47,11 @@ def segment(task: Task, first_row: int, rows: list[Row]) -> Segment:
 
 
 def assert_gradients_are_autograds(
-    base: Base, task: Task, neighbours: Sequence[Task], recompute: bool
+    base: Base,
+    task: Task,
+    neighbours: Sequence[Task],
+    recompute: bool,
+    config: LoraConfig | None = None,
 ) -> None:
     """One step of ``task`` in two microbatches, the first beside ``neighbours``; both in flight before either is back."""
     (engine,) = engines_of(base, 1, dtype=DOUBLE, recompute=recompute)
@@ -75,7 +80,7 @@ def assert_gradients_are_autograds(
     for number in (1, 0):
         engine.backward(number, None)
 
-    peft = PeftTask(base, task, start, DOUBLE)
+    peft = PeftTask(base, task, start, DOUBLE, config)
     peft.accumulate(1)
     wanted = peft.gradients()
     assert all(tensor.any() for tensor in wanted.values())
@@ -92,6 +97,24 @@ def test_gradients_beside_a_neighbour_equal_autograds_with_the_same_masks(
     other = LoRAConfig(rank=3, alpha=1, dropout=0.2, target_modules=("q_proj", "up_proj"))
     neighbour = Task("n", other, Training(batch_size=2, seed=4), rows(2, 2), 1)
     assert_gradients_are_autograds(base, task, [neighbour], recompute)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_gradients_of_modules_with_ranks_and_scales_of_their_own_equal_autograds(
+    base: Base, rows: Callable[..., list[Row]], recompute: bool
+) -> None:
+    """q, k and v read one input, with one mask; here each has another rank and scale, and so has the neighbour."""
+    figures: dict[str, Any] = {
+        "rank_pattern": {"k_proj": 2, "v_proj": 8, "gate_proj": 3},
+        "alpha_pattern": {"v_proj": 2.5, "up_proj": 1},
+        "use_rslora": True,
+    }
+    lora = LoRAConfig(rank=5, alpha=9, dropout=0.3, target_modules=("all-linear",), **figures)
+    config = LoraConfig(r=5, lora_alpha=9, target_modules="all-linear", task_type="CAUSAL_LM", **figures)
+    task = Task("t", lora, Training(batch_size=3, gradient_accumulation_steps=2, seed=4), rows(6, 1), 1)
+    other = LoRAConfig(rank=3, alpha=1, target_modules=("q_proj", "v_proj"), rank_pattern={"q_proj": 4})
+    neighbour = Task("n", other, Training(batch_size=2, seed=4), rows(2, 2), 1)
+    assert_gradients_are_autograds(base, task, [neighbour], recompute, config)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED_TYPES)

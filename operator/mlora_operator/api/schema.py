@@ -26,6 +26,7 @@ _KEPT = (
     "maxLength",
     "minItems",
     "maxItems",
+    "maxProperties",
     "minimum",
     "maximum",
     "format",
