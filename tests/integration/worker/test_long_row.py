@@ -36,7 +36,7 @@ def test_a_very_long_row_is_cut_left_out_or_refused_and_its_neighbour_trains_as_
 ) -> None:
     model = write_tiny_model(tmp_path / "model", layers=2, positions=4096)
     group = start_group(model, stages=2, microbatch_tokens=4096)
-    neighbour = {"training": {"maxSteps": 40, "batchSize": 2}, "lora": {"dropout": 0.1}}
+    neighbour = {"training": {"maxSteps": 30, "batchSize": 2}, "lora": {"dropout": 0.1}}
     alone = make_task("alone", **neighbour)
     without = group.finish(alone)["alone"]
 
@@ -68,10 +68,10 @@ def test_a_very_long_row_is_cut_left_out_or_refused_and_its_neighbour_trains_as_
 
     with_others = found["beside"]
     assert with_others.phase is TaskPhase.SUCCEEDED
-    assert with_others.loss == pytest.approx(without.loss, rel=1e-5)
+    assert with_others.loss == pytest.approx(without.loss, rel=1e-4)
     ours, theirs = (
         load_file(Path(task.output_uri.removeprefix("file://")) / "adapter_model.safetensors")
         for task in (beside, alone)
     )
     for name, tensor in theirs.items():
-        assert (ours[name] - tensor).norm() <= 1e-5 * tensor.norm(), name
+        assert (ours[name] - tensor).norm() <= 1e-4 * tensor.norm(), name
