@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.integration
 
@@ -281,6 +283,51 @@ def test_an_interrupt_leaves_the_tasks_as_asked(bench: Bench) -> None:
     assert bench.get("a")["spec"]["suspend"] is True
 
 
+@pytest.fixture
+def proxy(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpProxy]:
+    """Between the command and the API server. kubectl goes straight."""
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    cluster = config["clusters"][0]["cluster"]
+    server = urlsplit(cluster["server"])
+    proxy = TcpProxy((str(server.hostname), server.port or 443))
+    cluster |= {"server": f"https://127.0.0.1:{proxy.port}", "tls-server-name": server.hostname}
+    (bench.folder / "through-proxy").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(bench.folder / "through-proxy"))
+    yield proxy
+    proxy.down()
+
+
+def test_a_wait_outlives_cut_connections_and_an_api_server_that_is_away(
+    bench: Bench, proxy: TcpProxy
+) -> None:
+    def trouble() -> None:
+        bench.status("a", ("Accepted", "Accepted", "served by p"), state="Queued")
+        for _ in range(3):
+            time.sleep(0.5)
+            proxy.cut()
+        time.sleep(1)
+        proxy.down()
+        bench.status("a", ("Running", "Training", ""), state="Training", step=3, totalSteps=4)
+        time.sleep(2)
+        proxy.up()
+        bench.status("a", ("Succeeded", "AdapterUploaded", ""), state="Succeeded", step=4, totalSteps=4)
+
+    thread = meanwhile(bench, "a", trouble)
+    code, output, errors = bench.submit("-f", bench.file(task("a")), "--wait", "--timeout", "2m")
+    thread.join()
+    assert (code, errors) == (0, "")
+    assert "a  Succeeded (AdapterUploaded)" in output
+    assert proxy.connections > 3
+
+
+def test_a_cluster_that_is_away_from_the_start_is_given_up_soon(bench: Bench, proxy: TcpProxy) -> None:
+    proxy.down()
+    start = time.monotonic()
+    code, _, errors = bench.submit("-f", bench.file(task("a")), "--wait", "--timeout", "10m")
+    assert (code, "the cluster does not answer" in errors) == (4, True)
+    assert time.monotonic() - start < 60
+
+
 def test_a_task_that_someone_deletes_ends_the_wait(bench: Bench) -> None:
     thread = meanwhile(bench, "a", lambda: bench.kubectl("delete", "loratask", "a", "--wait=false") and None)
     code, _, errors = bench.submit("-f", bench.file(task("a")), "--wait")
@@ -288,31 +335,36 @@ def test_a_task_that_someone_deletes_ends_the_wait(bench: Bench) -> None:
     assert (code, "a: was deleted by someone else" in errors) == (5, True)
 
 
-def test_a_user_without_rights_is_told_which(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The account may look, and may not create."""
+@pytest.fixture
+def pipelines_account(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kubectl:
+    """KUBECONFIG is that of the account in examples/ci/rbac.yaml; returned is the administrator's kubectl."""
     inside = bench.kubectl
-    rules = [{"apiGroups": ["mlora.dev"], "resources": ["loratasks"], "verbs": ["get", "list", "watch"]}]
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "looker"}
-    subject = {"kind": "ServiceAccount", "name": "ci", "namespace": inside.namespace}
-    rbac = "rbac.authorization.k8s.io/v1"
-    inside.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "ci"}},
-        {"apiVersion": rbac, "kind": "Role", "metadata": {"name": "looker"}, "rules": rules},
-        {
-            "apiVersion": rbac,
-            "kind": "RoleBinding",
-            "metadata": {"name": "looker"},
-            "roleRef": reference,
-            "subjects": [subject],
-        },
-    )
-    token = inside("create", "token", "ci").strip()
+    example = (CRDS.parent / "examples" / "ci" / "rbac.yaml").read_text()
+    inside("apply", "--filename", "-", stdin=example.replace("team-a", str(inside.namespace)))
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
-    config["users"][0]["user"] = {"token": token}
-    (tmp_path / "ci").write_text(yaml.safe_dump(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "ci"))
+    config["users"][0]["user"] = {"token": inside("create", "token", "adapter-ci").strip()}
+    (tmp_path / "adapter-ci").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "adapter-ci"))
+    return inside
+
+
+@pytest.mark.usefixtures("pipelines_account")
+def test_the_example_account_may_do_all_that_submit_does(bench: Bench) -> None:
+    file = bench.file(task("a"))
+    thread = meanwhile(bench, "a", lambda: bench.status("a", ("Failed", "InvalidRow", "x"), state="Failed"))
+    code, _, errors = bench.submit("-f", file, "--wait", "--timeout", "1m")
+    thread.join()
+    assert (code, errors.splitlines()[0]) == (1, "a failed: InvalidRow")
+    wait = ("--wait", "--timeout", "1s", "--on-timeout")
+    assert bench.submit("-f", file, "--replace", *wait, "suspend")[0] == 3
+    assert bench.submit("-f", file, *wait, "delete")[0] == 3
+    assert bench.names() == []
+
+
+def test_an_account_without_a_right_is_told_which(bench: Bench, pipelines_account: Kubectl) -> None:
+    looks = json.dumps([{"op": "replace", "path": "/rules/0/verbs", "value": ["get", "list", "watch"]}])
+    pipelines_account("patch", "role", "adapter-ci", "--type=json", "--patch", looks)
     code, _, errors = bench.submit("-f", bench.file(task("a")))
     assert code == 4
     assert "cannot patch resource" in errors
+    assert bench.names() == []
