@@ -30,9 +30,9 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.adapter import adapter_config, find_published, publish_adapter, save_weights
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
+from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.probe import probe_output
-from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.s3 import PIECE, Keys, S3Store
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from tests.fixtures.storage import Storage
