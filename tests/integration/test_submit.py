@@ -303,9 +303,11 @@ def test_a_wait_outlives_cut_connections_and_an_api_server_that_is_away(
     def trouble() -> None:
         bench.status("a", ("Accepted", "Accepted", "served by p"), state="Queued")
         for _ in range(3):
-            time.sleep(0.5)
+            before = proxy.connections
             proxy.cut()
-        time.sleep(1)
+            end = time.monotonic() + 30
+            while proxy.connections == before and time.monotonic() < end:
+                time.sleep(0.1)
         proxy.down()
         bench.status("a", ("Running", "Training", ""), state="Training", step=3, totalSteps=4)
         time.sleep(2)
