@@ -86,12 +86,12 @@ class LoRAConfig(Message):
     layers_to_transform: Annotated[
         tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], Field(max_length=1024)
     ] = Field(default=(), description="Numbers of the decoder layers that get an adapter, from 0; none: all.")
-    rank_pattern: Annotated[dict[str, Rank], Field(max_length=64)] = Field(
+    rank_pattern: Annotated[dict[Entry, Rank], Field(max_length=64)] = Field(
         default={},
         description="Other ranks: names, ends of paths or patterns of them, each with the rank of the modules whose path "
         "ends so.",
     )
-    alpha_pattern: Annotated[dict[str, Alpha], Field(max_length=64)] = Field(
+    alpha_pattern: Annotated[dict[Entry, Alpha], Field(max_length=64)] = Field(
         default={}, description="Other alphas, in the same way."
     )
     use_rslora: Annotated[bool, Field(strict=True)] = Field(

@@ -63,6 +63,7 @@ def test_main_without_a_directory_says_how_it_is_used(capsys: pytest.CaptureFixt
 def test_every_node_has_a_type_and_nothing_that_a_structural_schema_forbids() -> None:
     allowed = {
         *("type", "description", "enum", "pattern", "minLength", "maxLength", "minItems", "maxItems"),
+        "maxProperties",
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "default", "format"),
         *("properties", "required", "items", "additionalProperties"),
         *("x-kubernetes-validations", "x-kubernetes-preserve-unknown-fields"),

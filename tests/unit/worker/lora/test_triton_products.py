@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlora_worker.lora.cpu import CpuProducts
 from tests.fixtures.group_cases import SMALL, Part, build, errors, products
 
 OWN = Part(tokens=20, rank=17, members=(0, 2), dropout=0.3, seed=9)
@@ -34,6 +35,22 @@ def test_segments_of_ragged_ranks_members_and_dropout_equal_plain_autograd_and_t
     assert torch.equal(alone.grads_a[0], found.grads_a[1])
     for one, other in zip(alone.grads_b, found.grads_b[3:5], strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_task_with_other_ranks_for_some_modules_has_several_segments_on_the_same_rows() -> None:
+    """They add to the same input gradient, so there is a round of launches for each."""
+    parts = [
+        Part(3, 1, (0, 1)),
+        Part(20, 5, (0,), dropout=0.3, seed=9),
+        Part(20, 17, (2,), dropout=0.3, seed=9, again=True),
+        Part(20, 2, (1,), dropout=0.3, seed=9, again=True),
+        Part(5, 3, (1, 2)),
+    ]
+    case = small_case(parts)
+    found = case.run(products.TritonProducts(SMALL))
+    assert max(errors(found, case.expected())) < 1e-6
+    on_cpu = case.run(CpuProducts())  # the gradients' buffers go on being added to
+    assert max(errors(on_cpu, found)[:4]) < 1e-6
 
 
 def test_launches_do_not_grow_with_segments() -> None:
