@@ -124,7 +124,7 @@ def _tokenised(
                     if isinstance(made, Drop):
                         tally.drop(made, line)
                         continue
-                    writer.add(made.ids, made.supervised, made.labels)
+                    writer.add(made.ids, made.supervised, made.labels, made.count)
                     tally.use(truncated=made.truncated)
                     if tally.used == files.most_used:
                         break
@@ -141,6 +141,7 @@ class _Learnable:
     ids: npt.NDArray[np.int32]
     supervised: npt.NDArray[np.bool_]
     labels: npt.NDArray[np.int32]
+    count: int  # of labels that are tokens
     truncated: bool
 
 
@@ -164,9 +165,10 @@ def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable 
             case Overlong.TRUNCATE_LEFT:
                 ids, supervised = _end_of(ids, supervised, limit, bos)
     labels = labels_of(ids, supervised)
-    if not (labels != IGNORED).any():
+    count = int(np.count_nonzero(supervised[1:]))
+    if not count:
         return Drop.NO_SUPERVISED_TOKENS
-    return _Learnable(ids, supervised, labels, length > limit)
+    return _Learnable(ids, supervised, labels, count, length > limit)
 
 
 def _end_of(

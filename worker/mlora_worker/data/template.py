@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.prefix import PrefixProof
-from mlora_worker.data.rendering import Refused, Template, TokenizerTemplate
+from mlora_worker.data.prefix import PrefixProof, SharedBeginning, Tokens, cutters_of
+from mlora_worker.data.rendering import ChatTemplate, Refused
 from mlora_worker.data.rows import ASSISTANT, Chat, Drop, Text, Turn
 from mlora_worker.protocol import FailureReason, TrainOn
 
@@ -88,23 +88,25 @@ class RowRefused(Exception):
 class ChatEncoder:
     """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared."""
 
-    def __init__(
-        self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS, template: Template | None = None
-    ) -> None:
-        """``template`` takes the place of the tokenizer's own."""
+    def __init__(self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._eos = tokenizer.eos_token_id
         self.bos: int | None = tokenizer.bos_token_id
         self._train_on = train_on
-        self.has_template = template is not None or bool(tokenizer.chat_template)
-        self._template = template or TokenizerTemplate(tokenizer)
-        self._prefixes = PrefixProof(self._backend, self._encodings)
+        self._template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+        cutters = cutters_of(self._backend)
+        self._prefixes = PrefixProof(cutters, self._encodings)
+        self._beginning = SharedBeginning(cutters, self._encodings)
         # Nearly every row has the same closing: it is probed once and verified for each.
         self._closing: _Closing | None = None
         self._added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
         self._before_text = self._ids_before_text()
         if not self.has_template:
             self.check_plain()
+
+    @property
+    def has_template(self) -> bool:
+        return self._template is not None
 
     def check_plain(self) -> None:
         """Raises DataError (InvalidSpec) where rows without a template could never teach the model to stop."""
@@ -127,34 +129,26 @@ class ChatEncoder:
 
     def render(self, rows: Sequence[Chat | Text]) -> list[Rendered | Drop]:
         """The first of three steps, see ``encode``."""
-        if not self.has_template:
-            return [self._plain(row) for row in rows]
-        chats = [row for row in rows if isinstance(row, Chat)]
-        texts = self._template.render([chat.turns for chat in chats])
-        prompts = self._template.render(
-            [chat.turns[:-1] for chat in chats if len(chat.turns) > 1], prompt=True
-        )
-        whole, before = iter(texts), iter(prompts)
+        template = self._template
         return [
-            self._plain(row)
-            if isinstance(row, Text)
-            else self._prove(row, next(whole), next(before) if len(row.turns) > 1 else None)
+            self._plain(row) if template is None or isinstance(row, Text) else self._prove(row, template)
             for row in rows
         ]
 
-    def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Any]:
-        """Encodings of what was not dropped. Most of the work, without the interpreter's lock."""
-        return self._encodings([row.text for row in rendered if isinstance(row, Rendered)])
+    def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Tokens]:
+        """Of what was not dropped. Most of the work, without the interpreter's lock."""
+        texts = [row.text for row in rendered if isinstance(row, Rendered)]
+        return self._beginning.tokens(texts) if texts else []
 
     def supervise(
-        self, rendered: Sequence[Rendered | Drop], encodings: Sequence[Any]
+        self, rendered: Sequence[Rendered | Drop], tokens: Sequence[Tokens]
     ) -> list[Encoded | Drop]:
         kept = [row for row in rendered if isinstance(row, Rendered)]
         asked = [
-            (answer.prompt, one) for row, one in zip(kept, encodings, strict=True) for answer in row.answers
+            (answer.prompt, one) for row, one in zip(kept, tokens, strict=True) for answer in row.answers
         ]
         starts = iter(self._prefixes.lengths(asked))
-        whole = iter(encodings)
+        whole = iter(tokens)
         return [
             row
             if isinstance(row, Drop)
@@ -172,13 +166,13 @@ class ChatEncoder:
                 self._backend.no_padding()
             return list(self._backend.encode_batch(texts, add_special_tokens=False))
 
-    def _supervise(self, row: Rendered, whole: Any, starts: Sequence[int | None]) -> Encoded | Drop:
-        """``whole`` is the text's encoding. Each answer begins at the token in ``starts``; None: unproven."""
+    def _supervise(self, row: Rendered, whole: Tokens, starts: Sequence[int | None]) -> Encoded | Drop:
+        """``whole`` are the text's tokens. Each answer begins at the token in ``starts``; None: unproven."""
         ids = np.array(whole.ids, np.int32)
         supervised = np.full(len(ids), not row.answers, np.bool_)
         for answer, start in zip(row.answers, starts, strict=True):
-            last = whole.char_to_token(answer.end - 1)
-            after = whole.char_to_token(answer.end) if answer.end < len(row.text) else None
+            last = whole.at(answer.end - 1)
+            after = whole.at(answer.end) if answer.end < len(row.text) else None
             if start is None or last is None or last < start or last == after:
                 return Drop.TEMPLATE_MISMATCH
             supervised[start : last + 1] = True
@@ -196,47 +190,52 @@ class ChatEncoder:
             np.concatenate([np.zeros(len(bos), np.bool_), supervised, np.ones(1, np.bool_)]),
         )
 
-    def _prove(self, chat: Chat, text: str | Refused, last: str | Refused | None) -> Rendered | Drop:
-        """``last`` is the prompt before the last answer; None where nothing stands before it."""
+    def _prove(self, chat: Chat, template: ChatTemplate) -> Rendered | Drop:
         turns = chat.turns
-        text = _unrefused(text, chat)
-        if last is None or turns[0].role == ASSISTANT:  # no template renders a prompt of nothing
-            return Drop.TEMPLATE_MISMATCH
-        answer = self._answer(turns, _unrefused(last, chat), text, text)
-        if answer is None:
-            return Drop.TEMPLATE_MISMATCH
-        earlier = [place for place, turn in enumerate(turns[:-1]) if turn.role == ASSISTANT]
-        if not earlier or self._train_on is not TrainOn.ALL_ANSWERS:
-            return Rendered(chat.line, text, (answer,), True)
-        prompts = self._template.render([turns[:place] for place in earlier], prompt=True)
-        throughs = self._template.render([turns[: place + 1] for place in earlier])
-        answers: list[Answer] = []
-        for place, prompt, through in zip(earlier, prompts, throughs, strict=True):
-            found = self._answer(
-                turns[: place + 1], _unrefused(prompt, chat), _unrefused(through, chat), text
-            )
-            if found is None:
-                return Drop.TEMPLATE_MISMATCH
-            answers.append(found)
-        return Rendered(chat.line, text, (*answers, answer), True)
 
-    def _answer(self, turns: Sequence[Turn], prompt: str, through: str, text: str) -> Answer | None:
+        def rendered(shown: Sequence[Turn], *, prompt: bool = False) -> str:
+            (text,) = template.render([shown], prompt=prompt)
+            if isinstance(text, Refused):
+                raise RowRefused(chat.line, f"is refused by the chat template: {text}")
+            return text
+
+        text = rendered(turns)
+        answers: list[Answer] = []
+        for place, turn in enumerate(turns):
+            last = place == len(turns) - 1
+            if turn.role != ASSISTANT or not (last or self._train_on is TrainOn.ALL_ANSWERS):
+                continue
+            if place == 0:  # no template renders a prompt of nothing
+                return Drop.TEMPLATE_MISMATCH
+            prompt = rendered(turns[:place], prompt=True)
+            through = text if last else rendered(turns[: place + 1])
+            answer = self._answer(template, turns[: place + 1], prompt, through, text)
+            if answer is None:
+                return Drop.TEMPLATE_MISMATCH
+            answers.append(answer)
+        return Rendered(chat.line, text, tuple(answers), True)
+
+    def _answer(
+        self, template: ChatTemplate, turns: Sequence[Turn], prompt: str, through: str, text: str
+    ) -> Answer | None:
         """Of the last of ``turns``; None when it cannot be proven."""
         if not through.startswith(prompt):
             return None
-        closing = self._closing_of(turns[:-1], prompt, through, turns[-1].content)
+        closing = self._closing_of(template, turns[:-1], prompt, through, turns[-1].content)
         if closing is None:
             return None
         end = len(through) - len(closing.tail) + closing.stop
         return Answer(prompt, end) if text.startswith(through[:end]) else None
 
-    def _closing_of(self, before: Sequence[Turn], prompt: str, through: str, content: str) -> _Closing | None:
+    def _closing_of(
+        self, template: ChatTemplate, before: Sequence[Turn], prompt: str, through: str, content: str
+    ) -> _Closing | None:
         known = self._closing
         if known is not None and through.endswith(known.tail) and through.startswith(known.lead, len(prompt)):
             middle = through[len(prompt) + len(known.lead) : len(through) - len(known.tail)]
             if middle == content or middle.strip() == content.strip():
                 return known
-        (probe,) = self._template.render([[*before, Turn(ASSISTANT, _PLACEHOLDER)]])
+        (probe,) = template.render([[*before, Turn(ASSISTANT, _PLACEHOLDER)]])
         if isinstance(probe, Refused):
             return None
         lead, found, tail = probe.removeprefix(prompt).partition(_PLACEHOLDER)
@@ -270,9 +269,3 @@ class ChatEncoder:
             full: list[int] = self._backend.encode("x").ids
         starts = (at for at in range(len(full)) if full[at : at + len(bare.ids)] == bare.ids)
         return full[: next(starts, 0)]
-
-
-def _unrefused(rendered: str | Refused, chat: Chat) -> str:
-    if isinstance(rendered, Refused):
-        raise RowRefused(chat.line, f"is refused by the chat template: {rendered}")
-    return rendered

@@ -124,9 +124,13 @@ class RowWriter(Protocol):
     """Takes rows one after the other, and gives them all at the end."""
 
     def add(
-        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+        self,
+        ids: npt.NDArray[np.int32],
+        learnt: npt.NDArray[np.bool_],
+        labels: npt.NDArray[np.int32],
+        count: int,
     ) -> None:
-        """``learnt``: whether a token is supervised; ``labels`` follow from it."""
+        """``learnt``: whether a token is supervised; ``labels`` follow from it, and ``count`` of them are tokens."""
         ...
 
     def finish(self) -> TokenRows: ...
@@ -141,11 +145,16 @@ class MemoryWriter:
         self._supervised: list[int] = []
 
     def add(
-        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+        self,
+        ids: npt.NDArray[np.int32],
+        learnt: npt.NDArray[np.bool_],
+        labels: npt.NDArray[np.int32],
+        count: int,
     ) -> None:
+        del labels
         self._ids.append(ids.copy())
         self._learnt.append(learnt.copy())
-        self._supervised.append(int(np.count_nonzero(labels != IGNORED)))
+        self._supervised.append(count)
 
     def finish(self) -> TokenRows:
         ends = np.cumsum([len(one) for one in self._ids], dtype=np.int64)
@@ -167,14 +176,18 @@ class FolderWriter:
         self._end = 0
 
     def add(
-        self, ids: npt.NDArray[np.int32], learnt: npt.NDArray[np.bool_], labels: npt.NDArray[np.int32]
+        self,
+        ids: npt.NDArray[np.int32],
+        learnt: npt.NDArray[np.bool_],
+        labels: npt.NDArray[np.int32],
+        count: int,
     ) -> None:
         self._end += len(ids)
         tokens, marks, ends, supervised = self._files
         tokens.write(ids.astype("<i4", copy=False).data)
         marks.write(learnt.view(np.uint8).data)
         ends.write(self._end.to_bytes(8, "little"))
-        supervised.write(int(np.count_nonzero(labels != IGNORED)).to_bytes(4, "little"))
+        supervised.write(count.to_bytes(4, "little"))
         self._digest.add(TokenRow(ids, labels))
 
     def finish(self) -> TokenRows:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from mlora_worker.data.prefix import Tokens
 from mlora_worker.data.rows import Chat, Drop, Dropped, Text
 from mlora_worker.data.template import ChatEncoder, Encoded, Rendered
 
@@ -20,7 +21,7 @@ Row = Chat | Text | Dropped
 class _Batch(NamedTuple):
     rows: list[Row]
     rendered: list[Rendered | Drop]
-    encodings: Future[list[Any]]
+    tokens: Future[list[Tokens]]
 
 
 def encoded_rows(
@@ -40,7 +41,7 @@ def encoded_rows(
 
 
 def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encoded | Drop]]:
-    encoded = iter(encoder.supervise(batch.rendered, batch.encodings.result()))
+    encoded = iter(encoder.supervise(batch.rendered, batch.tokens.result()))
     for row in batch.rows:
         yield row.line, row.rule if isinstance(row, Dropped) else next(encoded)
 

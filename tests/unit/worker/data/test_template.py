@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.prefix import PrefixProof
-from mlora_worker.data.rendering import TokenizerTemplate
+from mlora_worker.data.prefix import PrefixProof, SharedBeginning, Tokens, cutters_of
+from mlora_worker.data.rendering import ChatTemplate
 from mlora_worker.data.rows import Chat, Drop, Text, Turn
 from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
 from mlora_worker.protocol import FailureReason, TrainOn
@@ -382,21 +382,55 @@ def test_the_short_proof_finds_the_same_beginnings_as_tokenising_each_prompt_aga
     def encodings(texts: Sequence[str]) -> list[Any]:
         return list(backend.encode_batch(texts, add_special_tokens=False))
 
-    (text,) = TokenizerTemplate(tokenizer).render([turns])
-    (prompt,) = TokenizerTemplate(tokenizer).render([turns[:-1]], prompt=True)
+    (text,) = ChatTemplate(tokenizer).render([turns])
+    (prompt,) = ChatTemplate(tokenizer).render([turns[:-1]], prompt=True)
     assert isinstance(text, str)
     assert isinstance(prompt, str)
     (whole,), (alone,) = encodings([text]), encodings([prompt])
     expected = len(alone.ids) if whole.ids[: len(alone.ids)] == alone.ids else None
-    assert PrefixProof(backend, encodings).lengths([(prompt, whole)]) == [expected]
+    proof = PrefixProof(cutters_of(backend), encodings)
+    assert proof.lengths([(prompt, Tokens(whole.ids, whole))]) == [expected]
 
 
 def test_prompts_with_a_known_ending_are_not_tokenised_again(make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
     watched = WatchedTokenizer(tokenizer)
     encoder = ChatEncoder(watched)
-    encoder.encode([ask("2?", "two")])
+    encoder.encode([ask("2?", "two"), ask("4?", "four")])
     before = watched.backend_tokenizer.calls
     rows = encoder.encode([ask(f"{number}?", "a number") for number in range(40)])
     assert watched.backend_tokenizer.calls == before + 1
     assert {supervised(tokenizer, row) for row in rows} == {"a number<|im_end|>"}
+
+
+@given(
+    st.lists(WORDS, min_size=2, max_size=4),
+    st.sampled_from(["", "<|im_start|>system\nBe kind.<|im_end|>\n", "x\n"]),
+)
+def test_a_shared_beginning_changes_no_token_and_no_place(
+    make_tokenizer: MakeTokenizer, texts: list[str], shared: str
+) -> None:
+    backend = make_tokenizer(CHATML, **CHATML_TOKENS).backend_tokenizer
+
+    def encodings(asked: Sequence[str]) -> list[Any]:
+        return list(backend.encode_batch(asked, add_special_tokens=False))
+
+    beginning = SharedBeginning(cutters_of(backend), encodings)
+    beginning.tokens([f"{shared}<|im_start|>user\n{text}" for text in ("one", "other")])
+    whole = [f"{shared}<|im_start|>user\n{text}" for text in texts] + texts
+    for found, expected, text in zip(beginning.tokens(whole), encodings(whole), whole, strict=True):
+        assert found.ids == expected.ids
+        for at in range(found.characters, len(text)):
+            assert found.at(at) == expected.char_to_token(at)
+
+
+def test_rendering_is_that_of_the_tokenizer_itself(make_tokenizer: MakeTokenizer) -> None:
+    for template, tokens in ((CHATML, CHATML_TOKENS), (GEMMA, GEMMA_TOKENS), (THINKING, CHATML_TOKENS)):
+        tokenizer = make_tokenizer(template, **tokens)
+        turns = chat(*ROUNDS).turns
+        messages = [turn._asdict() for turn in turns]
+        for shown, prompt in ((4, False), (3, True)):
+            expected = tokenizer.apply_chat_template(
+                messages[:shown], tokenize=False, add_generation_prompt=prompt
+            )
+            assert ChatTemplate(tokenizer).render([turns[:shown]], prompt=prompt) == [expected]
