@@ -245,7 +245,8 @@ class Dispatcher:
         log.warning("%s leaves: memory of stage %d ran out (%s)", task.name, fault.stage, fault.error)
         together = self._inside | {task.uid}
         task.crowded_out = max(2, len(together))
-        self.exhausted.append(MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(together))))
+        if len(together) > 1:  # told late, it may be the last one: of those that were there nothing is known any more
+            self.exhausted.append(MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(together))))
 
     def _lacks_room(self, task: TaskRun, fault: Fault) -> bool:
         """Memory ran out and ``task`` is not, or was not then, alone: who else is there holds memory, even if it does not
