@@ -19,8 +19,8 @@ from mlora_worker.data.prepare import IGNORED, TokenRow
 from mlora_worker.model.architecture import Architecture, Linear
 from tests.fixtures.group_cases import DEVICE
 
-Q = Linear("model.layers.0.self_attn.q_proj", 0, 8, 8)
-UP = Linear("model.layers.0.mlp.up_proj", 0, 8, 32)
+Q = Linear("model.layers.0.self_attn.q_proj", 0, 8, 8, "self_attn.q_proj")
+UP = Linear("model.layers.0.mlp.up_proj", 0, 8, 32, "mlp.up_proj")
 ARCHITECTURE = Architecture(8, 32, 1, 2, 100, 64, True, (Q, UP))
 
 
