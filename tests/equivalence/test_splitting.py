@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
-from mlora_worker.lora.adapter import expected_keys
+from mlora_worker.coordinator.publish import expected_tensors
 from mlora_worker.model.architecture import read_architecture
-from mlora_worker.model.facts import target_linears
+from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
 from mlora_worker.storage.adapter import check_adapter
 from tests.equivalence.tasks import Base, Row, Task, Trained, assert_same, train
@@ -62,8 +63,8 @@ def test_the_file_is_the_same_byte_for_byte_whichever_stages_the_layers_were_on(
     lora = LoRAConfig(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj", "v_proj", "down_proj"))
     training = TRAINING.model_copy(update={"batch_size": 1})
     task = Task("subject", lora, training, rows(6, 1, TOKENS_A_ROW, TOKENS_A_ROW), 6)
-    linears = target_linears(read_architecture(base.folder), lora.target_modules)
-    expected = expected_keys(linear.path for linear in linears)
+    facts = facts_of(read_architecture(base.folder), 1, torch.float32)
+    expected = expected_tensors(resolve_targets(facts, lora))
     files = []
     for stages in (1, 2, 3):  # of three layers: two stages are uneven
         adapter = train(base, stages, [task])["subject"].adapter

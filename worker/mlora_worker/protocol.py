@@ -95,7 +95,8 @@ class LoRAConfig(Message):
         default={}, description="Other alphas, in the same way."
     )
     use_rslora: Annotated[bool, Field(strict=True)] = Field(
-        default=False, description="Multiply by alpha / sqrt(rank), which keeps large ranks learning (rsLoRA)."
+        default=False,
+        description="Multiply by alpha / sqrt(rank), which keeps large ranks learning (rsLoRA).",
     )
     init_lora_weights: InitialWeights = Field(
         default=InitialWeights.DEFAULT,
@@ -309,6 +310,14 @@ class Training(Message):
     )
 
 
+class AdapterDtype(StrEnum):
+    """In which numbers the adapter's file is written; training is in float32 whatever it says."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
 # --- the plan: operator -> coordinator ----------------------------------------------------------------------------
 
 
@@ -344,6 +353,8 @@ class TaskPlan(Message):
     dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
     training: Training
     output_uri: str
+    output_dtype: AdapterDtype = AdapterDtype.FLOAT32
+    base_model_name: str | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
 
@@ -431,6 +442,15 @@ class StepRecord(Message):
     tokens: Amount
 
 
+class EvaluationRecord(Message):
+    """The adapter after ``step`` steps, on rows that it was not trained on, without dropout."""
+
+    step: Amount  # 0: before the first one
+    loss: Real  # mean cross entropy over the evaluation rows' supervised tokens
+    token_accuracy: Real  # part of these tokens that the model thinks most likely
+    tokens: Count  # supervised
+
+
 class TaskReport(Message):
     uid: str
     phase: TaskPhase
@@ -454,7 +474,9 @@ class ModuleShape(Message):
     in_features: Count = Field(description="Length of its input.")
     out_features: Count = Field(description="Length of its output.")
     count: Count = Field(description="How many such modules the stage holds, one in each layer.")
-    path: str = Field(default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj.")
+    path: str = Field(
+        default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj."
+    )
     first_layer: Amount = Field(default=0, description="First of the layers that have it.")
 
     @property
@@ -690,4 +712,5 @@ class AdapterManifest(Message):
     base_model: str
     step: Amount
     loss: Real | None
+    evaluation: EvaluationRecord | None = None  # of the published weights
     files: tuple[ManifestFile, ...]

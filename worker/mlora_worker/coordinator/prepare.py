@@ -22,6 +22,7 @@ from mlora_worker.storage.adapter import (
     adapter_config,
     find_published,
     fingerprint,
+    named_base,
     published_info,
 )
 from mlora_worker.storage.kept import KeptWork
@@ -58,8 +59,7 @@ def prepare_task(
     finished = kept.adapter(task.uid, fingerprint(task))
     config = adapter_config(
         task.lora,
-        base.source.name,
-        base.source.revision,
+        *named_base(task, base.source),
         targets,
         fan_in_fan_out=base.architecture.transposed,
     )

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.tasks import PreparedTask
-from mlora_worker.lora.adapter import expected_keys
+from mlora_worker.lora.adapter import peft_keys
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterInfo, FailureReason, StepRecord, TaskPlan
 from mlora_worker.storage.adapter import (
     FinishedAdapter,
     InvalidAdapter,
     adapter_config,
+    as_written,
     check_adapter,
     fingerprint,
+    named_base,
     publish_adapter,
 )
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
+from mlora_worker.stream.targets import Target
 
 
 def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -35,29 +38,42 @@ def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
+def expected_tensors(targets: Iterable[Target]) -> dict[str, tuple[int, int]]:
+    """Name and shape of each tensor in the file of an adapter on ``targets``, which are of the whole model."""
+    shapes = {}
+    for target in targets:
+        name_a, name_b = peft_keys(target.path)
+        shapes[name_a] = (target.rank, target.module.in_features)
+        shapes[name_b] = (target.module.out_features, target.rank)
+    return shapes
+
+
 def finished_adapter(
     task: TaskPlan,
     prepared: PreparedTask,
     last: StepRecord | None,
+    updates: int,
     parts: Sequence[dict[str, Tensor]],
     base: BaseModel,
 ) -> FinishedAdapter:
-    """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
-    tensors = join_parts(parts)
-    check_adapter(
-        tensors, expected_keys(target.path for target in resolve_targets(base.facts, task.lora))
-    )
+    """The adapter of ``parts``, one of each stage, after so many ``updates`` by AdamW. Raises ``InvalidAdapter`` for one
+    that is of no use."""
+    if last is None or not updates:
+        raise InvalidAdapter(
+            "the adapter is of no use and was not published; no step had a supervised token, so no loss was ever known"
+        )
+    tensors = as_written(join_parts(parts), task.output_dtype)
+    check_adapter(tensors, expected_tensors(resolve_targets(base.facts, task.lora)))
     return FinishedAdapter(
         tensors,
         adapter_config(
             task.lora,
-            base.source.name,
-            base.source.revision,
+            *named_base(task, base.source),
             prepared.targets,
             fan_in_fan_out=base.architecture.transposed,
         ),
-        step=last.step if last else 0,
-        loss=last.loss if last else None,
+        step=last.step,
+        loss=last.loss,
         data=prepared.counts,
     )
 
@@ -75,6 +91,8 @@ def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, kept: KeptWo
                 step=finished.step,
                 loss=finished.loss,
                 data=finished.data,
+                evaluation=finished.evaluation,
+                history=finished.history,
             )
     except OSError as error:  # of this rank's disk; the adapter is in memory, too
         raise StorageError(

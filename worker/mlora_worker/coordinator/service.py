@@ -256,7 +256,9 @@ class Coordinator:
     def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
         assert task.prepared is not None
         try:
-            finished = finished_adapter(task.plan, task.prepared, task.last, parts, self._with.base)
+            finished = finished_adapter(
+                task.plan, task.prepared, task.last, task.updates, parts, self._with.base
+            )
         except Exception as error:
             self._fail(task, error)
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from torch import Tensor
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
+    AdapterDtype,
     AdapterInfo,
     AdapterManifest,
     DataCounts,
+    EvaluationRecord,
     FailureReason,
     InitialWeights,
     LoRAConfig,
     ManifestFile,
+    ModelSource,
     TaskPlan,
 )
 from mlora_worker.storage.errors import ObjectNotFound
@@ -39,6 +42,7 @@ from mlora_worker.storage.uri import join
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 CARD_NAME = "README.md"
+HISTORY_NAME = "history.jsonl"
 
 _NAMED_OFFENDERS = 5
 
@@ -89,18 +93,37 @@ def adapter_config(
     }
 
 
+def named_base(task: TaskPlan, source: ModelSource) -> tuple[str, str | None]:
+    """Name and revision of the base for the configuration. Another name that the user gives is of another repository, so
+    the pipeline's revision does not go with it.
+    """
+    if task.base_model_name is not None:
+        return task.base_model_name, None
+    return source.name, source.revision
+
+
+def as_written(tensors: Mapping[str, Tensor], dtype: AdapterDtype) -> dict[str, Tensor]:
+    """The weights in the type of the file. What was finite may overflow in float16, and what was small may become zero:
+    ``check_adapter`` is for these.
+    """
+    return {name: tensor.to(getattr(torch, dtype.value)) for name, tensor in tensors.items()}
+
+
 def _number(alpha: float) -> int | float:
     return int(alpha) if float(alpha).is_integer() else alpha
 
 
-def check_adapter(tensors: Mapping[str, Tensor], expected: Collection[str]) -> None:
-    """Raises InvalidAdapter unless the names are exactly ``expected``, every value is finite, and no lora_B
+def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]]) -> None:
+    """Raises InvalidAdapter unless the names and shapes are exactly ``expected``, every value is finite, and no lora_B
     is all zero (an all-zero B is a module that never learnt).
     """
     wanted, found = set(expected), set(tensors)
     flaws = {
         "missing": sorted(wanted - found),
         "unexpected": sorted(found - wanted),
+        "of another shape": sorted(
+            name for name in found & wanted if tuple(tensors[name].shape) != tuple(expected[name])
+        ),
         "not finite": sorted(name for name in tensors if not bool(torch.isfinite(tensors[name]).all())),
         "all zero": sorted(name for name in tensors if "lora_B" in name and not bool(tensors[name].any())),
     }
@@ -117,13 +140,17 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Collection[str]) -> N
 
 @dataclass(frozen=True, slots=True)
 class FinishedAdapter:
-    """All that is published of a task that has done its steps. ``step`` and ``loss`` are those of the last one."""
+    """All that is published of a task that has done its steps. ``step`` and ``evaluation`` are those of ``tensors``,
+    ``loss`` that of the last training step. ``history``: the losses' file, empty when there is none.
+    """
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
     step: int
     loss: float | None
     data: DataCounts | None
+    evaluation: EvaluationRecord | None = None
+    history: bytes = b""
 
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
@@ -141,11 +168,13 @@ def publish_adapter(
     step: int,
     loss: float | None,
     data: DataCounts | None,
+    evaluation: EvaluationRecord | None = None,
+    history: bytes = b"",
 ) -> AdapterInfo:
     """Writes a checked adapter below ``output_uri``. Raises StorageError; may be called again after one.
 
-    ``weights`` is its tensors' file, by ``save_weights``. ``step`` and ``loss`` are those of the last step. The returned
-    size and SHA-256 are those of the weights' file.
+    ``weights`` is its tensors' file, by ``save_weights``. The others are as in ``FinishedAdapter``. The returned size and
+    SHA-256 are those of the weights' file.
 
     What lies there whole already, of this task and with these weights, stays: the store has written the manifest and its
     answer was lost. To begin anew would take back what others may have seen.
@@ -157,12 +186,14 @@ def publish_adapter(
     loss = loss if loss is not None and math.isfinite(loss) else None
     store.delete(join(output_uri, MANIFEST_NAME))
     store.write_file(join(output_uri, WEIGHTS_NAME), weights)
-    card = model_card(task=task, config=config, step=step, loss=loss, data=data)
-    for name, text in (
-        (CONFIG_NAME, json.dumps(dict(config), indent=2, allow_nan=False) + "\n"),
-        (CARD_NAME, card),
+    card = model_card(task=task, config=config, step=step, loss=loss, data=data, evaluation=evaluation)
+    for name, content in (
+        (CONFIG_NAME, (json.dumps(dict(config), indent=2, allow_nan=False) + "\n").encode()),
+        (CARD_NAME, card.encode()),
+        (HISTORY_NAME, history),
     ):
-        content = text.encode()
+        if not content:  # a task that has no history
+            continue
         files.append(ManifestFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
         store.write(join(output_uri, name), content)
     manifest = AdapterManifest(
@@ -173,6 +204,7 @@ def publish_adapter(
         base_model=task.base_model,
         step=step,
         loss=loss,
+        evaluation=evaluation,
         files=tuple(files),
     )
     store.write(join(output_uri, MANIFEST_NAME), manifest.model_dump_json(by_alias=True, indent=2).encode())

@@ -5,6 +5,7 @@ the end of its pod. Below the root each task has a folder, named by its uid:
 
     task-UID/checkpoints/step-50/...              the newest state that the store has refused, as ``checkpoint`` writes it
     task-UID/adapter/adapter_model.safetensors    the finished adapter on its way to the store
+    task-UID/adapter/history.jsonl                its losses
     task-UID/adapter/record.json                  all else that is published of it; written last
 
 Only the owner may read them: adapters are their users' property, and several users' tasks pass through one worker. Nothing
@@ -26,8 +27,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 
-from mlora_worker.protocol import Amount, DataCounts, Message, Real
-from mlora_worker.storage.adapter import WEIGHTS_NAME, FinishedAdapter, save_weights
+from mlora_worker.protocol import Amount, DataCounts, EvaluationRecord, Message, Real
+from mlora_worker.storage.adapter import HISTORY_NAME, WEIGHTS_NAME, FinishedAdapter, save_weights
 from mlora_worker.storage.checkpoint import (
     CheckpointMismatch,
     TaskState,
@@ -57,6 +58,7 @@ class _Record(Message):
     step: Amount
     loss: Real | None
     data: DataCounts | None
+    evaluation: EvaluationRecord | None = None
     sha256: str  # of the weights' file
 
 
@@ -130,10 +132,13 @@ class KeptWork:
             if sha256_of(weights) != record.sha256:
                 raise ValueError("its weights are not what its record says")
             tensors = load_safetensors(weights.read_bytes())
+            history = (self._adapter_folder(uid) / HISTORY_NAME).read_bytes()
         except (OSError, ValueError, SafetensorError) as error:
             log.warning("the finished adapter that was kept of task %s is passed over: %s", uid, error)
             return None
-        return FinishedAdapter(tensors, record.config, record.step, record.loss, record.data)
+        return FinishedAdapter(
+            tensors, record.config, record.step, record.loss, record.data, record.evaluation, history
+        )
 
     # --- both ---------------------------------------------------------------------------------------------------
 
@@ -196,8 +201,10 @@ class KeptWork:
                 step=adapter.step,
                 loss=adapter.loss,
                 data=adapter.data,
+                evaluation=adapter.evaluation,
                 sha256=sha256_of(weights),
             )
+            self._files.write(file_uri(folder / HISTORY_NAME), adapter.history)
             self._files.write(file_uri(folder / RECORD_NAME), record.model_dump_json(by_alias=True).encode())
         except (StorageError, OSError, ValidationError) as error:
             log.warning("the finished adapter of task %s is in memory alone: %s", uid, error)

@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_worker.protocol import DataCounts, TaskPlan
+from mlora_worker.protocol import DataCounts, EvaluationRecord, TaskPlan
+
+# Said in words: a licence's short name in the header would be a statement that nobody here can make.
+_LICENCE = (
+    "This card states no licence. An adapter is of use with its base model alone and learnt from its rows: the licence of "
+    "the base model, and that of the data, say what may be done with it. Write the result of that into `license` in the "
+    "header before the folder is passed on."
+)
+_PATTERNS = (
+    "Modules differ in rank or alpha (`rank_pattern`, `alpha_pattern`). PEFT reads these; serving engines that take one "
+    "rank and one alpha for the whole adapter, such as vLLM, would scale these modules wrongly: merge the adapter into its "
+    "base for them."
+)
 
 
 def model_card(
-    *, task: TaskPlan, config: Mapping[str, Any], step: int, loss: float | None, data: DataCounts | None
+    *,
+    task: TaskPlan,
+    config: Mapping[str, Any],
+    step: int,
+    loss: float | None,
+    data: DataCounts | None,
+    evaluation: EvaluationRecord | None = None,
 ) -> str:
     """Markdown with the metadata header that model hubs read. JSON strings are valid YAML, whatever a name
-    holds.
+    holds. ``step`` and ``evaluation`` are those of the published weights, ``loss`` that of the last training step.
     """
-    base = json.dumps(task.base_model, ensure_ascii=False)
+    name, revision = config["base_model_name_or_path"], config["revision"]
+    base = json.dumps(name, ensure_ascii=False)
+    pinned = f", revision={json.dumps(revision, ensure_ascii=False)}" if revision else ""
     parts = [
         f"---\nbase_model: {base}\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---",
-        f"# {task.name}\n\nA LoRA adapter for `{task.base_model}`, trained by the mLoRA operator.",
+        f"# {task.name}\n\nA LoRA adapter for `{name}`, trained by the mLoRA operator.",
         "## Use\n\n```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-        f"base = AutoModelForCausalLM.from_pretrained({base})\n"
+        f"base = AutoModelForCausalLM.from_pretrained({base}{pinned})\n"
         'model = PeftModel.from_pretrained(base, "path/to/this/folder")\n```',
-        "## Result\n\n" + _table({"optimizer steps": step, "loss of the last step": loss}),
+        "## Result\n\n"
+        + _table({"optimizer steps": step, "loss of the last step": loss} | _scores(evaluation)),
     ]
     if data is not None:
         counts: dict[str, Any] = {"rows": data.rows, "rows used": data.used}
         counts |= {f"rows dropped: {rule}": count for rule, count in sorted(data.dropped.items())}
         counts |= {
             "rows truncated": data.truncated,
+            "rows held out": data.held_out or None,
             "tokens": data.tokens,
             "supervised tokens": data.supervised_tokens,
         }
@@ -38,13 +61,36 @@ def model_card(
         "alpha": config["lora_alpha"],
         "dropout": config["lora_dropout"],
         "target modules": ", ".join(config["target_modules"]),
-        "base model revision": config["revision"],
+        "weights' type": task.output_dtype.value,
+        "base model revision": revision,
     }
     training = {
         name.replace("_", " "): value for name, value in task.training.model_dump(mode="json").items()
     }
     parts.append("## Adapter and training\n\n" + _table(shape | training))
+    if config["rank_pattern"] or config["alpha_pattern"]:
+        parts.append(_PATTERNS)
+    parts.append("## Licence\n\n" + _LICENCE)
     return "\n\n".join(parts) + "\n"
+
+
+def _scores(evaluation: EvaluationRecord | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    return {
+        "evaluation loss": evaluation.loss,
+        "evaluation perplexity": perplexity(evaluation.loss),
+        "evaluation token accuracy": evaluation.token_accuracy,
+        "evaluated tokens": evaluation.tokens,
+    }
+
+
+def perplexity(loss: float) -> float | None:
+    """Of a mean cross entropy in nats; None where it is beyond any number."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None
 
 
 def _table(rows: Mapping[str, Any]) -> str:

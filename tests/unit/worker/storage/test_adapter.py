@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,23 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
+    AdapterDtype,
     DataCounts,
+    EvaluationRecord,
     FailureReason,
     LoRAConfig,
+    ModelSource,
     StorageAccess,
     TaskPlan,
 )
 from mlora_worker.storage.adapter import (
     InvalidAdapter,
     adapter_config,
+    as_written,
     check_adapter,
     find_published,
     fingerprint,
+    named_base,
     publish_adapter,
     published_info,
     save_weights,
@@ -84,6 +90,7 @@ def publish(store: Any, task: TaskPlan, tensors: dict[str, torch.Tensor], uri: s
 
 
 SMALL = {"q.lora_A.weight": torch.ones(2, 3), "q.lora_B.weight": torch.ones(3, 2)}
+SHAPES = {"q.lora_A.weight": (2, 3), "q.lora_B.weight": (3, 2)}
 
 
 def test_the_published_folder_loads_in_peft_with_every_key_and_value(task: TaskPlan, tmp_path: Path) -> None:
@@ -134,12 +141,13 @@ def test_a_configuration_that_nobody_could_use_is_refused(base: str, modules: li
     [
         ({"q.lora_B.weight": None}, "1 of 2 tensors missing: q.lora_B.weight"),
         ({"k.lora_A.weight": torch.ones(1)}, "1 of 2 tensors unexpected: k.lora_A.weight"),
+        ({"q.lora_A.weight": torch.ones(3, 3)}, "1 of 2 tensors of another shape: q.lora_A.weight"),
         (
-            {"q.lora_A.weight": torch.tensor([1.0, float("nan")])},
+            {"q.lora_A.weight": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, float("nan")]])},
             "1 of 2 tensors not finite: q.lora_A.weight",
         ),
         (
-            {"q.lora_B.weight": torch.tensor([1.0, float("-inf")])},
+            {"q.lora_B.weight": torch.tensor([[1.0, float("-inf")]] * 3)},
             "1 of 2 tensors not finite: q.lora_B.weight",
         ),
         ({"q.lora_B.weight": torch.zeros(3, 2)}, "1 of 2 tensors all zero: q.lora_B.weight"),
@@ -150,7 +158,7 @@ def test_an_adapter_that_is_of_no_use_is_refused_by_name(
 ) -> None:
     tensors = {name: value for name, value in {**SMALL, **change}.items() if value is not None}
     with pytest.raises(InvalidAdapter) as caught:
-        check_adapter(tensors, set(SMALL))
+        check_adapter(tensors, SHAPES)
     assert caught.value.reason is FailureReason.INVALID_ADAPTER
     assert told in str(caught.value)
 
@@ -158,17 +166,43 @@ def test_an_adapter_that_is_of_no_use_is_refused_by_name(
 def test_a_good_adapter_passes_even_with_one_zero_in_b() -> None:
     b = torch.ones(3, 2)
     b[0, 0] = 0
-    check_adapter({**SMALL, "q.lora_B.weight": b}, set(SMALL))
+    check_adapter({**SMALL, "q.lora_B.weight": b}, SHAPES)
+
+
+@pytest.mark.parametrize(("value", "flaw"), [(1e6, "not finite"), (1e-12, "all zero")])
+def test_what_float16_cannot_hold_is_found_after_the_weights_are_converted(value: float, flaw: str) -> None:
+    tensors = {**SMALL, "q.lora_B.weight": torch.full((3, 2), value)}
+    check_adapter(as_written(tensors, AdapterDtype.BFLOAT16), SHAPES)
+    with pytest.raises(InvalidAdapter, match=f"1 of 2 tensors {flaw}: q.lora_B.weight"):
+        check_adapter(as_written(tensors, AdapterDtype.FLOAT16), SHAPES)
+
+
+@pytest.mark.parametrize("dtype", list(AdapterDtype))
+def test_weights_are_written_in_the_type_that_was_asked_for(
+    memory: Any, task: TaskPlan, dtype: AdapterDtype
+) -> None:
+    publish(memory, task, as_written(SMALL, dtype))
+    written = load(memory.objects[f"{OUT}/adapter_model.safetensors"])
+    assert {str(tensor.dtype) for tensor in written.values()} == {f"torch.{dtype.value}"}
+
+
+def test_a_base_under_another_name_is_written_without_the_revision_of_the_pipelines_own(
+    task: TaskPlan,
+) -> None:
+    source = ModelSource(name="acme/tiny", uri="file:///models/tiny", revision="v1.2")
+    assert named_base(task, source) == ("acme/tiny", "v1.2")
+    renamed = task.model_copy(update={"base_model_name": "Qwen/Qwen2.5-0.5B"})
+    assert named_base(renamed, source) == ("Qwen/Qwen2.5-0.5B", None)
 
 
 def test_no_tensors_are_no_adapter() -> None:
     with pytest.raises(InvalidAdapter, match="no tensors"):
-        check_adapter({}, set())
+        check_adapter({}, {})
 
 
 def test_of_many_offenders_only_the_first_are_named() -> None:
     with pytest.raises(InvalidAdapter) as caught:
-        check_adapter({}, {f"m{number}" for number in range(100, 400)})
+        check_adapter({}, {f"m{number}": (1, 1) for number in range(100, 400)})
     assert "300 of 300 tensors missing: m100, m101, m102, m103, m104, ..." in str(caught.value)
 
 
@@ -277,8 +311,32 @@ def test_the_model_card_tells_base_data_and_settings_but_no_key(memory: Any, tas
         "| learning rate | 0.0002 |",
     ):
         assert row in card
+    assert "## Licence\n\nThis card states no licence." in card
+    assert "\nlicense:" not in card, "nobody here can say what it is"
     assert "topsecret" not in str(memory.objects)
     assert "AKIDKEY" not in str(memory.objects)
+
+
+def test_the_model_card_tells_the_scores_of_what_is_published_and_how_to_load_a_pinned_base(
+    memory: Any, task: TaskPlan
+) -> None:
+    scores = EvaluationRecord(step=40, loss=1.5, token_accuracy=0.625, tokens=320)
+    publish(memory, task, SMALL, evaluation=scores)
+    card = memory.objects[f"{OUT}/README.md"].decode()
+    for row in ("| evaluation loss | 1.5 |", "| evaluation token accuracy | 0.625 |", f"| {math.exp(1.5)} |"):
+        assert row in card
+    assert 'from_pretrained("acme/tiny", revision="v1.2")' in card
+    manifest = find_published(memory, OUT)
+    assert manifest is not None
+    assert manifest.evaluation == scores
+
+
+def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task: TaskPlan) -> None:
+    publish(memory, task, SMALL, history=b'{"step":1,"loss":2.0}\n')
+    assert memory.objects[f"{OUT}/history.jsonl"] == b'{"step":1,"loss":2.0}\n'
+    manifest = find_published(memory, OUT)
+    assert manifest is not None
+    assert "history.jsonl" in [file.name for file in manifest.files]
 
 
 def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue(task: TaskPlan) -> None:
