@@ -154,11 +154,20 @@ class _Link:
 
 
 class Links:
-    """The links to all coordinators (``ports.Coordinators`` over HTTP). Use as an async context manager."""
+    """The links to all coordinators (``ports.Coordinators`` over HTTP). Use as an async context manager.
 
-    def __init__(self, wake: Callable[[], None], now: Callable[[], datetime]) -> None:
+    ``permit`` is called just before each plan and raises when none may be sent.
+    """
+
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        now: Callable[[], datetime],
+        permit: Callable[[], None] = lambda: None,
+    ) -> None:
         self.wake = wake
         self.now = now
+        self._permit = permit
         self._links: dict[Key, _Link] = {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -196,6 +205,7 @@ class Links:
         if link is None:
             raise Unreachable(f"there is no link to the coordinator of {pipeline}")
         report = link.contact.report
+        self._permit()
         await link.client.put_plan(plan)
         link.contact = replace(
             link.contact,

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +24,8 @@ from kubernetes.aio import client, config
 from mlora_operator.api import GROUP, VERSION, pipeline, task
 from mlora_operator.coordinator import Links
 from mlora_operator.health import examine, running_tasks, serve_health
+from mlora_operator.leader import Elector, Terms, suspend_clock
+from mlora_operator.lease import ApiLeases, own_identity
 from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
@@ -47,7 +51,8 @@ class Runtime:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.indexed = asyncio.Event()  # kopf runs no event handler before all its indexes are filled
-        self.loop: Loop | None = None
+        self.loop: Loop | None = None  # while this replica leads
+        self.elector: Elector | None = None
         self.work: asyncio.Task[None] | None = None
 
     def wake(self) -> None:
@@ -68,13 +73,15 @@ class Runtime:
                 await self.work
 
     async def _serve(self, indexes: Indexes, ready: asyncio.Future[None]) -> None:
-        """Open everything, say so, and work until cancelled. Nothing is decided on half-filled indexes."""
+        """Open everything, say so, and work until cancelled, whenever this replica leads. Nothing is decided on
+        half-filled indexes.
+        """
         async with contextlib.AsyncExitStack() as stack:
             try:
                 api = await stack.enter_async_context(client.ApiClient(await _credentials()))
-                links = await stack.enter_async_context(Links(self.wake_loop, utc_now))
-                cluster = ApiServer(KubeApi(api), indexes, self.settings, lambda: secrets.token_urlsafe(32))
-                self.loop = Loop(cluster, links, self.settings)
+                elector = self._elector(KubeApi(api))
+                new_token = functools.partial(secrets.token_urlsafe, 32)
+                cluster = ApiServer(KubeApi(api, elector.permit), indexes, self.settings, new_token)
                 runner = await serve_health(self.settings.health.port, self._check)
                 stack.push_async_callback(runner.cleanup)
             except BaseException as error:
@@ -82,29 +89,54 @@ class Runtime:
                 raise
             ready.set_result(None)
             await self.indexed.wait()
+            self.elector = elector
             async with asyncio.TaskGroup() as group:
-                group.create_task(self.loop.run(), name="passes")
                 group.create_task(self._audit(cluster), name="audit")
+                group.create_task(elector.run(lambda: self._lead(cluster, elector)), name="leader election")
+
+    def _elector(self, api: KubeApi) -> Elector:
+        wanted = self.settings.leader_election
+        store = ApiLeases(api, self.settings.namespace, wanted.lease_name, utc_now)
+        terms = Terms(
+            wanted.lease_seconds, wanted.deadline_seconds, renew_every=min(2.0, wanted.deadline_seconds / 3)
+        )
+        return Elector(store, own_identity(os.environ), terms, suspend_clock)
+
+    async def _lead(self, cluster: ApiServer, elector: Elector) -> None:
+        """One term. What it learns ends with it: another may have written since."""
+        await self._compare(cluster)  # while it followed, a cut watch may have left objects that are gone
+        async with Links(self.wake_loop, utc_now, elector.permit) as links:
+            self.loop = Loop(cluster, links, self.settings)
+            try:
+                await self.loop.run()
+            finally:
+                self.loop = None
 
     def wake_loop(self) -> None:
         if self.loop is not None:
             self.loop.wake()
 
     def _check(self) -> Any:
+        """A replica that leads ends passes, one that follows looks at the lease; both have all watches."""
         silence = None
-        if self.indexed.is_set() and self.loop is not None:
+        if self.loop is not None:
             silence = time.monotonic() - self.loop.last_pass
+        elif self.elector is not None:
+            silence = self.elector.silence
         return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks())
 
     async def _audit(self, cluster: ApiServer) -> None:
         while True:
             await asyncio.sleep(AUDIT_EVERY)
-            try:
-                if await cluster.audit():
-                    logger.warning("objects were deleted while the watch was cut off")
-                    self.wake_loop()
-            except Exception as error:
-                logger.warning("the audit of the indexes failed: %s", error)
+            await self._compare(cluster)
+
+    async def _compare(self, cluster: ApiServer) -> None:
+        try:
+            if await cluster.audit():
+                logger.warning("objects were deleted while the watch was cut off")
+                self.wake_loop()
+        except Exception as error:
+            logger.warning("the audit of the indexes failed: %s", error)
 
 
 def kopf_settings() -> kopf.OperatorSettings:

@@ -25,6 +25,8 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
+    leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
+    networkPolicy: {enabled: false, operatorLabels: {}, metricsNamespaces: [], egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
     coordinatorUrl: "http://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
 
@@ -95,6 +97,38 @@ class HealthSettings(Model):
     max_silence_seconds: Annotated[float, Field(gt=0)] = 60
 
 
+class LeaderElection(Model):
+    """Of all replicas that share a lease, one acts. It stops ``deadlineSeconds`` after its last renewal; another may begin
+    ``leaseSeconds`` after it."""
+
+    lease_name: str = Field(
+        default="mlora-operator", pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253
+    )
+    lease_seconds: Annotated[int, Field(ge=4, le=3600)] = 15
+    deadline_seconds: Annotated[int, Field(ge=3, le=3600)] = 10
+
+    @model_validator(mode="after")
+    def _stops_before_another_begins(self) -> LeaderElection:
+        if self.deadline_seconds >= self.lease_seconds:
+            raise ValueError("deadlineSeconds must be less than leaseSeconds")
+        return self
+
+
+class NetworkPolicySettings(Model):
+    """``operatorLabels``: of the operator's pods; ``egress``: rules as in a NetworkPolicy, of workers."""
+
+    enabled: Annotated[bool, Field(strict=True)] = False
+    operator_labels: dict[str, str] = Field(default_factory=dict)
+    metrics_namespaces: tuple[str, ...] = ()
+    egress: tuple[Opaque, ...] = ()
+
+    @model_validator(mode="after")
+    def _the_operator_is_known(self) -> NetworkPolicySettings:
+        if self.enabled and not self.operator_labels:  # an empty selector would let every pod in
+            raise ValueError("operatorLabels must say by which labels the operator's pods are known")
+        return self
+
+
 class Settings(Model):
     namespace: str = Field(min_length=1)
     watch_namespaces: tuple[str, ...] = ()
@@ -102,6 +136,8 @@ class Settings(Model):
     models: tuple[CatalogueModel, ...] = ()
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
+    leader_election: LeaderElection = Field(default_factory=LeaderElection)
+    network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
     allow_file_uris: bool = False
     coordinator_url: str = "http://{host}:{port}"
 

@@ -26,6 +26,9 @@ app.kubernetes.io/component: operator
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "mlora.serviceAccount" -}}
@@ -36,9 +39,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* Repository and tag of .image; the chart's version when it names none. */}}
+{{/* Repository and digest of .image, else its tag, else the chart's version. */}}
 {{- define "mlora.image" -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" .image.repository .image.digest -}}
+{{- else -}}
 {{- printf "%s:%s" .image.repository (default .chart.AppVersion .image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "mlora.lease" -}}
+{{- default (include "mlora.fullname" .) .Values.leaderElection.leaseName -}}
 {{- end -}}
 
 {{/*
@@ -54,6 +65,11 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "image" (include "mlora.image" (dict "image" .Values.worker.image "chart" .Chart))
   "imagePullPolicy" .Values.worker.image.pullPolicy
   "imagePullSecrets" .Values.imagePullSecrets -}}
+{{- $network := dict
+  "enabled" .Values.networkPolicy.enabled
+  "operatorLabels" (include "mlora.selector" . | fromYaml)
+  "metricsNamespaces" .Values.networkPolicy.metricsNamespaces
+  "egress" .Values.networkPolicy.workerEgress -}}
 {{- dict
   "namespace" .Release.Namespace
   "watchNamespaces" .Values.watchNamespaces
@@ -61,7 +77,10 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "models" $models
   "log" .Values.log
   "health" .Values.health
+  "leaderElection" (merge (dict "leaseName" (include "mlora.lease" .)) .Values.leaderElection)
+  "networkPolicy" $network
   "allowFileUris" .Values.allowFileUris
+  "allowPrivateEndpoints" .Values.allowPrivateEndpoints
   "coordinatorUrl" .Values.coordinatorUrl
   | toPrettyJson -}}
 {{- end -}}

@@ -14,6 +14,7 @@ from typing import Any
 from mlora_operator.api import API_VERSION, pipeline, task
 from mlora_operator.api.meta import timestamp
 from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
+from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.secret import TOKEN_KEY, token_secret
 from mlora_operator.manifests.service import service
@@ -55,6 +56,7 @@ class ApiServer:
         self._settings = settings
         self._new_token = new_token
         self._applied: dict[tuple[str, Key], tuple[JSON, str]] = {}
+        self._policies: dict[Key, JSON] = {}  # as applied since the last audit; they are not watched
         self._vanished: set[str] = set()
         self._tokenless: set[Key] = set()  # pipelines without a token when one was last looked for
 
@@ -125,6 +127,8 @@ class ApiServer:
         present = self._versions(Key(owner.namespace, owner.child))
         if "StatefulSet" not in present or workers.pipeline.key in self._tokenless:
             await self._create_once(token_secret(owner, self._new_token()))
+        if settings.network_policy.enabled:
+            await self._apply_policy(network_policy(owner, settings.network_policy, settings.namespace))
         await self._apply_changed(service(owner), present.get("Service"))
         await self._apply_changed(group, present.get("StatefulSet"))
 
@@ -173,6 +177,7 @@ class ApiServer:
         A watch that was cut off for long lists everything anew, and what was deleted in between stays in the
         indexes. Without this, a task deleted in such a gap would be trained to its end.
         """
+        self._policies.clear()  # one that somebody changed or deleted comes back
         kinds = (
             (self._indexes.tasks, API_VERSION, task.PLURAL, ""),
             (self._indexes.pipelines, API_VERSION, pipeline.PLURAL, ""),
@@ -214,6 +219,12 @@ class ApiServer:
         answer = await self._api.apply(manifest)
         meta = answer["metadata"]
         self._applied[key] = manifest, str(meta.get("generation") or meta.get("resourceVersion", ""))
+
+    async def _apply_policy(self, manifest: JSON) -> None:
+        key = Key(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        if self._policies.get(key) != manifest:
+            await self._api.apply(manifest)
+            self._policies[key] = manifest
 
     async def _create_once(self, manifest: JSON) -> None:
         try:

@@ -6,7 +6,7 @@ Server-side apply keeps every write idempotent: the server itself finds out whet
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kubernetes.aio import client
@@ -29,6 +29,8 @@ PLURALS = {
     "StatefulSet": "statefulsets",
     "Pod": "pods",
     "Event": "events",
+    "Lease": "leases",
+    "NetworkPolicy": "networkpolicies",
 }
 
 
@@ -41,10 +43,14 @@ class ApiError(Exception):
 
 
 class KubeApi:
-    """Thin verbs. Each raises ApiError, or the client's own error when there is no answer."""
+    """Thin verbs. Each raises ApiError, or the client's own error when there is no answer.
 
-    def __init__(self, api: client.ApiClient) -> None:
+    ``permit`` is called just before each write and raises when there must be none.
+    """
+
+    def __init__(self, api: client.ApiClient, permit: Callable[[], None] = lambda: None) -> None:
         self._api = api
+        self._permit = permit
 
     async def get(self, path: str) -> JSON:
         return await self._call("GET", path)
@@ -72,6 +78,10 @@ class KubeApi:
     async def merge_status(self, path: str, patch: JSON) -> JSON:
         return await self._call("PATCH", f"{path}/status", {"fieldManager": FIELD_MANAGER}, patch, MERGE)
 
+    async def merge(self, path: str, patch: JSON) -> JSON:
+        """Merge patch. With ``metadata.resourceVersion`` in it, of that very version (else 409)."""
+        return await self._call("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE)
+
     async def delete(self, path: str, uid: str) -> None:
         """Delete this very object, not a later one of the same name."""
         body = {"preconditions": {"uid": uid}}
@@ -95,6 +105,8 @@ class KubeApi:
             body=body,
             auth_settings=["BearerToken"],
         )
+        if method != "GET":
+            self._permit()
         answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT)
         text = await answer.read()
         content = json.loads(text) if text else {}

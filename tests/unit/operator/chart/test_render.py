@@ -9,6 +9,7 @@ import helm_python
 import pytest
 
 from mlora_operator.api import crd
+from mlora_operator.manifests.names import labels
 from mlora_operator.settings import Settings, parse_settings
 
 from .conftest import CHART, Objects
@@ -107,6 +108,8 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     assert (settings.health.port, settings.health.max_silence_seconds) == (9000, 30)
     assert settings.allow_file_uris
     assert settings.coordinator_url == "http://{name}.example:{port}"
+    assert settings.leader_election.lease_name == "rel-mlora-operator"
+    assert not settings.network_policy.enabled
 
 
 def test_the_pod_fits_the_restricted_pod_security_standard(render: Render) -> None:
@@ -125,10 +128,17 @@ def test_the_pod_fits_the_restricted_pod_security_standard(render: Render) -> No
     assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
 
 
-def test_one_operator_runs_at_a_time_and_is_probed(render: Render) -> None:
-    objects = render({"health": {"port": 9000}})
+def test_a_new_pod_is_ready_before_the_old_one_goes_and_both_know_their_names(render: Render) -> None:
+    objects = render({"health": {"port": 9000}, "replicas": 2, "leaderElection": {"leaseSeconds": 30}})
     spec = objects["Deployment", "rel-mlora-operator"]["spec"]
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
+    assert (spec["replicas"], spec["strategy"]) == (2, rolling)
+    elects = settings_of(objects).leader_election
+    assert (elects.lease_name, elects.lease_seconds, elects.deadline_seconds) == (
+        "rel-mlora-operator",
+        30,
+        10,
+    )
     (container,) = pod_of(objects)["containers"]
     assert container["ports"] == [{"name": "health", "containerPort": 9000}]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -138,7 +148,7 @@ def test_one_operator_runs_at_a_time_and_is_probed(render: Render) -> None:
 def test_the_settings_file_is_where_the_environment_says(render: Render) -> None:
     objects = render({})
     (container,) = pod_of(objects)["containers"]
-    environment = {variable["name"]: variable["value"] for variable in container["env"]}
+    environment = {variable["name"]: variable.get("value") for variable in container["env"]}
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert environment["MLORA_SETTINGS"] == f"{mounts['settings']}/settings.json"
     assert "settings.json" in objects["ConfigMap", "rel-mlora-operator"]["data"]
@@ -170,7 +180,7 @@ def test_extra_pod_fields_are_added_to_its_own(render: Render) -> None:
     )
     (container,) = pod["containers"]
     assert (container["command"], container["args"]) == (["python"], ["-m", "mlora_operator"])
-    assert [variable["name"] for variable in container["env"]] == ["MLORA_SETTINGS", "A"]
+    assert [variable["name"] for variable in container["env"]] == ["MLORA_SETTINGS", "MLORA_POD_NAME", "A"]
     assert [volume["name"] for volume in pod["volumes"]] == ["settings", "tmp", "more"]
     assert pod["nodeSelector"] == {"disk": "ssd"}
     assert pod["tolerations"] == [{"operator": "Exists"}]
@@ -184,7 +194,8 @@ def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None
     secret_verbs = {verb for _, resource, verb in rules if resource == "secrets"}
     assert secret_verbs == {"get", "create"}
     assert ("", "pods", "create") not in rules
-    assert {verb for _, resource, verb in rules if resource == "loratasks"} == {"get", "list", "watch"}
+    task_verbs = {verb for _, resource, verb in rules if resource == "loratasks"}
+    assert task_verbs == {"get", "list", "watch", "delete"}
     assert ("mlora.dev", "lorapipelines", "create") in rules
     assert ("mlora.dev", "loratasks/status", "patch") in rules
 
@@ -192,7 +203,8 @@ def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None
 def test_all_namespaces_are_watched_through_one_cluster_binding(render: Render) -> None:
     objects = render({})
     assert ("ClusterRoleBinding", "rel-mlora-operator") in objects
-    assert not [key for key in objects if key[0] == "RoleBinding"]
+    bindings = [name for kind, name in objects if kind == "RoleBinding"]
+    assert bindings == ["mlora-system/rel-mlora-operator-leader"]
 
 
 def test_named_namespaces_get_one_binding_each_and_no_rights_elsewhere(render: Render) -> None:
@@ -230,3 +242,80 @@ def test_the_crds_can_be_left_out(render: Render) -> None:
 def test_the_notes_name_the_models(render: Render) -> None:
     assert MODEL["name"] in render({"models": [MODEL]})["NOTES", ""]["text"]
     assert "make a LoRAPipeline" in render({})["NOTES", ""]["text"]
+
+
+def test_the_lease_is_the_only_one_that_the_operator_may_write(render: Render) -> None:
+    objects = render({"leaderElection": {"leaseName": "mine"}})
+    create, this = objects["Role", "rel-mlora-operator-leader"]["rules"]
+    assert create == {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]}
+    assert (this["resourceNames"], this["verbs"]) == (["mine"], ["get", "patch"])
+    assert settings_of(objects).leader_election.lease_name == "mine"
+
+
+def test_a_digest_goes_before_a_tag(render: Render) -> None:
+    digest = "sha256:" + "0a" * 32
+    image = {"repository": "registry/operator", "tag": "1", "digest": digest}
+    objects = render({"image": image, "worker": {"image": {**image, "repository": "registry/worker"}}})
+    assert pod_of(objects)["containers"][0]["image"] == f"registry/operator@{digest}"
+    assert settings_of(objects).worker.image == f"registry/worker@{digest}"
+    with pytest.raises(Exception, match="digest"):
+        render({"image": {**image, "digest": "0a0a"}})
+
+
+def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    return all(labels.get(name) == value for name, value in selector["matchLabels"].items())
+
+
+def test_all_that_selects_the_operators_pods_selects_them_and_not_the_self_tests(render: Render) -> None:
+    objects = render(
+        {
+            "metrics": {"serviceMonitor": {"enabled": True}, "labels": {"release": "prometheus"}},
+            "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
+            "networkPolicy": {"enabled": True, "metricsNamespaces": ["monitoring"]},
+            "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
+            "commonLabels": {"team": "ml"},
+        }
+    )
+    name = "rel-mlora-operator"
+    template = objects["Deployment", name]["spec"]["template"]
+    own = template["metadata"]["labels"]
+    selectors = [
+        objects["PodDisruptionBudget", name]["spec"]["selector"],
+        objects["NetworkPolicy", name]["spec"]["podSelector"],
+        {"matchLabels": objects["Service", name]["spec"]["selector"]},
+        {"matchLabels": settings_of(objects).network_policy.operator_labels},
+        template["spec"]["topologySpreadConstraints"][0]["labelSelector"],
+    ]
+    tested = objects["Pod", f"{name}-selftest"]["metadata"]["labels"]
+    for one in selectors:
+        assert matches(one, own)
+        assert not matches(one, tested)
+    monitor = objects["ServiceMonitor", name]
+    service = objects["Service", name]
+    assert matches(monitor["spec"]["selector"], service["metadata"]["labels"])
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert own["team"] == "ml"
+
+
+def test_worker_metrics_are_read_where_workers_are(render: Render) -> None:
+    def monitor(values: dict[str, Any]) -> Any:
+        objects = render({"metrics": {"podMonitor": {"enabled": True}}, **values})
+        return objects["PodMonitor", "rel-mlora-operator-workers"]["spec"]
+
+    everywhere = monitor({})
+    assert everywhere["namespaceSelector"] == {"any": True}
+    assert matches(everywhere["selector"], labels("some-pipeline"))
+    (port,) = everywhere["podMetricsEndpoints"]
+    assert (port["port"], port["path"]) == ("http", "/metrics")
+    assert monitor({"watchNamespaces": ["team-a"]})["namespaceSelector"] == {
+        "matchNames": ["team-a", "mlora-system"]
+    }
+
+
+def test_rights_to_make_network_policies_come_with_the_policies(render: Render) -> None:
+    def verbs(enabled: bool) -> set[str]:
+        rules = rules_of(render({"networkPolicy": {"enabled": enabled}}), "rel-mlora-operator")
+        return {verb for _, resource, verb in rules if resource == "networkpolicies"}
+
+    assert (verbs(True), verbs(False)) == ({"create", "patch"}, set())
