@@ -22,7 +22,13 @@ REASON_INVALID_SPEC = "InvalidSpec"  # a field is wrong beyond what the schema c
 REASON_NO_PIPELINE = "NoPipelineForModel"  # no pipeline serves the base model and none may be created for it
 REASON_NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # the pipeline does not take tasks of this namespace
 REASON_SECRET_NOT_FOUND = "SecretNotFound"  # storage.secretRef names a Secret that is not there (yet)
+REASON_CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"  # dataset.configMapRef names one, or a key, that is not there (yet)
 REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY
+REASON_OUTPUT_IN_USE = (
+    "OutputInUse"  # another task, a pipeline or the task's own rows have the output's place
+)
+REASON_ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # an address that only the worker or its machine can reach
+REASON_NAMESPACE_LIMIT = "NamespaceLimit"  # its namespace has as many tasks there as the pipeline takes
 REASON_CREATING_PIPELINE = (
     "CreatingPipeline"  # a pipeline for the base model is being made from the catalogue
 )
@@ -53,6 +59,10 @@ REASON_UPLOAD_GOES_ON = (
 
 # Reasons of Succeeded and Failed beyond those of the worker (mlora_worker.protocol.FailureReason).
 REASON_ADAPTER_UPLOADED = "AdapterUploaded"
+REASON_DEADLINE_EXCEEDED = (
+    "DeadlineExceeded"  # it did not start, or was not done, in the time that its spec gives
+)
+REASON_RETRIED = "Retried"  # of an event: a failed task runs again, as its annotation asks
 
 # Reasons of Ready and WorkersAvailable.
 REASON_READY = "Ready"

@@ -105,6 +105,7 @@ class LocalCluster:
             by_alias=True,
             exclude={
                 "allowed_namespaces",
+                "namespace_limits",
                 "idle_timeout",
                 "start_timeout",
                 "stall_timeout",
@@ -119,6 +120,11 @@ class LocalCluster:
 
     async def read_secret(self, key: Key) -> SecretData | None:
         return self._world.secrets.get(key)
+
+    async def read_config_map(self, key: Key) -> Mapping[str, str] | None:
+        """There are none without a cluster: the task says so."""
+        del key
+        return None
 
     async def read_token(self, pipeline: Pipeline) -> str | None:
         return self._tokens.get(pipeline.key)
@@ -143,6 +149,9 @@ class LocalCluster:
     async def delete_pod(self, pod: Pod) -> None:
         for group in self._groups.values():
             group.kill(pod.uid)
+
+    async def delete_task(self, task: Task) -> None:
+        """The record of a local run stays."""
 
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         self._on_task(self._objects.patch_status(loratask.KIND, task.key, task.uid, patch))
@@ -220,6 +229,7 @@ class LocalCluster:
             recompute_activations=spec.recompute_activations,
             memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
             allow_file_uris=True,
+            allowed_networks=("0.0.0.0/0", "::/0"),  # user and worker are one and the same
         )
 
 

@@ -13,6 +13,7 @@ from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import StorageAccess
 
 ACCESS_KEY = "AWS_ACCESS_KEY_ID"
+HUB_TOKEN = "HF_TOKEN"
 SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
 SESSION_TOKEN = "AWS_SESSION_TOKEN"
 
@@ -51,6 +52,9 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         if problem is not None:
             return problem
 
+    if (missing := _rows_problem(task, snapshot.config_maps)) is not None:
+        return missing
+
     allowed = [one for one in serving if _takes(one, task.key.namespace, snapshot.namespace_labels)]
     if bound is not None and bound in allowed:
         return _accepted(bound)
@@ -79,6 +83,34 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     )
 
 
+def dataset_text(task: Task, config_maps: Mapping[Key, Mapping[str, str] | None]) -> str | None:
+    """The rows that its ConfigMap holds; None where it names none, or that is not there."""
+    assert task.spec is not None
+    reference = task.spec.dataset.config_map_ref
+    if reference is None:
+        return None
+    return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
+
+
+def _rows_problem(task: Task, config_maps: Mapping[Key, Mapping[str, str] | None]) -> Acceptance | None:
+    """What is wrong with the ConfigMap of a task's rows, or None."""
+    assert task.spec is not None
+    reference = task.spec.dataset.config_map_ref
+    if reference is None or dataset_text(task, config_maps) is not None:
+        return None
+    there = config_maps.get(Key(task.key.namespace, reference.name))
+    lacks = (
+        f"no ConfigMap {reference.name}"
+        if there is None
+        else (f"ConfigMap {reference.name} has no text under the key {reference.key}")
+    )
+    return Acceptance(
+        conditions.REASON_CONFIG_MAP_NOT_FOUND,
+        f"spec.dataset.configMapRef: {lacks} in namespace {task.key.namespace}; create it, nothing else has to be done "
+        "(`mlora run` reads none: use dataset.inline or a file there)",
+    )
+
+
 def secret_problem(key: Key, secrets: Mapping[Key, SecretData | None], field: str) -> Acceptance | None:
     """What is wrong with a Secret of S3 keys, or None."""
     data = secrets.get(key)
@@ -104,7 +136,8 @@ def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> Stor
     if storage.secret_ref is None:
         return StorageAccess(endpoint=storage.endpoint, region=storage.region)
     data = secrets.get(Key(task.key.namespace, storage.secret_ref.name)) or {}
-    keys = {name: data.get(name, "").strip() for name in (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN)}
+    names = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
+    keys = {name: data.get(name, "").strip() for name in names}
     if not keys[ACCESS_KEY] or not keys[SECRET_KEY]:
         return None
     return StorageAccess.model_validate(
@@ -114,6 +147,7 @@ def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> Stor
             "accessKey": keys[ACCESS_KEY],
             "secretKey": keys[SECRET_KEY],
             "sessionToken": keys[SESSION_TOKEN] or None,
+            "hubToken": keys[HUB_TOKEN] or None,
         }
     )
 

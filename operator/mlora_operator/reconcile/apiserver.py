@@ -95,6 +95,15 @@ class ApiServer:
             raise
         return {name: _decoded(value) for name, value in (found.get("data") or {}).items()}
 
+    async def read_config_map(self, key: Key) -> Mapping[str, str] | None:
+        try:
+            found = await self._api.get(f"{collection('v1', 'configmaps', key.namespace)}/{key.name}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return dict(found.get("data") or {})
+
     async def read_token(self, pipeline: Pipeline) -> str | None:
         data = await self.read_secret(Key(pipeline.key.namespace, _owner(pipeline).token_secret))
         if data is None or TOKEN_KEY not in data:
@@ -138,6 +147,12 @@ class ApiServer:
         with _gone_when((404, 409)):
             await self._api.delete(path, pod.uid)
 
+    async def delete_task(self, task_: Task) -> None:
+        path = f"{collection(API_VERSION, task.PLURAL, task_.key.namespace)}/{task_.key.name}"
+        logger.info("deleting task %s: its time to live is over", task_.key, extra={"task": str(task_.key)})
+        with _gone_when((404, 409)):
+            await self._api.delete(path, task_.uid)
+
     async def patch_task_status(self, task_: Task, patch: Manifest) -> None:
         await self._patch_status(task.PLURAL, task_, patch)
 
@@ -147,7 +162,7 @@ class ApiServer:
     async def emit_event(self, event: Event) -> None:
         now = datetime.now(UTC)
         identity = f"{event.uid}{event.reason}{event.message}{now.isoformat()}"
-        name = f"{event.about.name[:200]}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        name = f"{event.about.name[:200].rstrip('-.')}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         manifest: JSON = {
             "apiVersion": "v1",
             "kind": "Event",

@@ -11,7 +11,9 @@ from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
-from mlora_operator.reconcile.accept import Acceptance, accept
+from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.acceptances import acceptances
+from mlora_operator.reconcile.deadlines import as_leaving, outlived
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
 from mlora_operator.reconcile.health import Health, health
 from mlora_operator.reconcile.pipelines import (
@@ -24,6 +26,7 @@ from mlora_operator.reconcile.pipelines import (
 )
 from mlora_operator.reconcile.places import places
 from mlora_operator.reconcile.plans import known_generation, next_plan
+from mlora_operator.reconcile.retries import told, tried_again
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.starts import Turn, applicant, turns
 from mlora_operator.reconcile.tasks import task_status
@@ -36,15 +39,22 @@ from mlora_operator.settings import CatalogueModel, Settings
 def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     """What to do about a snapshot.
 
-    1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again.
+    1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again, unless it
+       failed and its user asks for another try, or its time to live is over.
     2. Each pipeline: who has a place in its memory.
     3. All pipelines together: whose workers may start, where not all of them get a place in the cluster.
     4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
     5. Statuses follow, and events from what changed in them.
     """
-    open_tasks = [task for task in snapshot.tasks if not task.finished and not task.deleting]
-    acceptances = {task.key: accept(task, snapshot, settings.models) for task in open_tasks}
-    members = _members(open_tasks, acceptances)
+    again = {
+        task.key: task
+        for one in snapshot.tasks
+        if (task := tried_again(one, snapshot.contacts, now)) is not None
+    }
+    present = (again.get(task.key, task) for task in snapshot.tasks)
+    open_tasks = [as_leaving(task, now) for task in present if not task.finished and not task.deleting]
+    accepted = acceptances(open_tasks, snapshot, settings)
+    members = _members(open_tasks, accepted)
 
     crews = [
         _crew(view(pipeline, members[pipeline.key], snapshot), now)
@@ -55,24 +65,28 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
         (applicant(crew.view, crew.wanting) for crew in crews if crew.view.pipeline.spec is not None), now
     )
     decided = [
-        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), acceptances, snapshot, now)
+        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), accepted, snapshot, now)
         for crew in crews
     ]
     homeless = {
-        task.key: task_status(task, acceptances[task.key], None, None, Health(), Turn(), now)
+        task.key: task_status(task, accepted[task.key], None, None, Health(), Turn(), now)
         for task in open_tasks
-        if acceptances[task.key].pipeline is None
+        if accepted[task.key].pipeline is None
     }
     task_statuses = {key: status for one in decided for key, status in one.task_statuses.items()} | homeless
     pipeline_statuses = {key: status for one in decided for key, status in one.pipeline_statuses.items()}
     return Decision(
         task_statuses=task_statuses,
         pipeline_statuses=pipeline_statuses,
-        new_pipelines=_from_catalogue(acceptances, snapshot.pipelines, settings),
+        new_pipelines=_from_catalogue(accepted, snapshot.pipelines, settings),
         workers={key: group for one in decided for key, group in one.workers.items()},
         delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
+        delete_tasks=tuple(task for task in snapshot.tasks if task.key not in again and outlived(task, now)),
         plans={key: plan for one in decided for key, plan in one.plans.items()},
-        events=_events(open_tasks, snapshot.pipelines, task_statuses, pipeline_statuses),
+        events=(
+            *map(told, again.values()),
+            *_events(open_tasks, snapshot.pipelines, task_statuses, pipeline_statuses),
+        ),
     )
 
 
@@ -93,7 +107,7 @@ def _crew(one: View, now: datetime) -> _Crew:
 
 
 def _decide_pipeline(
-    crew: _Crew, turn: Turn, acceptances: dict[Key, Acceptance], snapshot: Snapshot, now: datetime
+    crew: _Crew, turn: Turn, accepted: Mapping[Key, Acceptance], snapshot: Snapshot, now: datetime
 ) -> Decision:
     seen, placed, wanting = crew.view, crew.placed, crew.wanting
     key = seen.pipeline.key
@@ -101,13 +115,13 @@ def _decide_pipeline(
         return Decision(pipeline_statuses={key: invalid_status(seen, now)})
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wish = size(seen, wanting, fares, turn, now)
-    plan = next_plan(seen, wanting, placed, snapshot.secrets)
+    plan = next_plan(seen, wanting, placed, snapshot.secrets, snapshot.config_maps)
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wish)
     waiting = len([task for task in wanting if task.uid not in seen.active])
     return Decision(
         task_statuses={
-            task.key: task_status(task, acceptances[task.key], seen, placed.get(task.uid), fares, turn, now)
+            task.key: task_status(task, accepted[task.key], seen, placed.get(task.uid), fares, turn, now)
             for task in seen.tasks
         },
         pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
@@ -117,21 +131,21 @@ def _decide_pipeline(
     )
 
 
-def _members(tasks: list[Task], acceptances: dict[Key, Acceptance]) -> defaultdict[Key, tuple[Task, ...]]:
+def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> defaultdict[Key, tuple[Task, ...]]:
     members: defaultdict[Key, tuple[Task, ...]] = defaultdict(tuple)
     for task in tasks:
-        pipeline = acceptances[task.key].pipeline
+        pipeline = accepted[task.key].pipeline
         if pipeline is not None:
             members[pipeline.key] += (task,)
     return members
 
 
 def _from_catalogue(
-    acceptances: dict[Key, Acceptance], pipelines: tuple[Pipeline, ...], settings: Settings
+    accepted: Mapping[Key, Acceptance], pipelines: tuple[Pipeline, ...], settings: Settings
 ) -> tuple[Manifest, ...]:
     """Pipelines that tasks wait for, and existing ones whose entry in the catalogue has changed since."""
     present = {one.key: one for one in pipelines}
-    wanted = {one.wanted.name for one in acceptances.values() if one.wanted is not None}
+    wanted = {one.wanted.name for one in accepted.values() if one.wanted is not None}
     return tuple(
         pipeline_manifest(model, settings.namespace)
         for model in settings.models

@@ -56,12 +56,17 @@ class Lookups:
         self._pipelines: Mapping[Key, Pipeline] = {}
         self._cluster = cluster
         self._secrets: _Shelf[Key, SecretData | None] = _Shelf(cluster.read_secret, clock)
+        self._config_maps: _Shelf[Key, Mapping[str, str] | None] = _Shelf(cluster.read_config_map, clock)
         self._labels: _Shelf[str, Mapping[str, str]] = _Shelf(cluster.read_namespace_labels, clock)
         self._tokens: _Shelf[Key, str | None] = _Shelf(self._read_token, clock)
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
         return await self._secrets.get(keys, lambda data: MAX_AGE if data is not None else MISSING_AGE)
+
+    async def config_maps(self, keys: Iterable[Key]) -> Mapping[Key, Mapping[str, str] | None]:
+        """Each ConfigMap's texts, None for one that is not there."""
+        return await self._config_maps.get(keys, lambda data: MAX_AGE if data is not None else MISSING_AGE)
 
     async def namespace_labels(self, namespaces: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
         return await self._labels.get(namespaces, lambda _: MAX_AGE)

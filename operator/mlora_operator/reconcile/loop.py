@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.lookups import Lookups
-from mlora_operator.reconcile.observe import Reader, namespaces_wanted, secrets_wanted
+from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
 from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
 from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
@@ -102,6 +102,7 @@ class Loop:
             revisions={pipeline.key: self._cluster.revision(pipeline) for pipeline in valid},
             contacts=self._coordinators.contacts(),
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
+            config_maps=await self._lookups.config_maps(config_maps_wanted(tasks)),
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
         )
 

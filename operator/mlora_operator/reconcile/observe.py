@@ -16,7 +16,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
-from mlora_operator.manifests.names import CATALOGUE_HASH
+from mlora_operator.manifests.names import CATALOGUE_HASH, RETRY
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Task
 
 Raw = Mapping[str, Any]
@@ -41,6 +41,7 @@ def read_task(raw: Raw, *, allow_file_uris: bool) -> Task:
         status=_status(TaskStatus, raw),
         deleting="deletionTimestamp" in meta,
         version=meta.get("resourceVersion", ""),
+        retry=(meta.get("annotations") or {}).get(RETRY),
     )
 
 
@@ -93,6 +94,15 @@ class Reader:
 def _is_other(version: str, raw: Raw) -> bool:
     """Objects without a resourceVersion are read each time."""
     return not version or version != raw["metadata"].get("resourceVersion")
+
+
+def config_maps_wanted(tasks: Iterable[Task]) -> frozenset[Key]:
+    """The ConfigMaps that hold rows of unfinished tasks."""
+    return frozenset(
+        Key(task.key.namespace, task.spec.dataset.config_map_ref.name)
+        for task in tasks
+        if not task.finished and task.spec is not None and task.spec.dataset.config_map_ref is not None
+    )
 
 
 def secrets_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> frozenset[Key]:

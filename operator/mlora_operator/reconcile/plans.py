@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlora_operator.reconcile.accept import storage_access
+from mlora_operator.reconcile.accept import dataset_text, storage_access
 from mlora_operator.reconcile.places import ordered
 from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
 from mlora_operator.reconcile.view import View
@@ -17,13 +17,14 @@ def next_plan(
     wanting: tuple[Task, ...],
     places: Mapping[str, Place],
     secrets: Mapping[Key, SecretData | None],
+    config_maps: Mapping[Key, Mapping[str, str] | None],
 ) -> Plan | None:
     """The plan to send now, or None when the coordinator has it already or cannot take it.
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. A suspended one stays as long as the coordinator has its steps, so that it can write them down and take
     them up again. A plan that would take a running task's keys away, because its Secret is missing at this moment,
-    is not sent; the former one stays in force.
+    is not sent; the former one stays in force. Rows of a ConfigMap stay those that were sent first.
     """
     if view.report is None:
         return None
@@ -32,7 +33,8 @@ def next_plan(
         access = storage_access(task, secrets) or _keys_sent(view.contact, task.uid)
         if access is None:
             return None
-        tasks.append(_task_plan(task, _is_admitted(places, task), access))
+        text = _text_sent(view.contact, task.uid) or dataset_text(task, config_maps)
+        tasks.append(_task_plan(task, _is_admitted(places, task), access, text))
     return _if_new(tuple(tasks), view)
 
 
@@ -76,7 +78,7 @@ def _is_done(tasks: tuple[TaskPlan, ...], report: Report) -> bool:
     return not any(phases[task.uid] in against[task.admitted] for task in tasks)
 
 
-def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
+def _task_plan(task: Task, admitted: bool, access: StorageAccess, text: str | None) -> TaskPlan:
     spec = task.spec
     assert spec is not None
     return TaskPlan(
@@ -89,8 +91,11 @@ def _task_plan(task: Task, admitted: bool, access: StorageAccess) -> TaskPlan:
         base_model=spec.base_model,
         lora=spec.lora,
         dataset=spec.dataset,
+        dataset_text=text,
         training=spec.training,
         output_uri=spec.output.uri,
+        output_dtype=spec.output.dtype,
+        base_model_name=spec.output.base_model_name,
         storage=access,
     )
 
@@ -113,6 +118,12 @@ def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
         and reported.phase is TaskPhase.PREEMPTED
         and _keys_sent(view.contact, task.uid) is not None
     )
+
+
+def _text_sent(contact: Contact, uid: str) -> str | None:
+    if contact.sent is None:
+        return None
+    return next((task.dataset_text for task in contact.sent.tasks if task.uid == uid), None)
 
 
 def _keys_sent(contact: Contact, uid: str) -> StorageAccess | None:

@@ -46,6 +46,9 @@ class Cluster(Protocol):
     async def read_secret(self, key: Key) -> SecretData | None:
         """The decoded Secret, or None when there is none."""
 
+    async def read_config_map(self, key: Key) -> Mapping[str, str] | None:
+        """The ConfigMap's texts, or None when there is none."""
+
     async def read_token(self, pipeline: Pipeline) -> str | None:
         """The bearer token of the pipeline's coordinator, or None before its workers were first applied."""
 
@@ -61,6 +64,9 @@ class Cluster(Protocol):
 
     async def delete_pod(self, pod: Pod) -> None:
         """End one worker; its group starts another in its place, with the group's present revision."""
+
+    async def delete_task(self, task: Task) -> None:
+        """Remove a finished task, this very object; what it left in the store stays."""
 
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         """Merge ``patch`` (JSON merge patch of ``status``) into the task's status."""

@@ -48,6 +48,7 @@ class Task:
     status: TaskStatus = field(default_factory=TaskStatus)
     deleting: bool = False
     version: str = ""  # resourceVersion
+    retry: str | None = None  # value of the annotation by which a user wants a failed task to run again
 
     @property
     def finished(self) -> bool:
@@ -197,4 +198,7 @@ class Snapshot:
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False
     )  # None: looked for, not there
+    config_maps: Mapping[Key, Mapping[str, str] | None] = field(
+        default_factory=dict, repr=False
+    )  # with rows; None: looked for, not there
     namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -87,11 +87,13 @@ class World:
         self.raw_tasks: dict[Key, dict[str, Any]] = {}
         self.raw_pipelines: dict[Key, dict[str, Any]] = {}
         self.secrets: dict[Key, dict[str, str]] = {}
+        self.config_maps: dict[Key, dict[str, str]] = {}
         self.groups: dict[Key, Group] = {}
         self.coordinator: Coordinator | None = None
         self.contact = Contact()
         self.events: list[tuple[str, str]] = []
         self.writes: list[str] = []
+        self.plans: list[Plan] = []
         self.runs = 0
         self.started = 0
 
@@ -112,6 +114,9 @@ class World:
 
     async def read_secret(self, key: Key) -> SecretData | None:
         return self.secrets.get(key)
+
+    async def read_config_map(self, key: Key) -> dict[str, str] | None:
+        return self.config_maps.get(key)
 
     async def read_token(self, _pipeline: Pipeline) -> str | None:
         return "token"
@@ -135,6 +140,9 @@ class World:
 
     async def delete_pod(self, _pod: Pod) -> None:
         raise AssertionError("no pod is stale here")
+
+    async def delete_task(self, task: Task) -> None:
+        self.raw_tasks.pop(task.key)
 
     async def patch_task_status(self, task: Task, patch: dict[str, Any]) -> None:
         self.write(self.raw_tasks, task.key, task.uid, patch)
@@ -174,6 +182,7 @@ class World:
     async def send_plan(self, _pipeline: Key, plan: Plan) -> None:
         assert self.coordinator is not None
         self.coordinator.put(plan)
+        self.plans.append(plan)
         self.contact = replace(
             self.contact, sent=plan, sent_run=self.coordinator.run, sent_sequence=self.coordinator.sequence
         )
@@ -187,6 +196,11 @@ class World:
 
     def end_workers(self) -> None:
         self.coordinator = None
+
+    def accepted(self, name: str = "t1") -> dict[str, Any]:
+        """The condition of that name."""
+        held = self.raw_tasks[Key("team-a", name)]["status"]["conditions"]
+        return next(one for one in held if one["type"] == "Accepted")
 
     def state(self, name: str = "t1") -> str:
         return str(self.raw_tasks[Key("team-a", name)]["status"].get("state"))
@@ -351,6 +365,21 @@ async def test_a_late_secret_is_picked_up_by_itself(stage: Stage) -> None:
     await stage.until("Rejected")
     stage.world.secrets[Key("team-a", "keys")] = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     await stage.until("Succeeded")
+
+
+async def test_rows_of_a_late_config_map_are_sent_as_they_were_when_it_was_read_first(stage: Stage) -> None:
+    stage.add(dataset={"uri": None, "configMapRef": {"name": "rows", "key": "train.csv"}})
+    await stage.until("Rejected")
+    assert stage.world.accepted()["reason"] == "ConfigMapNotFound"
+    stage.world.config_maps[Key("team-a", "rows")] = {"train.jsonl": "another key"}
+    await stage.passes()
+    assert "no text under the key train.csv" in stage.world.accepted()["message"]
+    stage.world.config_maps[Key("team-a", "rows")] = {"train.csv": "prompt,completion\na,b\n"}
+    await stage.until("Training")
+    stage.world.config_maps[Key("team-a", "rows")] = {"train.csv": "changed"}
+    await stage.until("Succeeded")
+    sent = {task.dataset_text for plan in stage.world.plans for task in plan.tasks}
+    assert sent == {"prompt,completion\na,b\n"}
 
 
 async def test_a_model_of_the_catalogue_needs_no_pipeline(make: Any) -> None:
