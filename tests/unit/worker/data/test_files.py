@@ -166,9 +166,11 @@ class Watched:
         raise NotImplementedError
 
     def size(self, uri: str) -> int:
+        del uri
         return len(self._data)
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
+        del uri
         self.read += length
         return self._data[start : start + length]
 

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import IGNORED, Prepared, labels_of, prepare
-from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, Overlong, StorageAccess, Training
+from mlora_worker.protocol import (
+    ConfigMapReference,
+    Dataset,
+    DatasetFormat,
+    FailureReason,
+    Overlong,
+    StorageAccess,
+    Training,
+)
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
@@ -181,3 +189,96 @@ def test_rows_are_in_the_files_order_whatever_the_batches(tokenizer: Any) -> Non
     rows = run(dataset, tokenizer).rows
     answers = [tokenizer.decode(row.labels[row.labels != IGNORED]) for row in rows]
     assert answers == [f"<{number}><|im_end|>" for number in range(1200) if number % 7]
+
+
+def many(count: int, **changes: Any) -> Dataset:
+    rows = "\n".join(
+        json.dumps({"prompt": f"{number}?", "completion": f"{number}"}) for number in range(count)
+    )
+    return Dataset(inline=rows, **changes)
+
+
+def answers(rows: Any, tokenizer: Any) -> list[int]:
+    return [
+        int(tokenizer.decode(row.labels[row.labels != IGNORED]).removesuffix("<|im_end|>")) for row in rows
+    ]
+
+
+def test_the_first_rows_are_taken_and_no_more_are_read(tokenizer: Any) -> None:
+    prepared = run(many(40, limit=3), tokenizer)
+    assert answers(prepared.rows, tokenizer) == [0, 1, 2]
+    assert (prepared.counts.rows, prepared.counts.used, prepared.counts.beyond_limit) == (3, 3, 0)
+
+
+def test_a_sample_is_drawn_of_all_rows_and_is_the_same_each_time(tokenizer: Any) -> None:
+    drawn = [
+        answers(run(many(40, limit=10, shuffle_seed=seed), tokenizer).rows, tokenizer) for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] == sorted(set(drawn[0]))
+    assert drawn[0] not in (drawn[2], list(range(10)))
+    counts = run(many(40, limit=10, shuffle_seed=1), tokenizer).counts
+    assert (counts.rows, counts.used, counts.beyond_limit) == (40, 10, 30)
+
+
+def test_what_is_held_out_is_trained_on_by_nobody(tokenizer: Any) -> None:
+    prepared = run(many(40, held_out=0.25), tokenizer, seed=3)
+    train, apart = answers(prepared.rows, tokenizer), answers(prepared.held_out, tokenizer)
+    assert sorted(train + apart) == list(range(40))
+    assert (len(apart), prepared.counts.held_out, prepared.counts.used) == (10, 10, 30)
+    assert prepared.counts.tokens == sum(len(row.ids) for row in prepared.rows)
+    assert apart == answers(run(many(40, held_out=0.25), tokenizer, seed=3).held_out, tokenizer)
+    assert apart != answers(run(many(40, held_out=0.25), tokenizer, seed=4).held_out, tokenizer)
+
+
+def test_one_row_cannot_be_held_out_and_trained_on(tokenizer: Any) -> None:
+    error = failure(many(1, held_out=0.5), tokenizer)
+    assert error.reason is FailureReason.NO_TRAINABLE_ROWS
+    assert "dataset.heldOut keeps them all" in str(error)
+
+
+def test_the_end_of_a_long_row_is_kept_behind_its_first_token(make_tokenizer: Callable[..., Any]) -> None:
+    tokenizer = make_tokenizer(
+        "{{ bos_token }}" + CHATML,
+        specials=["<bos>", "<|im_start|>", "<|im_end|>"],
+        bos_token="<bos>",
+        eos_token="<|im_end|>",
+    )
+    (row,) = run(pairs(LONG), tokenizer, max_seq_length=20, overlong=Overlong.TRUNCATE_LEFT).rows
+    assert len(row.ids) == 20
+    assert tokenizer.decode(row.ids[:1]) == "<bos>"
+    assert tokenizer.decode(row.ids).endswith("and again <|im_end|>\n")
+    assert row.labels[0] == IGNORED, "nobody has seen what stood before the second token"
+    assert tokenizer.decode(row.labels[row.labels != IGNORED]).endswith("again <|im_end|>")
+
+
+def test_files_are_read_one_after_the_other_and_a_flaw_names_its_own(tokenizer: Any, tmp_path: Path) -> None:
+    for name, text in (("a.csv", "prompt,completion\n1?,1\n"), ("b.csv", "prompt,completion\n2?,2\n")):
+        (tmp_path / name).write_text(text)
+    both = Dataset(uri=f"{tmp_path.as_uri()}/*.csv")
+    assert answers(run(both, tokenizer).rows, tokenizer) == [1, 2]
+    assert answers(run(Dataset(uri=f"{tmp_path.as_uri()}/*.csv", split="b"), tokenizer).rows, tokenizer) == [
+        2
+    ]
+    (tmp_path / "c.csv").write_text("prompt,completion\n3?,3\n4?\n")
+    listed = Dataset(uris=tuple((tmp_path / name).as_uri() for name in ("b.csv", "a.csv")))
+    assert answers(run(listed, tokenizer).rows, tokenizer) == [2, 1]
+    assert f"{(tmp_path / 'c.csv').as_uri()} has invalid rows: line 3: has 1 values" in str(
+        failure(both, tokenizer)
+    )
+
+
+def test_rows_of_a_config_map_come_as_text_and_its_key_tells_their_kind(tokenizer: Any) -> None:
+    dataset = Dataset(config_map_ref=ConfigMapReference(name="rows", key="train.csv"))
+    text = "prompt,completion\n1?,1\n"
+    prepared = prepare(dataset, Training(), tokenizer, SOURCE, 1000, text=text)
+    assert answers(prepared.rows, tokenizer) == [1]
+    with pytest.raises(DataError, match="ConfigMap rows, key train.csv has invalid rows: line 3"):
+        prepare(dataset, Training(), tokenizer, SOURCE, 1000, text=text + "2\n")
+
+
+def test_texts_are_learnt_whole(tokenizer: Any) -> None:
+    prepared = run(
+        Dataset(inline='{"text": "It is four."}\n{"text": " "}', format=DatasetFormat.TEXT), tokenizer
+    )
+    assert tokenizer.decode(prepared.rows[0].ids) == "It is four.<|im_end|>"
+    assert prepared.counts.dropped == {"EmptyText": 1}

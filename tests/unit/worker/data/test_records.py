@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_worker.data.records import csv_rows, json_array, json_lines
+from mlora_worker.data.records import csv_rows, json_array
 from mlora_worker.data.rows import Flaw, Record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

@@ -1,0 +1,188 @@
+"""Tokenised rows on disk: the same rows as in memory, kept by content, private, pruned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlora_worker.data.cache import RowCache, key_of
+from mlora_worker.data.prepare import Prepared, prepare
+from mlora_worker.data.token_rows import MemoryWriter, rows_digest
+from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training, TrainOn
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.sources import open_sources
+from mlora_worker.storage.store import open_store
+
+SOURCE = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
+TEMPLATE = (
+    "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
+)
+
+
+class Counting:
+    """A tokenizer that counts the texts that it was given."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.texts = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    @property
+    def backend_tokenizer(self) -> Any:
+        outer = self
+
+        class Backend:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(outer._backend, name)
+
+            def encode_batch(self, texts: list[str], **options: Any) -> Any:
+                outer.texts += len(texts)
+                return outer._backend.encode_batch(texts, **options)
+
+        return Backend()
+
+
+@pytest.fixture
+def tokenizer(make_tokenizer: Callable[..., Any]) -> Counting:
+    return Counting(make_tokenizer(TEMPLATE, specials=["<s>", "</s>"], eos_token="</s>"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.csv"
+    path.write_text("prompt,completion\n" + "".join(f"{n}?,answer {n}\n" for n in range(50)) + "x,\n")
+    return path
+
+
+def run(
+    file: Path, tokenizer: Any, cache: RowCache | None, training: Training | None = None, **dataset: Any
+) -> Prepared:
+    return prepare(
+        Dataset(uri=file.as_uri(), **dataset),
+        training or Training(),
+        tokenizer,
+        SOURCE,
+        1000,
+        cache=cache,
+    )
+
+
+def test_rows_on_disk_are_those_in_memory_also_when_they_come_from_an_earlier_run(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    cache = RowCache(tmp_path / "rows", "team-a")
+    memory = run(file, tokenizer, None)
+    for _ in range(2):
+        disk = run(file, tokenizer, cache)
+        assert disk.counts == memory.counts
+        assert disk.rows.digest() == memory.rows.digest() == rows_digest(memory.rows)
+        assert disk.rows.lengths.tolist() == [len(row.ids) for row in memory.rows]
+        assert disk.rows.supervised.tolist() == memory.rows.supervised.tolist()
+        assert (disk.rows[-1].labels == memory.rows[-1].labels).all()
+
+
+def test_what_is_there_is_not_tokenised_again_and_what_differs_is(
+    tmp_path: Path, file: Path, tokenizer: Counting, make_tokenizer: Callable[..., Any]
+) -> None:
+    cache = RowCache(tmp_path / "rows", "team-a")
+
+    def work(**changes: Any) -> int:
+        """Rows that had to be tokenised, apart from the encoder's own few texts."""
+        given = {"tokenizer": tokenizer, "file": file, **changes}
+        before = given["tokenizer"].texts
+        run(cache=cache, **given)
+        return int(given["tokenizer"].texts - before >= 50)
+
+    assert [work(), work()] == [1, 0]
+    assert work(limit=7, shuffle_seed=1) == 0, "which of the rows are chosen changes no row"
+    assert work(held_out=0.1) == 0
+    assert work(train_on=TrainOn.LAST_ANSWER) == 1
+    assert work(training=Training(max_seq_length=64)) == 1
+    assert work(training=Training(seed=7, batch_size=3)) == 0
+    assert work(fields=DatasetFields(prompt="completion", completion="prompt")) == 1
+    other = Counting(
+        make_tokenizer(TEMPLATE.replace("<s>{{", "<s> {{"), specials=["<s>", "</s>"], eos_token="</s>")
+    )
+    assert [work(tokenizer=other), work(tokenizer=other)] == [1, 0]
+    file.write_text(file.read_text().replace("answer", "another"))
+    assert [work(), work()] == [1, 0]
+
+
+def test_namespaces_share_nothing_and_only_the_owner_may_read(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"))
+    before = tokenizer.texts
+    run(file, tokenizer, RowCache(tmp_path / "rows", "team-b"))
+    assert tokenizer.texts - before >= 50
+    files = [path for path in (tmp_path / "rows").rglob("*") if path.is_file()]
+    assert len({path.parent.parent for path in files}) == 2
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_folder_that_was_damaged_or_never_finished_is_made_anew(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    cache = RowCache(tmp_path / "rows", "team-a")
+    expected = run(file, tokenizer, cache).rows.digest()
+    for name in ("ids.i4", "meta.json", "ends.i8", "supervised.i4"):
+        (path,) = (tmp_path / "rows").rglob(name)
+        path.write_bytes(path.read_bytes()[:-4])
+        assert run(file, tokenizer, cache).rows.digest() == expected
+    file.write_text("prompt,completion\na,b\nc\n")
+    with pytest.raises(Exception, match="line 3"):
+        run(file, tokenizer, cache)
+    assert not list((tmp_path / "rows").rglob("*.partial"))
+
+
+def test_the_least_recently_used_go_when_there_are_too_many_bytes_and_mapped_rows_stay_readable(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    first = run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"))
+    (folder,) = (tmp_path / "rows").glob("*/*")
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    os.utime(folder, (1, 1))
+    small = RowCache(tmp_path / "rows", "team-b", most_bytes=size + 10)
+    run(file, tokenizer, small, train_on=TrainOn.LAST_ANSWER)
+    assert not folder.exists()
+    assert len(list((tmp_path / "rows").glob("*/*"))) == 1
+    assert first.rows.digest() == rows_digest(first.rows)
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path, file: Path, tokenizer: Counting) -> None:
+    (tmp_path / "rows").write_text("no folder")
+    with pytest.raises(StorageError, match="give the worker more scratch space"):
+        run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"))
+
+
+def test_keys_tell_all_that_decides_apart() -> None:
+    keys = {
+        key_of([("a", "1")], "t", [1]),
+        key_of([("a", "2")], "t", [1]),
+        key_of([("b", "1")], "t", [1]),
+        key_of([("a", "1"), ("b", "1")], "t", [1]),
+        key_of([("a", "1")], "u", [1]),
+        key_of([("a", "1")], "t", [2]),
+    }
+    assert len(keys) == 6
+
+
+def test_rows_in_memory_are_a_sequence() -> None:
+    writer = MemoryWriter()
+    for length in (3, 1, 2):
+        ids = np.arange(length, dtype=np.int32)
+        writer.add(ids, ids >= 0, ids, length)
+    rows = writer.finish()
+    assert [len(row.ids) for row in rows] == [len(row.ids) for row in rows[:]] == [3, 1, 2]
+    assert rows.chosen(np.array([2, 0])).lengths.tolist() == [2, 3]
+    assert [row.ids.tolist() for row in rows.chosen(np.array([2, 0]))] == [[0, 1], [0, 1, 2]]
+    with pytest.raises(IndexError):
+        rows[3]
