@@ -1,4 +1,4 @@
-"""`mlora watch` and `mlora fetch` as processes, against a real API server and a real object store."""
+"""`mlora watch` and `mlora fetch` against a real API server and a real object store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from typing import Any
 
 import boto3
 import pytest
+from typer.testing import CliRunner
 
+from mlora_operator.cli.app import app
+from mlora_operator.cli.output import CommandError
 from mlora_operator.download import Access, open_source
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
@@ -63,14 +66,15 @@ def command(*arguments: str) -> list[str]:
 
 
 def mlora(cluster: Cluster, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A finished `mlora` process."""
-    return subprocess.run(
-        command(*arguments),
-        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig), **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    """What a finished `mlora` process would have said; in this process, since each new one loads much."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"KUBECONFIG": str(cluster.kubeconfig), **environment}.items():
+            patch.setenv(name, value)
+        done = CliRunner().invoke(app, arguments)
+    code, errors = done.exit_code, done.stderr
+    if isinstance(done.exception, CommandError):
+        code, errors = done.exception.exit_code, f"{errors}error: {done.exception}\n"
+    return subprocess.CompletedProcess(arguments, code, done.stdout, errors)
 
 
 def test_watch_tells_each_change_and_ends_when_all_have_finished(cluster: Cluster, inside: Kubectl) -> None:

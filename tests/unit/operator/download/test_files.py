@@ -160,22 +160,23 @@ def test_without_a_manifest_there_is_no_adapter(published: Path, tmp_path: Path)
 
 
 class Breaking:
-    """A store whose connection breaks after ``pieces`` pieces of 1,000,000 bytes, each time it is asked."""
+    """A store whose connection breaks after ``pieces`` pieces of ``size`` bytes, each time it is asked."""
 
-    def __init__(self, folder: Path, pieces: int) -> None:
+    def __init__(self, folder: Path, pieces: int, size: int = 1_000_000) -> None:
         self._folder = folder
         self._pieces = pieces
+        self._size = size
         self.asked: list[tuple[str, int]] = []
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         self.asked.append((name, start))
         content = (self._folder / name).read_bytes()[start:]
         for number in range(self._pieces):
-            piece = content[number * 1_000_000 : (number + 1) * 1_000_000]
+            piece = content[number * self._size : (number + 1) * self._size]
             if not piece:
                 return
             yield piece
-        if len(content) > self._pieces * 1_000_000:
+        if len(content) > self._pieces * self._size:
             raise StoreSilent("connection lost")
 
 
@@ -191,6 +192,13 @@ def test_a_connection_that_breaks_is_gone_on_with_where_it_broke(published: Path
     assert (tmp_path / "got" / "adapter_model.safetensors").read_bytes() == WEIGHTS
     assert sum(sizes) == len(WEIGHTS) + len(CONFIG)
     assert len(pauses) == 2
+
+
+def test_a_store_from_which_something_comes_is_not_given_up(published: Path, tmp_path: Path) -> None:
+    store, pauses = Breaking(published, pieces=1, size=300_000), list[float]()
+    download(store, manifest_of(published), tmp_path / "got", pauses.append)
+    assert (tmp_path / "got" / "adapter_model.safetensors").read_bytes() == WEIGHTS
+    assert pauses == [1.0] * 9
 
 
 def test_a_store_that_never_answers_is_given_up(published: Path, tmp_path: Path) -> None:
