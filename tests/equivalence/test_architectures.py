@@ -40,13 +40,11 @@ def assert_equals_transformers(saved: Saved, stages: int) -> None:
         torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("model_type", SUPPORTED_TYPES)
-def test_packed_rows_through_stages_equal_transformers_row_by_row(
-    small_model: Any, model_type: str, stages: int
-) -> None:
+def test_packed_rows_through_stages_equal_transformers_row_by_row(small_model: Any, model_type: str) -> None:
     saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
-    assert_equals_transformers(saved, stages)
+    for stages in (1, 2, 3):
+        assert_equals_transformers(saved, stages)
 
 
 @pytest.mark.parametrize("story", VARIANTS)

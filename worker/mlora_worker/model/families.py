@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from transformers import PretrainedConfig
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -22,7 +24,11 @@ class Family:
     layers: str = "layers"
     norm: str = "norm"
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
-    logit_cap: str | None = None  # configuration field: logits become cap * tanh(logits / cap)
+    # Configuration fields of what is done between the parts:
+    embedding_factor: str | None = None  # embeddings are multiplied by it
+    logit_factor: str | None = None  # logits are multiplied by it
+    logit_divisor: str | None = None  # logits are divided by it
+    logit_cap: str | None = None  # then logits become cap * tanh(logits / cap)
     old_head_name: str | None = (
         None  # of the head's weight in files that older versions of transformers wrote
     )
@@ -30,18 +36,29 @@ class Family:
 
 _PLAIN = Family()
 _GPT2 = Family("wte", learned_positions="wpe", rotary=None, layers="h", norm="ln_f")
+_COHERE = Family(logit_factor="logit_scale")
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
 FAMILIES: dict[str, Family] = {
     "arcee": _PLAIN,
+    "cohere": _COHERE,
+    "cohere2": _COHERE,
+    "ernie4_5": _PLAIN,
+    "exaone4": _PLAIN,
+    "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
     "gemma3_text": Family(logit_cap="final_logit_softcapping", rotary_by_layer_type=True),
+    "glm": _PLAIN,
+    "glm4": _PLAIN,
     "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
     "gpt_neox": _GPT_NEOX,
+    "granite": Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling"),
     "llama": _PLAIN,
     "ministral": _PLAIN,
     "mistral": _PLAIN,
     "olmo2": _PLAIN,
+    "olmo3": Family(rotary_by_layer_type=True),
     "phi3": _PLAIN,
     "qwen2": _PLAIN,
     "qwen3": _PLAIN,
@@ -49,6 +66,16 @@ FAMILIES: dict[str, Family] = {
     "smollm3": _PLAIN,
     "starcoder2": _PLAIN,
 }
+
+
+def embedding_factor_of(family: Family, config: PretrainedConfig) -> float:
+    return float(getattr(config, family.embedding_factor)) if family.embedding_factor else 1.0
+
+
+def logit_factor_of(family: Family, config: PretrainedConfig) -> float:
+    factor = float(getattr(config, family.logit_factor)) if family.logit_factor else 1.0
+    return factor / (float(getattr(config, family.logit_divisor)) if family.logit_divisor else 1.0)
+
 
 # Well-known types that are refused, and why: the answer to who asks for them.
 REFUSED: dict[str, str] = {
@@ -60,6 +87,7 @@ REFUSED: dict[str, str] = {
     "mamba": "its layers are no attention, and would carry a state from one packed row into the next",
     "mixtral": "its feed-forward layers are mixtures of experts",
     "mllama": "it reads images, too",
+    "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
     "mpt": "its attention adds a bias by distance, which packed attention does not know",
     "qwen2_moe": "its feed-forward layers are mixtures of experts",
     "qwen3_moe": "its feed-forward layers are mixtures of experts",

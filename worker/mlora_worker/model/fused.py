@@ -63,6 +63,8 @@ def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or not _suits(weight):
         return None
+    if weight.ndim != 1:  # a norm for each head
+        return None
     fused = FusedRMSNorm(weight, epsilon)
     return fused if _equal(module, fused, len(weight)) else None
 

@@ -21,7 +21,7 @@ from mlora_worker.model.architecture import (
 )
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_layers
-from mlora_worker.model.families import Family
+from mlora_worker.model.families import Family, embedding_factor_of, logit_factor_of
 from mlora_worker.model.fused import fuse
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
@@ -83,6 +83,8 @@ def load_stage(
         norm=body[-1] if last else None,
         head_weight=head_weight,
         logit_cap=getattr(config, family.logit_cap) if family.logit_cap else None,
+        embedding_factor=embedding_factor_of(family, config),
+        logit_factor=logit_factor_of(family, config),
         linears={
             layer_prefix(model, index) + name: module
             for index in layer_range

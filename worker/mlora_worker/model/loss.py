@@ -7,11 +7,11 @@ for the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
 from mlora_worker.kernel_compiler import missing_for_triton
@@ -28,7 +28,7 @@ def segment_losses(
     hidden: Tensor,
     labels: Tensor,
     segment_tokens: Sequence[int],
-    norm: nn.Module,
+    norm: Callable[[Tensor], Tensor],
     head_weight: Tensor,
     logit_cap: float | None = None,
 ) -> Tensor:

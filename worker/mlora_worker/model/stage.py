@@ -36,6 +36,8 @@ class Stage:
     norm: nn.Module | None  # last stage
     head_weight: Tensor | None  # [vocabulary, size], last stage
     logit_cap: float | None  # logits become cap * tanh(logits / cap)
+    embedding_factor: float  # embeddings are multiplied by it
+    logit_factor: float  # logits are, before they are capped
     linears: dict[str, nn.Linear]  # of these layers, by the path in the whole model
     dtype: torch.dtype
     device: torch.device
@@ -62,6 +64,8 @@ class Stage:
         """[tokens] -> [tokens, size]."""
         assert self.embedding is not None
         hidden: Tensor = self.embedding(token_ids)
+        if self.embedding_factor != 1:
+            hidden = hidden * self.embedding_factor
         return hidden if self.positions is None else hidden + self.positions(rows.position_ids[0])
 
     def run_layers(
@@ -126,14 +130,18 @@ class Stage:
 
     def losses(self, hidden: Tensor, labels: Tensor, segment_tokens: tuple[int, ...]) -> Tensor:
         """[segments] float64: sums of cross entropies over each segment's supervised positions."""
-        assert self.norm is not None
         assert self.head_weight is not None
-        return segment_losses(hidden, labels, segment_tokens, self.norm, self.head_weight, self.logit_cap)
+        return segment_losses(hidden, labels, segment_tokens, self._normed, self.head_weight, self.logit_cap)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        """What the head multiplies; a factor of the logits is one of its input."""
+        assert self.norm is not None
+        normed: Tensor = self.norm(hidden)
+        return normed if self.logit_factor == 1 else normed * self.logit_factor
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, size] -> [tokens, vocabulary]: to look at, never while training."""
-        assert self.norm is not None
         assert self.head_weight is not None
-        logits = linear(self.norm(hidden), self.head_weight)
+        logits = linear(self._normed(hidden), self.head_weight)
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap

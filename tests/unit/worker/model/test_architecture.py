@@ -27,7 +27,7 @@ def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> Non
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model_type": "gemma"}, "model type gemma is not supported; supported are arcee, gemma2"),
+        ({"model_type": "bert"}, "model type bert is not supported; supported are arcee, cohere"),
         (
             {"model_type": "mixtral"},
             "model type mixtral is not supported: .* mixtures of experts; supported are",
