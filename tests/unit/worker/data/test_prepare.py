@@ -272,7 +272,7 @@ def test_rows_of_a_config_map_come_as_text_and_its_key_tells_their_kind(tokenize
     text = "prompt,completion\n1?,1\n"
     prepared = prepare(dataset, Training(), tokenizer, SOURCE, 1000, text=text)
     assert answers(prepared.rows, tokenizer) == [1]
-    with pytest.raises(DataError, match="ConfigMap rows, key train.csv has invalid rows: line 3"):
+    with pytest.raises(DataError, match=r"ConfigMap rows, key train\.csv has invalid rows: line 3"):
         prepare(dataset, Training(), tokenizer, SOURCE, 1000, text=text + "2\n")
 
 
