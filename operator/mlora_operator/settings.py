@@ -21,6 +21,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         stallTimeout: 10m
         restarts: {limit: 5, resetAfter: 10m}
         memory: {budget: 20Gi, margin: 0.05}
+        namespaceLimits: {training: 4, waiting: 100}   # by default none
         storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     log: {format: text, level: info}   # text | json; debug | info | warning | error
@@ -28,6 +29,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
     networkPolicy: {enabled: false, operatorLabels: {}, metricsNamespaces: [], egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
+    allowPrivateEndpoints: false     # addresses of tasks on loopback, link-local and metadata services: as above
     coordinatorUrl: "http://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
 
 A Secret named in ``storage.secretRef`` of a model lies in ``namespace``.
@@ -47,6 +49,7 @@ from mlora_operator.api.pipeline import (
     Duration,
     LoRAPipelineSpec,
     Memory,
+    NamespaceLimits,
     Opaque,
     Restarts,
     Scheduling,
@@ -66,6 +69,7 @@ class CatalogueModel(BaseModelSource):
     memory: Memory = Field(default_factory=Memory)
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = 4096
     recompute_activations: Annotated[bool, Field(strict=True)] = False
+    namespace_limits: NamespaceLimits = Field(default_factory=NamespaceLimits)
     scheduling: Scheduling = Field(default_factory=Scheduling)
     idle_timeout: Duration = "10m"
     start_timeout: Duration = "5m"
@@ -139,6 +143,7 @@ class Settings(Model):
     leader_election: LeaderElection = Field(default_factory=LeaderElection)
     network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
     allow_file_uris: bool = False
+    allow_private_endpoints: bool = False
     coordinator_url: str = "http://{host}:{port}"
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mlora_worker.protocol import Message
+from mlora_worker.protocol import Addressing, Checksums, Message
 
 
 class Model(Message):
@@ -57,9 +57,19 @@ class Storage(Model):
     region: str = Field(
         default="us-east-1", min_length=1, max_length=64, description="Region to sign requests for."
     )
+    addressing: Addressing = Field(
+        default=Addressing.AUTO,
+        description="path: http://host/bucket/key, virtual: http://bucket.host/key; auto: path with an endpoint.",
+    )
+    checksums: Checksums = Field(
+        default=Checksums.AUTO,
+        description="whenSupported: requests carry the SDK's checksum headers, which many stores do not know; whenRequired: "
+        "they do not; auto: whenRequired with an endpoint.",
+    )
     secret_ref: SecretReference | None = Field(
         default=None,
-        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; anonymous when absent.",
+        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and perhaps ca.crt: the certificates (PEM) "
+        "that may sign the store's own. Absent: anonymous (a task) or the workers' own identity (a pipeline).",
     )
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage
 from mlora_worker.protocol import ModelFacts, StageReport, WireReport
+
+
+def _network(text: str) -> str:
+    try:
+        ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no network such as 10.0.0.0/8: {error}") from error
+    return text
+
 
 KIND = "LoRAPipeline"
 PLURAL = "lorapipelines"
@@ -17,6 +27,7 @@ Quantity = Annotated[
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
+Network = Annotated[str, Field(max_length=64), AfterValidator(_network)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = dict[str, Any]
 
@@ -86,6 +97,19 @@ class Scheduling(Model):
     )
 
 
+class NamespaceLimits(Model):
+    """How many tasks each namespace may have here at once."""
+
+    training: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = Field(
+        default=None, description="Most tasks of a namespace that have a place at once; absent: no limit."
+    )
+    waiting: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = Field(
+        default=None,
+        description="Most tasks of a namespace that wait or are suspended here; more are kept out until there are fewer. "
+        "Absent: no limit.",
+    )
+
+
 class Restarts(Model):
     """How often workers that fail are started again."""
 
@@ -131,6 +155,12 @@ class Worker(Model):
     volume_mounts: tuple[Opaque, ...] = Field(default=(), description="As in a container.")
     priority_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
     runtime_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
+    allowed_networks: tuple[Network, ...] = Field(
+        default=(),
+        max_length=64,
+        description="Networks such as 127.0.0.0/8 that tasks may name in addresses though they are loopback, link-local "
+        "or metadata services, which are refused else.",
+    )
     threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(
         default=0, description="CPU threads per rank; 0: all that torch sees."
     )
@@ -145,6 +175,9 @@ class LoRAPipelineSpec(Model):
     )
     allowed_namespaces: AllowedNamespaces = Field(
         default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes."
+    )
+    namespace_limits: NamespaceLimits = Field(
+        default_factory=NamespaceLimits, description="How many tasks each namespace may have here at once."
     )
     memory: Memory = Field(default_factory=Memory, description="Memory per stage that admission may use.")
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(
@@ -225,7 +258,8 @@ class LearnedMemory(Status):
 
     stage: int = Field(description="Number of the stage, from 0.")
     origin: str = Field(
-        default="", description="Of what it was learned: changes with the model, the stages and what computes."
+        default="",
+        description="Of what it was learned: changes with the model, the stages and what computes.",
     )
     samples: int = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
     widest: int = Field(default=0, description="Tokens of the widest of them.")

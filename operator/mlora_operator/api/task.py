@@ -7,10 +7,13 @@ from typing import Annotated
 from pydantic import Field
 
 from mlora_operator.api.meta import Condition, Model, Status, Storage
-from mlora_worker.protocol import AdapterInfo, DataCounts, Dataset, LoRAConfig, Training
+from mlora_worker.protocol import AdapterDtype, AdapterInfo, DataCounts, Dataset, LoRAConfig, Training
 
 KIND = "LoRATask"
 PLURAL = "loratasks"
+
+
+Seconds = Annotated[int, Field(strict=True, ge=1, le=315_360_000)]  # ten years at most
 
 
 class Output(Model):
@@ -19,10 +22,19 @@ class Output(Model):
         pattern=r"^(s3|file)://.+",
         description="Prefix that receives the adapter: s3://bucket/prefix.",
     )
+    dtype: AdapterDtype = Field(
+        default=AdapterDtype.FLOAT32,
+        description="float32, bfloat16 or float16: in which numbers the adapter's file is written.",
+    )
+    base_model_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"\S")] | None = Field(
+        default=None,
+        description="What adapter_config.json says as base_model_name_or_path, for a base that its users load under another "
+        "name than baseModel; by default baseModel.",
+    )
 
 
 class LoRATaskSpec(Model):
-    """What the user wants. All but priority and suspend is immutable."""
+    """What the user wants. What is trained, and where it goes, is immutable."""
 
     base_model: str = Field(
         min_length=1,
@@ -35,6 +47,21 @@ class LoRATaskSpec(Model):
     )
     suspend: bool = Field(
         default=False, strict=True, description="True: give the place in the pipeline back and wait."
+    )
+    start_deadline_seconds: Seconds | None = Field(
+        default=None,
+        description="Fail the task when it has had no place in the pipeline so many seconds after it was made or tried "
+        "again; absent: it waits for ever.",
+    )
+    active_deadline_seconds: Seconds | None = Field(
+        default=None,
+        description="Fail the task, behind a checkpoint, when it is not done so many seconds after its first place; "
+        "absent: it may take as long as it takes.",
+    )
+    ttl_seconds_after_finished: Annotated[int, Field(strict=True, ge=0, le=315_360_000)] | None = Field(
+        default=None,
+        description="Delete the task so many seconds after it succeeded or failed; adapter and checkpoints stay. Absent: "
+        "it stays.",
     )
     lora: LoRAConfig = Field(default_factory=LoRAConfig, description="The adapter's shape.")
     dataset: Dataset = Field(description="The rows to learn from.")
@@ -79,6 +106,15 @@ class TaskStatus(Status):
     run: str | None = Field(
         default=None,
         description="Run of the worker group in which the task trains; another one means a restart.",
+    )
+    retries: int | None = Field(
+        default=None, description="How often a failed task was tried again on demand."
+    )
+    retry: str | None = Field(
+        default=None, description="Value of the annotation mlora.dev/retry that was last seen or acted upon."
+    )
+    retry_time: str | None = Field(
+        default=None, description="When the task was last tried again; its start deadline counts from then."
     )
     start_time: str | None = Field(default=None, description="When the task was first admitted.")
     completion_time: str | None = Field(default=None, description="When the task succeeded or failed.")

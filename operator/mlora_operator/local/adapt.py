@@ -73,6 +73,7 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
             if name not in served
         ),
         allow_file_uris=True,
+        allow_private_endpoints=True,
     )
     return World(
         tasks=tuple(_task(one, wishes) for one in manifests.tasks),

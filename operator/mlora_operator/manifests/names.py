@@ -16,6 +16,7 @@ LABEL_NAME = "app.kubernetes.io/name"
 LABEL_PIPELINE = "mlora.dev/pipeline"  # name of the children's LoRAPipeline, shortened like a child's name
 ANNOTATION_PIPELINE = "mlora.dev/pipeline-name"  # the same in full length
 REVISION = "mlora.dev/revision"  # annotation: hash of the pod template
+RETRY = "mlora.dev/retry"  # annotation on a task: a new value starts a failed one again
 CATALOGUE_HASH = "mlora.dev/catalogue-hash"  # annotation: hash of the catalogue's entry
 
 # The controller appends a hyphen and ten characters of hash to make a label of at most 63.

@@ -41,6 +41,8 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         token_file=f"{TOKEN_DIR}/{TOKEN_KEY}",
         storage_endpoint=storage.endpoint,
         storage_region=storage.region,
+        storage_addressing=storage.addressing,
+        storage_checksums=storage.checksums,
         storage_keys_dir=STORAGE_KEYS_DIR if storage.secret_ref is not None else None,
         cache_dir=CACHE_DIR,
         checkpoints_uri=spec.checkpoints.uri,
@@ -49,5 +51,6 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         microbatch_tokens=spec.microbatch_tokens,
         recompute_activations=spec.recompute_activations,
         memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
+        allowed_networks=spec.worker.allowed_networks,
         log_format=log_format,
     )

@@ -16,6 +16,7 @@ ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 HUB_TOKEN = "HF_TOKEN"
 SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
 SESSION_TOKEN = "AWS_SESSION_TOKEN"
+CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,12 @@ def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> Stor
     assert task.spec is not None
     storage = task.spec.storage
     if storage.secret_ref is None:
-        return StorageAccess(endpoint=storage.endpoint, region=storage.region)
+        return StorageAccess(
+            endpoint=storage.endpoint,
+            region=storage.region,
+            addressing=storage.addressing,
+            checksums=storage.checksums,
+        )
     data = secrets.get(Key(task.key.namespace, storage.secret_ref.name)) or {}
     names = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
     keys = {name: data.get(name, "").strip() for name in names}
@@ -144,6 +150,9 @@ def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> Stor
         {
             "endpoint": storage.endpoint,
             "region": storage.region,
+            "addressing": storage.addressing,
+            "checksums": storage.checksums,
+            "caCertificate": data.get(CA_CERTIFICATE, "").strip() or None,
             "accessKey": keys[ACCESS_KEY],
             "secretKey": keys[SECRET_KEY],
             "sessionToken": keys[SESSION_TOKEN] or None,

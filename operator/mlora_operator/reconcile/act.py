@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from functools import partial
 
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
@@ -44,6 +45,14 @@ class Writer:
             *(
                 self._try(f"delete pod {pod.key}", self._cluster.delete_pod(pod))
                 for pod in decision.delete_pods
+            ),
+            *(
+                self._try(
+                    f"delete task {task.key}",
+                    self._cluster.delete_task(task),
+                    gone=partial(self.tasks.gone, task.uid),
+                )
+                for task in decision.delete_tasks
             ),
             *(
                 self._try(f"send the plan to {key}", self._coordinators.send_plan(key, plan))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, Task
 from mlora_worker.protocol import Plan
 
 Manifest = dict[str, Any]  # an object as JSON for the API server
@@ -46,5 +46,6 @@ class Decision:
         default_factory=dict
     )  # a pipeline that is not named keeps what it has
     delete_pods: tuple[Pod, ...] = ()  # the group makes them anew
+    delete_tasks: tuple[Task, ...] = ()  # finished, and their time to live is over
     plans: Mapping[Key, Plan] = field(default_factory=dict)  # to send now; repr hides the keys in them
     events: tuple[Event, ...] = ()

@@ -13,6 +13,7 @@ from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.memory.room import room_of
 from mlora_operator.reconcile.asks import of_model
+from mlora_operator.reconcile.limits import held_up
 from mlora_operator.reconcile.roster import roster
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import candidate, policy_of
@@ -45,8 +46,11 @@ def places(
     if view.shape is None:
         return {one.task.uid: _ADMITTED for one in inside}
     room = room_of(_memory(view, view.shape, read.demands))
+    most = view.pipeline.spec.namespace_limits.training
+    over = held_up(read.entrants, most)
+    entrants = tuple(one for one in read.entrants if one.uid not in over) if over else read.entrants
     outcome = scheduler(
-        read.entrants, room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
+        entrants, room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
     )
     suspended = {
         uid: Place(Outcome.SUSPENDED) for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED
@@ -57,7 +61,8 @@ def places(
         if not room.fits_alone(uid)
     }
     refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in read.refused.items()}
-    return {**outcome, **suspended, **never, **refused}
+    limited = {uid: Place(Outcome.WAITING, limit=most) for uid in over}
+    return {**outcome, **limited, **suspended, **never, **refused}
 
 
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:

@@ -10,6 +10,7 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.deadlines import is_out, overdue
 from mlora_operator.reconcile.figures import figures
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.hindrances import for_whom, is_running, preempted, upload_blocked
@@ -25,6 +26,10 @@ from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 GRACE = timedelta(seconds=15)
 # A kubelet needs a moment to say that a pod is gone.
 GONE_WITHIN = timedelta(seconds=60)
+
+
+# States of tasks that are not accepted yet, and will be without anybody's doing.
+_BY_ITSELF = {c.REASON_CREATING_PIPELINE: "Pending", c.REASON_NAMESPACE_LIMIT: "Queued"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,13 @@ def task_status(
 ) -> TaskStatus:
     """The whole status of an unfinished task. ``view`` is that of the accepting pipeline."""
     if view is None:
-        course = _not_accepted(task, acceptance)
-        return _status(task, course, now, {"pipeline": None, "run": None})
+        late = overdue(task, now)
+        if late is None:
+            return _status(task, _not_accepted(task, acceptance), now, {"pipeline": None, "run": None})
+        course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+        refused = Wish(c.ACCEPTED, "False", acceptance.reason, acceptance.message)
+        course = replace(course, wishes=(refused, *course.wishes))
+        return _status(task, course, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
     reported = view.reported(task)
     accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
     again = _was_restarted(task, view, reported)
@@ -89,11 +99,14 @@ def _course(
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
         return _succeeded(reported)
     if reported is not None and reported.phase is TaskPhase.FAILED:
-        return _failed(reported.failure, "the task has failed")
+        return _failed_by(reported.failure, "the task has failed")
     if place is not None and place.outcome is Outcome.REFUSED:
-        return _failed(place.failure, "the task does not fit the base model")
+        return _failed_by(place.failure, "the task does not fit the base model")
     if reported is not None and reported.phase is TaskPhase.SAVING:
         return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
+    late = overdue(task, now)
+    if late is not None:
+        return _ends_late(task, view, reported, fares, late, now)
     if task.spec.suspend:
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
     if fares.given_up is not None:
@@ -124,7 +137,9 @@ def _course(
         message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
     if reported is not None and place is not None:
-        return _waits(task, "Queued", c.REASON_WAITING_FOR_MEMORY, not_yet(place), again)
+        limited = place.limit is not None
+        reason = c.REASON_NAMESPACE_LIMIT if limited else c.REASON_WAITING_FOR_MEMORY
+        return _waits(task, "Queued", reason, not_yet(place), again)
     return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again)
 
 
@@ -170,7 +185,7 @@ def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
         for type_ in (c.ADMITTED, c.RUNNING, c.PREEMPTED, c.UPLOAD_BLOCKED)
         if condition(task.status.conditions, type_) is not None
     ]
-    state = "Pending" if reason == c.REASON_CREATING_PIPELINE else "Rejected"
+    state = _BY_ITSELF.get(reason, "Rejected")
     return Course(state, reason, tuple(wishes))
 
 
@@ -263,9 +278,30 @@ def _succeeded(reported: TaskReport) -> Course:
     )
 
 
-def _failed(failure: Failure | None, told: str) -> Course:
-    reason = failure.reason.value if failure is not None else "InternalError"
-    message = failure.message if failure is not None else "the worker gave no reason"
+def _ends_late(
+    task: Task, view: View, reported: TaskReport | None, fares: Health, late: str, now: datetime
+) -> Course:
+    """It fails once it is out of the pipeline. While the coordinator does not answer, it may train on: it is not called
+    failed before it is known to have left, or its workers are known to be gone.
+    """
+    if view.report is None and is_running(task) and fares.given_up is None and not view.contact.starting:
+        return _out_of_sight(task, view, now)
+    if is_out(reported):
+        return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+    wishes = (
+        Wish(c.ADMITTED, "False", c.REASON_DEADLINE_EXCEEDED, late),
+        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+    )
+    return Course("Training", c.REASON_DEADLINE_EXCEEDED, wishes)
+
+
+def _failed_by(failure: Failure | None, told: str) -> Course:
+    if failure is None:
+        return _failed("InternalError", "the worker gave no reason", told)
+    return _failed(failure.reason.value, failure.message, told)
+
+
+def _failed(reason: str, message: str, told: str) -> Course:
     return Course(
         "Failed",
         reason,
@@ -284,6 +320,7 @@ def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) 
         update={
             "conditions": conclude(held, course.wishes, task.generation, now),
             "observed_generation": task.generation,
+            "retry": task.retry if task.retry is not None else task.status.retry,
             "state": course.state,
             "reason": course.reason,
             **changes,

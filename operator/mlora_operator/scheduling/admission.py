@@ -58,7 +58,8 @@ class Place(NamedTuple):
     """What became of one task. A tuple: thousands are made for a decision.
 
     A waiting one does not fit beside others (``judged``), or stands ``behind`` another one that has waited for long, or
-    comes ``after`` one that is about to leave. A refused one has a ``failure``. One that must leave keeps its memory until
+    comes ``after`` one that is about to leave, or its namespace has as many tasks inside as the ``limit`` says. A refused
+    one has a ``failure``. One that must leave keeps its memory until
     the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is None when it is
     no more known for whom it leaves.
     """
@@ -69,6 +70,7 @@ class Place(NamedTuple):
     after: Candidate | None = None
     failure: Failure | None = None
     displaced_by: Candidate | None = None
+    limit: int | None = None
 
     @property
     def verdict(self) -> Verdict | None:

@@ -19,6 +19,11 @@ def too_large(place: Place) -> str:
 
 def not_yet(place: Place) -> str:
     """Of a task that waits."""
+    if place.limit is not None:
+        return (
+            f"{place.limit} tasks of its namespace train already, and the pipeline lets no more of them train at once "
+            "(spec.namespaceLimits.training): it follows once one of them is done"
+        )
     if place.after is not None:
         return f"gets its place once {place.after} has left the pipeline"
     if place.behind is not None:

@@ -1,0 +1,81 @@
+"""Which addresses a task may name: nothing that only the worker, or only its machine, can reach. Pure.
+
+Here an address is judged as it is written. What a host's name leads to is known only where it is resolved: the worker asks
+again before it connects (``mlora_worker.storage.destinations``), with the same ``allowedNetworks``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+from mlora_operator.api.task import LoRATaskSpec
+
+# Names that lead to the machine itself or to the credentials of its cloud, whatever the resolver says.
+_NAMES = ("localhost", "metadata", "instance-data", "metadata.google.internal")
+# Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle.
+_METADATA = {ip_address("fd00:ec2::254"), ip_address("100.100.100.200"), ip_address("192.0.0.192")}
+_NAT64 = IPv6Network("64:ff9b::/96")  # IPv6 addresses that stand for IPv4 ones
+
+
+def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None:
+    """What is wrong with an address of ``spec``, or None. ``allowed_networks`` in CIDR form."""
+    for field, url in _urls(spec):
+        host = _host(url)
+        if host is not None and _is_forbidden(host, tuple(allowed_networks)):
+            return (
+                f"{field}: {host} is loopback, link-local or a metadata service, which tasks may not name; use the "
+                "store's own address, or ask the pipeline's owner to list its network in spec.worker.allowedNetworks"
+            )
+    return None
+
+
+def _urls(spec: LoRATaskSpec) -> Iterable[tuple[str, str]]:
+    if spec.storage.endpoint is not None:
+        yield "spec.storage.endpoint", spec.storage.endpoint
+    field = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
+    yield from ((field, uri) for uri in spec.dataset.addresses if uri.startswith(("http://", "https://")))
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # brackets that hold no address
+        return None
+
+
+@lru_cache(maxsize=10_000)
+def _is_forbidden(host: str, allowed_networks: tuple[str, ...]) -> bool:
+    name = host.rstrip(".").lower()
+    address = _address(name)
+    if address is None:
+        return not allowed_networks and (name in _NAMES or name.endswith(".localhost"))
+    networks = [ip_network(network) for network in allowed_networks]
+    return not any(address in one for one in networks if one.version == address.version) and (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or address.is_reserved
+        or address in _METADATA
+    )
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """The address that a host is, in any spelling that a resolver takes for one (``127.1``, ``0x7f000001``); None for a
+    name."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            return IPv4Address(socket.inet_aton(host))
+        except (OSError, ValueError):
+            return None
+    if isinstance(address, IPv6Address):
+        if address in _NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+        return address.ipv4_mapped or address.sixtofour or address
+    return address

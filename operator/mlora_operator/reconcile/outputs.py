@@ -1,0 +1,157 @@
+"""Whose output a folder of a store is: no two tasks write to one place, or one below the other. Pure.
+
+Compared is where addresses lead, as far as that can be read off them: see ``folder``. One store under two host names is two
+stores here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from mlora_operator.api import conditions
+from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, is_true
+
+Folder = tuple[str, ...]  # the store, then the parts of the path; for S3 the bucket is the first of them
+
+_AWS = "aws"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_OTHER = "choose another spec.output.uri"
+
+
+@lru_cache(maxsize=50_000)
+def folder(endpoint: str | None, uri: str) -> Folder:
+    """Where ``uri`` leads. The same for spellings that differ in repeated or trailing slashes, in the case of the host, in
+    a port that is the scheme's own anyway, and in the cluster's suffix of a Service's name; and for all of AWS, whose
+    buckets have one name each.
+    """
+    scheme, _, path = uri.partition("://")
+    parts = tuple(part for part in path.split("/") if part)
+    if scheme != "s3":
+        return scheme, *(part for part in parts if part != ".")
+    return _store(endpoint), *parts
+
+
+def overlap(one: Folder, other: Folder) -> bool:
+    """Equal, or one lies in the other."""
+    shorter = min(len(one), len(other))
+    return one[:shorter] == other[:shorter]
+
+
+def settle(
+    acceptances: Mapping[Key, Acceptance], tasks: Iterable[Task], pipelines: Iterable[Pipeline]
+) -> dict[Key, Acceptance]:
+    """``acceptances`` of the unfinished among ``tasks``, without those whose output is not theirs.
+
+    1. A task that is accepted holds its output, until it fails or is deleted. So does one that succeeded, as long as its
+       object is there: its status says that its adapter lies there.
+    2. Of several new ones, the older goes first.
+    3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are.
+
+    Another namespace's task is not named: who may write where is no affair of a stranger's.
+    """
+    everyone = tuple(tasks)
+    held = _Held()
+    new: list[Task] = []
+    for task in everyone:
+        if task.spec is None or task.deleting:
+            continue
+        if task.key not in acceptances:
+            if is_true(task.status.conditions, conditions.SUCCEEDED):
+                held.add(task)
+        elif is_true(task.status.conditions, conditions.ACCEPTED):
+            held.add(task)
+        else:
+            new.append(task)
+    settled = dict(acceptances)
+    reserved = list(_reserved(pipelines)) if new else []
+    for task in sorted(new, key=lambda one: (one.created, one.key, one.uid)):
+        found = acceptances[task.key]
+        if found.pipeline is None and found.wanted is None:
+            continue
+        message = _misplaced(task, reserved) or held.in_the_way(task)
+        if message is None:
+            held.add(task)
+        else:
+            told = f"spec.output.uri: {message}"
+            settled[task.key] = Acceptance(conditions.REASON_OUTPUT_IN_USE, told)
+    return settled
+
+
+class _Held:
+    """Folders by holder. A question takes as many steps as its path has parts, however many folders are held."""
+
+    def __init__(self) -> None:
+        self._at: dict[Folder, Task] = {}
+        self._above: dict[Folder, Task] = {}  # every folder that some held one lies in
+
+    def add(self, task: Task) -> None:
+        place = _output(task)
+        self._at.setdefault(place, task)
+        for length in range(1, len(place)):
+            self._above.setdefault(place[:length], task)
+
+    def in_the_way(self, task: Task) -> str | None:
+        place = _output(task)
+        for length in range(1, len(place) + 1):
+            other = self._at.get(place[:length])
+            if other is not None:
+                return _says(task, other, "there" if length == len(place) else "to a folder above it")
+        other = self._above.get(place)
+        return _says(task, other, "to a folder below it") if other is not None else None
+
+
+def _says(task: Task, other: Task, where: str) -> str:
+    if other.key.namespace != task.key.namespace:
+        return f"another task writes {where}: {_OTHER}"
+    if other.finished:
+        done = "the adapter" if where == "there" else f"an adapter that was written {where}"
+        return f"task {other.key.name} has {done}: delete that task, or {_OTHER}"
+    return f"task {other.key.name} writes {where}: delete that task, or {_OTHER}"
+
+
+def _misplaced(task: Task, reserved: Iterable[tuple[Folder, str, bool]]) -> str | None:
+    assert task.spec is not None
+    place = _output(task)
+    for other, what, both_ways in reserved:
+        inside = place[: len(other)] == other
+        if inside or (both_ways and overlap(place, other)):
+            return f"it overlaps with the folder where a pipeline keeps {what}: {_OTHER}"
+    for uri in task.spec.dataset.addresses:
+        rows = folder(task.spec.storage.endpoint, uri)
+        if rows[: len(place)] == place or ("*" not in uri and place[: len(rows)] == rows):
+            return f"it overlaps with the rows at {uri}, which the adapter's files could replace: {_OTHER}"
+    return None
+
+
+def _reserved(pipelines: Iterable[Pipeline]) -> Iterator[tuple[Folder, str, bool]]:
+    """Folder, what lies there, and whether it may not even lie below an output."""
+    for pipeline in pipelines:
+        if pipeline.spec is None:
+            continue
+        endpoint, checkpoints = pipeline.spec.storage.endpoint, pipeline.spec.checkpoints.uri
+        if checkpoints is not None:
+            yield folder(endpoint, checkpoints), "checkpoints", True
+        yield folder(endpoint, pipeline.spec.model.uri), "a base model", False
+
+
+def _output(task: Task) -> Folder:
+    assert task.spec is not None
+    return folder(task.spec.storage.endpoint, task.spec.output.uri)
+
+
+def _store(endpoint: str | None) -> str:
+    if endpoint is None:
+        return _AWS
+    parts = urlsplit(endpoint)
+    host = (parts.hostname or "").removesuffix(".")
+    host = host.removesuffix(".cluster.local").removesuffix(".svc")
+    if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and host.startswith(("s3.", "s3-")):
+        return _AWS
+    try:
+        port = parts.port
+    except ValueError:  # no number: the worker will say so
+        port = None
+    return f"{host}:{port or _DEFAULT_PORTS.get(parts.scheme, 0)}{parts.path.rstrip('/')}"

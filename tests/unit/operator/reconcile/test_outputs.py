@@ -1,0 +1,205 @@
+"""No two tasks write to one place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.outputs import folder, overlap
+from mlora_operator.reconcile.snapshot import Contact, Key
+
+S3 = "http://s3.storage:8333"
+
+
+@pytest.mark.parametrize(
+    ("story", "one", "other"),
+    [
+        ("a trailing slash", (S3, "s3://a/b"), (S3, "s3://a/b/")),
+        ("repeated slashes", (S3, "s3://a/b/c"), (S3, "s3://a//b///c")),
+        ("the case of the host", (S3, "s3://a/b"), ("http://S3.Storage:8333", "s3://a/b")),
+        ("a slash behind the endpoint", (S3, "s3://a/b"), (S3 + "/", "s3://a/b")),
+        ("the port of http", ("http://s3", "s3://a/b"), ("http://s3:80", "s3://a/b")),
+        ("the port of https", ("https://s3", "s3://a/b"), ("https://s3:443/", "s3://a/b")),
+        ("the root's dot", ("http://s3.x.org", "s3://a/b"), ("http://s3.x.org.", "s3://a/b")),
+        ("the cluster's suffix", (S3, "s3://a/b"), ("http://s3.storage.svc.cluster.local:8333", "s3://a/b")),
+        ("the short suffix", (S3, "s3://a/b"), ("http://s3.storage.svc:8333", "s3://a/b")),
+        ("regions of AWS", (None, "s3://a/b"), ("https://s3.eu-west-1.amazonaws.com", "s3://a/b")),
+        ("a dot in a path", (None, "file:///a/./b"), (None, "file:///a/b")),
+    ],
+)
+def test_spellings_of_one_place(
+    story: str, one: tuple[str | None, str], other: tuple[str | None, str]
+) -> None:
+    assert folder(*one) == folder(*other), story
+
+
+@pytest.mark.parametrize(
+    ("story", "one", "other"),
+    [
+        ("another bucket", (S3, "s3://a/b"), (S3, "s3://c/b")),
+        ("another port", (S3, "s3://a/b"), ("http://s3.storage:8334", "s3://a/b")),
+        ("another host", (S3, "s3://a/b"), (None, "s3://a/b")),
+        ("keys have a case", (S3, "s3://a/b"), (S3, "s3://a/B")),
+        ("a name that begins alike", (S3, "s3://a/b"), (S3, "s3://a/b1")),
+        ("a file is no object", (None, "s3://a/b"), (None, "file:///a/b")),
+    ],
+)
+def test_other_places(story: str, one: tuple[str | None, str], other: tuple[str | None, str]) -> None:
+    assert not overlap(folder(*one), folder(*other)), story
+
+
+PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
+
+
+@given(PARTS, PARTS)
+def test_overlap_is_being_above_below_or_equal(one: list[str], other: list[str]) -> None:
+    a, b = "/".join(one) + "/", "/".join(other) + "/"
+    expected = a.startswith(b) or b.startswith(a)
+    assert overlap(folder(S3, f"s3://{a}"), folder(S3, f"s3://{b}")) == expected
+
+
+def answers(
+    make: Any, *tasks: Any, contact: Contact | None = None, **fields: Any
+) -> dict[str, tuple[str, str]]:
+    """Name to reason and message of Accepted."""
+    fields.setdefault("pipelines", (make.pipeline(allowedNamespaces={"from": "All"}),))
+    made = decide(make.snapshot(*tasks, contact=contact, **fields), make.settings(), make.now)
+    return {
+        str(key): (status.conditions[0].reason, status.conditions[0].message)
+        for key, status in made.task_statuses.items()
+    }
+
+
+def refused(make: Any, *tasks: Any, **fields: Any) -> set[str]:
+    return {name for name, said in answers(make, *tasks, **fields).items() if said[0] == "OutputInUse"}
+
+
+@pytest.mark.parametrize(
+    ("story", "first", "second", "in_use"),
+    [
+        ("equal", "s3://a/x", "s3://a/x/", True),
+        ("below", "s3://a/x", "s3://a/x/y", True),
+        ("above", "s3://a/x/y/z", "s3://a/x", True),
+        ("beside", "s3://a/x", "s3://a/y", False),
+    ],
+)
+def test_of_two_new_tasks_the_older_has_the_place(
+    make: Any, story: str, first: str, second: str, in_use: bool
+) -> None:
+    old = make.task("old", age=60, output={"uri": first})
+    young = make.task("young", age=30, output={"uri": second})
+    expected = {"team-a/young"} if in_use else set()
+    assert refused(make, old, young) == refused(make, young, old) == expected, story
+
+
+def test_a_task_of_the_same_namespace_is_named_and_what_to_do(make: Any) -> None:
+    old, young = (
+        make.task(name, age=age, output={"uri": "s3://a/x"}) for name, age in (("old", 9), ("young", 1))
+    )
+    message = answers(make, old, young)["team-a/young"][1]
+    assert (
+        message
+        == "spec.output.uri: task old writes there: delete that task, or choose another spec.output.uri"
+    )
+
+
+def test_a_task_of_another_namespace_is_not_revealed(make: Any) -> None:
+    old = make.task("secret-plan", "team-b", age=9, output={"uri": "s3://a/x"})
+    young = make.task("young", "team-a", age=1, output={"uri": "s3://a/x/y"})
+    reason, message = answers(make, old, young)["team-a/young"]
+    assert reason == "OutputInUse"
+    assert not [word for word in ("secret-plan", "team-b", "s3://") if word in message]
+
+
+ACCEPTED = ("Accepted", "True", "Accepted")
+
+
+def status(make: Any, *held: tuple[str, str, str], **fields: Any) -> dict[str, Any]:
+    return {"conditions": [make.condition(*one) for one in held], **fields}
+
+
+def test_who_was_accepted_keeps_the_place_against_an_older_one(make: Any) -> None:
+    young = make.task("young", age=1, output={"uri": "s3://a/x"}, status=status(make, ACCEPTED))
+    old = make.task("old", age=99, output={"uri": "s3://a/x"})
+    assert refused(make, old, young) == {"team-a/old"}
+
+
+@pytest.mark.parametrize(
+    ("story", "ended", "in_use"),
+    [
+        ("its adapter lies there", ("Succeeded", "True", "AdapterUploaded"), True),
+        ("it left nothing to keep", ("Failed", "True", "InvalidRow"), False),
+    ],
+)
+def test_what_a_finished_task_holds(make: Any, story: str, ended: tuple[str, str, str], in_use: bool) -> None:
+    done = make.task("done", output={"uri": "s3://a/x"}, status=status(make, ACCEPTED, ended))
+    new = make.task("new", age=1, output={"uri": "s3://a/x"})
+    assert bool(refused(make, done, new)) is in_use, story
+    gone = replace(done, deleting=True)
+    assert not refused(make, gone, new)
+
+
+def test_a_task_that_nobody_serves_holds_nothing(make: Any) -> None:
+    lost = make.task("lost", age=9, baseModel="Org/Typo", output={"uri": "s3://a/x"})
+    assert not refused(make, lost, make.task("new", age=1, output={"uri": "s3://a/x"}))
+
+
+def test_two_that_train_already_are_left_in_peace(make: Any) -> None:
+    contact = Contact(report=make.report(make.reported("Training", "a"), make.reported("Training", "b")))
+    both = [
+        make.task(
+            name, output={"uri": "s3://a/x"}, status=status(make, ACCEPTED, ("Running", "True", "Training"))
+        )
+        for name in "ab"
+    ]
+    assert not refused(make, *both, contact=contact, group=make.group())
+
+
+@pytest.mark.parametrize(
+    ("story", "output", "in_use"),
+    [
+        ("among the checkpoints", "s3://ckpt/p/x", True),
+        ("above the checkpoints", "s3://ckpt", True),
+        ("in the model's folder", "s3://models/toy/mine", True),
+        ("over the model", "s3://models/toy", True),
+        ("above the model only", "s3://models", False),
+    ],
+)
+def test_nobody_writes_where_a_pipeline_keeps_its_own(
+    make: Any, story: str, output: str, in_use: bool
+) -> None:
+    pipeline = make.pipeline(checkpoints={"uri": "s3://ckpt/p/"})
+    assert bool(refused(make, make.task(output={"uri": output}), pipelines=(pipeline,))) is in_use, story
+
+
+@pytest.mark.parametrize(
+    ("story", "dataset", "output", "in_use"),
+    [
+        ("the rows' own address", "s3://d/x/rows.jsonl", "s3://d/x/rows.jsonl", True),
+        ("the rows are below", "s3://d/x/rows.jsonl", "s3://d/x", True),
+        ("in the folder that is read", "s3://d/x", "s3://d/x/out", True),
+        ("a pattern reads files alone", "s3://d/x/*.jsonl", "s3://d/x/out", False),
+        ("a pattern below", "s3://d/x/*.jsonl", "s3://d/x", True),
+        ("beside", "s3://d/rows", "s3://d/out", False),
+        ("the web", "https://d/x", "s3://d/x", False),
+    ],
+)
+def test_nobody_writes_over_their_own_rows(
+    make: Any, story: str, dataset: str, output: str, in_use: bool
+) -> None:
+    task = make.task(dataset={"uri": dataset}, output={"uri": output})
+    assert bool(refused(make, task)) is in_use, story
+
+
+def test_the_place_is_free_once_the_other_is_gone(make: Any) -> None:
+    old, young = (
+        make.task(name, age=age, output={"uri": "s3://a/x"}) for name, age in (("old", 9), ("young", 1))
+    )
+    held = decide(make.snapshot(old, young), make.settings(), make.now).task_statuses[Key("team-a", "young")]
+    again = replace(young, status=held)
+    assert answers(make, again)["team-a/young"][0] == "Accepted"
