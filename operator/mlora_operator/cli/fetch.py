@@ -74,6 +74,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="S3 endpoint, where that of the task has no meaning on this machine",
     )
+    options.add_argument(
+        "--addressing",
+        choices=("auto", "path", "virtual"),
+        help="bucket in the path or in the host name; auto: in the path with an endpoint",
+    )
     options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
     options.add_argument(
         "--timeout", type=_seconds, metavar="DURATION", help="give up waiting after so long (exit code 3)"
@@ -92,7 +97,8 @@ def fetch(options: argparse.Namespace) -> None:
     start = time.monotonic()
     uid = options.uid
     if "://" in options.what:
-        uri, access = options.what, Access(endpoint=options.endpoint)
+        uri = options.what
+        access = Access(endpoint=options.endpoint, addressing=options.addressing or "auto")
     else:
         uri, access, uid = _of_task(options)
     folder = options.output_dir or Path(uri.rstrip("/").rsplit("/", 1)[-1])

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.decision import tries_again
 from mlora_operator.cli.rows import row
 
 
@@ -48,7 +49,7 @@ class Verdict:
         if shown.succeeded:
             return Outcome.SUCCEEDED
         if shown.failed:
-            return Outcome.FAILED
+            return None if tries_again(task) else Outcome.FAILED
         if shown.state != "Rejected":
             self._rejected_since = None
             return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +25,12 @@ _NOT_NOW = {"SlowDown", "RequestTimeout", "TooManyRequests", "Throttling", "Thro
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a store. Without keys: ``anonymous``, or what the SDK finds (environment, files, role)."""
+    """How to reach a store. Without keys: ``anonymous``, or what the SDK finds (environment, files, role).
+
+    ``addressing`` is path (http://host/bucket/key), virtual (http://bucket.host/key) or auto: path with an endpoint.
+    ``ca_certificate`` is the PEM text of those who may sign the store's certificate; without it, the usual ones or
+    those in the file that AWS_CA_BUNDLE names.
+    """
 
     endpoint: str | None = None
     region: str | None = None
@@ -31,6 +38,8 @@ class Access:
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
     anonymous: bool = False
+    addressing: str = "auto"
+    ca_certificate: str | None = None
 
 
 class Source(Protocol):
@@ -84,10 +93,14 @@ class _Bucket:
             or None
         )
         self._where = endpoint or "AWS"
+        addressing = access.addressing
+        if addressing == "auto" and endpoint is not None:
+            addressing = "path"  # bucket names in host names need wildcard DNS, which few own stores have
         session = boto3.session.Session()
         self._client: Any = session.client(
             "s3",
             endpoint_url=endpoint,
+            verify=_certificates(access.ca_certificate),
             region_name=access.region or session.region_name or "us-east-1",
             aws_access_key_id=access.access_key,
             aws_secret_access_key=access.secret_key,
@@ -99,8 +112,7 @@ class _Bucket:
                 # Stores other than AWS may not know the SDK's newer checksums; the manifest has ours.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
-                # Bucket names in host names need wildcard DNS, which few own stores have.
-                s3={"addressing_style": "path" if endpoint else "auto"},
+                s3={"addressing_style": addressing},
             ),
         )
 
@@ -140,3 +152,14 @@ class _Bucket:
         if code == "InvalidRange":  # the object became shorter than what a former try had got of it
             return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest says")
         return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")
+
+
+def _certificates(text: str | None) -> str | None:
+    """The SDK wants a file, and reads it at each connection: it goes when the program ends."""
+    if text is None:
+        return None
+    file = tempfile.NamedTemporaryFile("w", prefix="mlora-ca-", suffix=".pem", delete=False)  # noqa: SIM115
+    with file:
+        file.write(text)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name

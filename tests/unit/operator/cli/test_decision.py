@@ -41,6 +41,28 @@ def test_the_step(there: dict[str, Any] | None, replace: bool, step: Step) -> No
     assert decide(task(SPEC), there, replace=replace) is step
 
 
+@pytest.mark.parametrize(
+    ("in_file", "there", "seen", "step"),
+    [
+        ("2", "1", "1", Step.APPLY),
+        ("2", None, None, Step.APPLY),
+        (None, "2", "1", Step.APPLY),  # by kubectl annotate
+        ("1", "1", "1", Step.KEEP),
+        (None, "1", "1", Step.KEEP),
+    ],
+)
+def test_a_failed_task_goes_on_with_a_new_value_of_its_annotation(
+    in_file: str | None, there: str | None, seen: str | None, step: Step
+) -> None:
+    def annotated(held: dict[str, Any], value: str | None) -> dict[str, Any]:
+        annotations = {} if value is None else {"annotations": {"mlora.dev/retry": value}}
+        return held | {"metadata": held["metadata"] | annotations}
+
+    failed = annotated(task(SPEC, "Failed"), there)
+    failed["status"]["retry"] = seen
+    assert decide(annotated(task(SPEC), in_file), failed, replace=False) is step
+
+
 @pytest.mark.parametrize("ended", [None, "Succeeded", "Failed"])
 def test_a_name_that_is_taken_by_another_spec_is_refused_with_what_to_do(ended: str | None) -> None:
     with pytest.raises(CommandError) as refusal:

@@ -38,6 +38,15 @@ def test_a_rejected_task_gets_time_until_the_cause_is_gone() -> None:
     assert verdict.of(task(state="Rejected"), 130) is Outcome.REFUSED
 
 
+def test_a_failed_task_that_is_to_be_tried_again_has_not_ended() -> None:
+    failed = task("Failed")
+    failed["metadata"]["annotations"] = {"mlora.dev/retry": "2"}
+    failed["status"]["retry"] = "1"
+    assert Verdict("u", 60).of(failed, 0) is None
+    failed["status"]["retry"] = "2"  # it failed once more
+    assert Verdict("u", 60).of(failed, 1) is Outcome.FAILED
+
+
 @pytest.mark.parametrize(
     ("outcomes", "code"),
     [

@@ -1,0 +1,67 @@
+"""How an S3 store is reached: what boto3 is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlora_operator.download import Access, open_source
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_CA_BUNDLE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+
+
+def client(access: Access) -> Any:
+    source: Any = open_source("s3://bucket/a/b/", access)
+    return source._client
+
+
+def url(access: Access) -> str:
+    """Where an object would be asked for."""
+    signed: str = client(access).generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "a"})
+    return signed.split("?")[0]
+
+
+KEYS = {"access_key": "k", "secret_key": "s"}
+
+
+@pytest.mark.parametrize(
+    ("access", "expected"),
+    [
+        (Access(**KEYS), "https://bucket.s3.amazonaws.com/a"),
+        (Access("http://store:8333", **KEYS), "http://store:8333/bucket/a"),
+        (Access("http://store:8333", addressing="virtual", **KEYS), "http://bucket.store:8333/a"),
+        (Access(addressing="path", **KEYS), "https://s3.amazonaws.com/bucket/a"),
+    ],
+)
+def test_the_bucket_stands_where_the_store_looks_for_it(access: Access, expected: str) -> None:
+    assert url(access) == expected
+
+
+def test_the_environment_is_read_as_the_aws_tools_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://general:1")
+    assert url(Access(**KEYS)) == "http://general:1/bucket/a"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://of-s3:1")
+    assert url(Access(**KEYS)) == "http://of-s3:1/bucket/a"
+    assert url(Access("http://said:1", **KEYS)) == "http://said:1/bucket/a"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
+    assert client(Access(**KEYS)).meta.region_name == "eu-central-1"
+    assert client(Access(region="eu-west-1", **KEYS)).meta.region_name == "eu-west-1"
+
+
+def test_a_stores_own_certificates_are_given_as_a_file() -> None:
+    verify = client(Access("https://store", ca_certificate="PEM", **KEYS))._endpoint.http_session._verify
+    assert Path(verify).read_text() == "PEM"
+    assert client(Access("https://store", **KEYS))._endpoint.http_session._verify is True
