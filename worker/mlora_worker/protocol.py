@@ -321,11 +321,32 @@ class AdapterDtype(StrEnum):
 # --- the plan: operator -> coordinator ----------------------------------------------------------------------------
 
 
+class Addressing(StrEnum):
+    """Where a store has a bucket's name."""
+
+    AUTO = "auto"  # with an endpoint in the path, on AWS as the SDK does
+    PATH = "path"
+    VIRTUAL = "virtual"
+
+
+class Checksums(StrEnum):
+    """When requests carry the SDK's checksum headers."""
+
+    AUTO = "auto"  # with an endpoint whenRequired, on AWS whenSupported
+    WHEN_REQUIRED = "whenRequired"
+    WHEN_SUPPORTED = "whenSupported"
+
+
 class StorageAccess(Message):
     """An S3-compatible endpoint with the keys to use there. Keys travel in the plan only, never in status or logs."""
 
     endpoint: str | None = None
     region: str = "us-east-1"
+    addressing: Addressing = Addressing.AUTO
+    checksums: Checksums = Checksums.AUTO
+    ca_certificate: str | None = (
+        None  # PEM of those who may sign the store's certificate; None: the usual ones
+    )
     access_key: SecretStr | None = None
     secret_key: SecretStr | None = None
     session_token: SecretStr | None = None
@@ -603,7 +624,11 @@ class WorkerConfig(Message):
     token_file: str
     storage_endpoint: str | None = None  # of the model; its keys are files below storage_keys_dir
     storage_region: str = "us-east-1"
-    storage_keys_dir: str | None = None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; re-read at each use
+    storage_addressing: Addressing = Addressing.AUTO
+    storage_checksums: Checksums = Checksums.AUTO
+    storage_keys_dir: str | None = (
+        None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt; re-read at each use
+    )
     cache_dir: str = "/tmp/mlora"
     checkpoints_uri: str | None = (
         None  # with the model's keys; None: below each task's own output, with its keys
@@ -686,6 +711,47 @@ class SurveyAnswer(Message):
     facts: ModelFacts | None = None
     stages: tuple[StageShape, ...] = ()
     tasks: tuple[TaskAnswer, ...] = ()
+    failure: Failure | None = None
+
+
+# --- what `mlora validate --data` asks ``mlora_worker.look`` over its standard input ------------------------------------
+
+
+class LookQuestion(Message):
+    """Rows as one task would train on them. Keys may be in it: it travels through a pipe, never as arguments."""
+
+    model: ModelSource  # of it, the tokenizer alone is read
+    storage: StorageAccess = (
+        StorageAccess()
+    )  # of model and rows; without keys, the identity that the SDK finds
+    cache_dir: str = "/tmp/mlora"
+    dataset: Dataset
+    training: Training
+    show: Amount = 3  # rows to show
+
+
+class ShownPart(Message):
+    """Some of a row's tokens as text; control and special tokens are in it."""
+
+    text: str
+    learnt: bool
+
+
+class HistogramBar(Message):
+    """How many rows have at least ``low`` and less than ``high`` tokens."""
+
+    low: Amount
+    high: Amount
+    rows: Amount
+
+
+class LookAnswer(Message):
+    """``failure`` set: the task would fail with this, and nothing else is there."""
+
+    counts: DataCounts | None = None
+    longest: Amount = 0
+    histogram: tuple[HistogramBar, ...] = ()
+    shown: tuple[tuple[ShownPart, ...], ...] = ()  # the first rows
     failure: Failure | None = None
 
 

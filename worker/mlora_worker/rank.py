@@ -46,6 +46,7 @@ from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, TaskPlan, WorkerConfig
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.s3_client import Manners
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import launch_tokens, stage_costs
@@ -314,7 +315,11 @@ def choose_backend(config: WorkerConfig, device: torch.device) -> Backend:
 
 def open_model(config: WorkerConfig) -> ModelFiles:
     store = open_store_from_files(
-        config.storage_endpoint, config.storage_region, config.storage_keys_dir, allow_files=True
+        config.storage_endpoint,
+        config.storage_region,
+        config.storage_keys_dir,
+        allow_files=True,
+        manners=Manners(config.storage_addressing, config.storage_checksums),
     )
     return ModelFiles(store, config.model, Path(config.cache_dir))
 
@@ -327,7 +332,11 @@ def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
 
     def place(task: TaskPlan) -> tuple[Store, str]:
         store = open_store_from_files(
-            config.storage_endpoint, config.storage_region, config.storage_keys_dir, allow_files=True
+            config.storage_endpoint,
+            config.storage_region,
+            config.storage_keys_dir,
+            allow_files=True,
+            manners=Manners(config.storage_addressing, config.storage_checksums),
         )
         return store, join(root, f"{task.namespace}/{task.name}")
 

@@ -12,6 +12,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     ParamValidationError,
     PartialCredentialsError,
+    SSLError,
 )
 
 from mlora_worker.protocol import FailureReason
@@ -74,6 +75,11 @@ def explain(
         return AccessRefused(
             f"cannot {action} {uri}: no keys were found; name a Secret with AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
+        )
+    if isinstance(error, SSLError):
+        return StoreUnreachable(
+            f"cannot {action} {uri}: the certificate of {where} is not trusted; put the certificate that signed it into "
+            f"ca.crt of the storage Secret ({_clean(str(error), secrets)})"
         )
     if isinstance(error, ConnectionError | HTTPClientError):
         return StoreUnreachable(

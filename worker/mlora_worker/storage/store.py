@@ -12,7 +12,10 @@ from mlora_worker.protocol import FailureReason, StorageAccess
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.files import FileStore
-from mlora_worker.storage.s3 import AMBIENT, PATIENT, Keys, Patience, S3Store
+from mlora_worker.storage.s3 import S3Store
+from mlora_worker.storage.s3_client import AMBIENT, PATIENT, PLAIN, Keys, Manners, Patience
+
+CA_CERTIFICATE = "ca.crt"  # in a storage Secret
 
 
 class Store(Protocol):
@@ -67,7 +70,13 @@ def open_store(
     """
     keys = _keys_of(access)
     s3 = S3Store(
-        endpoint=access.endpoint, region=access.region, keys=lambda: keys, missing=missing, patience=patience
+        endpoint=access.endpoint,
+        region=access.region,
+        keys=lambda: keys,
+        missing=missing,
+        patience=patience,
+        manners=Manners(access.addressing, access.checksums),
+        ca_certificate=lambda: access.ca_certificate,
     )
     return _Routed(s3, FileStore(missing) if allow_files else None)
 
@@ -80,9 +89,10 @@ def open_store_from_files(
     *,
     missing: FailureReason = FailureReason.INVALID_SPEC,
     patience: Patience = PATIENT,
+    manners: Manners = PLAIN,
 ) -> Store:
     """The store of a pipeline's model. ``keys_dir`` is a mounted Secret with AWS_ACCESS_KEY_ID,
-    AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN, read at each use, so that rotated keys are taken up
+    AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN and ca.crt, read at each use, so that rotated keys are taken up
     without a restart. Without ``keys_dir``, the identity that the SDK finds (the pod's own) is
     used.
     """
@@ -93,8 +103,22 @@ def open_store_from_files(
         keys=lambda: AMBIENT if folder is None else read_keys(folder),
         missing=missing,
         patience=patience,
+        manners=manners,
+        ca_certificate=lambda: None if folder is None else read_ca_certificate(folder),
     )
     return _Routed(s3, FileStore(missing) if allow_files else None)
+
+
+def read_ca_certificate(folder: Path) -> str | None:
+    """Of those who may sign the store's certificate; None: the usual ones. Raises AccessRefused for an unreadable file."""
+    try:
+        return (folder / CA_CERTIFICATE).read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AccessRefused(
+            f"the certificate {folder / CA_CERTIFICATE} cannot be read ({type(error).__name__})"
+        ) from None
 
 
 def read_keys(folder: Path) -> Keys:

@@ -8,21 +8,30 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from pydantic import SecretStr
 
-from mlora_worker.protocol import FailureReason, StorageAccess
+from mlora_worker.protocol import Addressing, Checksums, FailureReason, StorageAccess
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.probe import probe_output
-from mlora_worker.storage.s3 import Keys, Patience, S3Store
+from mlora_worker.storage.s3 import S3Store
+from mlora_worker.storage.s3_client import Keys, Manners, Patience, new_client
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 
 HURRY = Patience(connect_seconds=0.5, read_seconds=2, attempts=2)
 PART = 64 * 2**10
+KEY = "big"
+
+
+ROLE = b"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>
+<AccessKeyId>OFTHEROLE</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
+<Expiration>2100-01-01T00:00:00Z</Expiration></Credentials><AssumedRoleUser><AssumedRoleId>i</AssumedRoleId>
+<Arn>a</Arn></AssumedRoleUser></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"""
 
 
 class OddServer(ThreadingHTTPServer):
@@ -38,6 +47,8 @@ class OddServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
         self.keys_seen: list[str] = []
         self.broken_bodies = 1
+        self.forgets = ""  # an upload that it lists and does not know
+        self.away_at_part: int | None = None  # it answers 503 there
         self.scheme = "http"
 
     @property
@@ -68,6 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(501, "NotImplemented")
         elif "STREAMING" in self.headers.get("x-amz-content-sha256", ""):
             self._refuse(411, "MissingContentLength")
+        elif url.path.startswith("/sts") and b"Action=AssumeRoleWithWebIdentity" in body:
+            self._answer(200, ROLE)
         elif oddity == "refuses keys":
             self._refuse(403, "InvalidAccessKeyId", "the key AKIDKEY with topsecret is unknown")
         elif oddity == "read only" and self.command != "GET":
@@ -78,13 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
                 200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
             )
         elif self.command == "POST" and "uploadId" in query:
-            self._complete(url.path)
+            self._complete(url.path, query["uploadId"][0])
         elif self.command == "PUT" and "uploadId" in query:
-            if oddity == "breaks at part 2" and query["partNumber"] == ["2"]:
-                self._refuse(400, "EntityTooSmall")
-            else:
-                self.server.uploads["1"][int(query["partNumber"][0])] = body
-                self._answer(200, b"", ETag='"not a digest"')
+            self._take_part(int(query["partNumber"][0]), query["uploadId"][0], body)
         elif self.command == "DELETE" and "uploadId" in query:
             self.server.uploads.pop(query["uploadId"][0], None)
             self._answer(204, b"")
@@ -94,6 +103,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "DELETE":
             self.server.objects.pop(url.path, None)
             self._answer(204, b"")
+        elif self.command == "GET" and "uploads" in query and oddity == "digests":
+            self._answer(200, self._uploads())
+        elif self.command == "GET" and "uploadId" in query and oddity == "digests":
+            self._answer(200, self._parts(query["uploadId"][0]))
         elif url.path in self.server.objects:
             self._send(self.server.objects[url.path])
         else:
@@ -101,8 +114,39 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _handle
 
-    def _complete(self, path: str) -> None:
-        parts = self.server.uploads.pop("1", None)
+    def _take_part(self, number: int, upload: str, body: bytes) -> None:
+        if self.server.oddity == "breaks at part 2" and number == 2:
+            self._refuse(400, "EntityTooSmall")
+        elif number == self.server.away_at_part:
+            self._refuse(503, "SlowDown")
+        elif upload not in self.server.uploads or upload == self.server.forgets:
+            self._refuse(404, "NoSuchUpload")
+        else:
+            self.server.uploads[upload][number] = body
+            tag = (
+                md5(body, usedforsecurity=False).hexdigest()
+                if self.server.oddity == "digests"
+                else "not a digest"
+            )
+            self._answer(200, b"", ETag=f'"{tag}"')
+
+    def _uploads(self) -> bytes:
+        made = "".join(
+            f"<Upload><Key>{KEY}</Key><UploadId>{one}</UploadId><Initiated>2026-01-0{one}T00:00:00Z</Initiated></Upload>"
+            for one in self.server.uploads
+        )
+        return f"<ListMultipartUploadsResult>{made}</ListMultipartUploadsResult>".encode()
+
+    def _parts(self, upload: str) -> bytes:
+        made = "".join(
+            f"<Part><PartNumber>{number}</PartNumber><Size>{len(body)}</Size>"
+            f"<ETag>&quot;{md5(body, usedforsecurity=False).hexdigest()}&quot;</ETag></Part>"
+            for number, body in self.server.uploads.get(upload, {}).items()
+        )
+        return f"<ListPartsResult>{made}</ListPartsResult>".encode()
+
+    def _complete(self, path: str, upload: str) -> None:
+        parts = self.server.uploads.pop(upload, None)
         if parts is None:
             self._refuse(404, "NoSuchUpload")
             return
@@ -224,6 +268,116 @@ def test_the_same_holds_over_https_where_the_sdk_would_send_chunks_and_trailers(
         assert store.read("s3://bucket/big") == big.read_bytes()
 
 
+def test_a_stores_own_certificate_is_trusted_when_its_secret_brings_it(
+    tmp_path: Path, certificate: Path
+) -> None:
+    """As a task's plan carries it, and as a file beside a pipeline's keys, taken up when it appears."""
+    pem = certificate.read_text()
+    pem = pem[pem.index("-----BEGIN CERTIFICATE-----") :]
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        (keys / name).write_text("x")
+    with odd_server(certificate=certificate) as server:
+        server.objects["/bucket/x"] = b"x"
+        access = StorageAccess(endpoint=server.endpoint)
+        store = open_store(access, allow_files=False, patience=HURRY)
+        with pytest.raises(
+            StoreUnreachable, match=r"certificate of https://127.* is not trusted; put .* into ca\.crt"
+        ):
+            store.read("s3://bucket/x")
+        trusting = access.model_copy(update={"ca_certificate": pem})
+        assert open_store(trusting, allow_files=False, patience=HURRY).read("s3://bucket/x") == b"x"
+        mounted = open_store_from_files(server.endpoint, "us-east-1", keys, allow_files=False, patience=HURRY)
+        with pytest.raises(StoreUnreachable, match="is not trusted"):
+            mounted.read("s3://bucket/x")
+        (keys / "ca.crt").write_text(pem + "\n")
+        assert mounted.read("s3://bucket/x") == b"x"
+
+
+def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
+    access = StorageAccess(
+        endpoint="https://127.0.0.1:9", ca_certificate="-----BEGIN CERTIFICATE-----\nnonsense"
+    )
+    with pytest.raises(StorageError, match=r"ca\.crt of the storage Secret is no PEM certificate") as caught:
+        open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x")
+    assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "addressing", "host"),
+    [
+        ("https://s3.acme.test", Addressing.AUTO, "s3.acme.test/bucket/key"),
+        ("https://s3.acme.test", Addressing.VIRTUAL, "bucket.s3.acme.test/key"),
+        (" https://s3.acme.test:443/ \n", Addressing.PATH, "s3.acme.test/bucket/key"),
+        ("http://10.0.0.1:9000//", Addressing.AUTO, "10.0.0.1:9000/bucket/key"),
+        (None, Addressing.AUTO, "bucket.s3.amazonaws.com/key"),
+        (None, Addressing.PATH, "s3.amazonaws.com/bucket/key"),
+    ],
+)
+def test_buckets_are_addressed_as_the_store_wants_it_however_its_endpoint_is_spelt(
+    endpoint: str | None, addressing: Addressing, host: str
+) -> None:
+    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, Manners(addressing=addressing))
+    url = client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "key"})
+    assert url.partition("?")[0].partition("://")[2].replace(":443", "") == host
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "checksums", "calculation"),
+    [
+        ("https://s3.acme.test", Checksums.AUTO, "when_required"),
+        ("https://s3.acme.test", Checksums.WHEN_SUPPORTED, "when_supported"),
+        (None, Checksums.AUTO, "when_supported"),
+        (None, Checksums.WHEN_REQUIRED, "when_required"),
+    ],
+)
+def test_checksum_headers_are_sent_where_they_are_known_or_wished(
+    endpoint: str | None, checksums: Checksums, calculation: str
+) -> None:
+    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, Manners(checksums=checksums))
+    assert client.meta.config.request_checksum_calculation == calculation
+    assert client.meta.config.response_checksum_validation == calculation
+
+
+def test_a_server_without_checksums_refuses_a_store_that_was_told_to_send_them() -> None:
+    """So the setting does what it says, and the default above is what passes."""
+    with odd_server() as server:
+        access = StorageAccess(endpoint=server.endpoint, checksums=Checksums.WHEN_SUPPORTED)
+        with pytest.raises(StorageError, match="501 NotImplemented"):
+            open_store(access, allow_files=False, patience=HURRY).write("s3://bucket/x", b"x")
+
+
+@pytest.mark.parametrize("key", ["a b/100% ü?x#y+z", "double//slash", "a/../b", "ends in a slash/", "~'()*!"])
+def test_keys_are_taken_literally_whatever_they_are_spelt_like(key: str) -> None:
+    with odd_server() as server:
+        store = task_store(server.endpoint)
+        store.write(f"s3://bucket/{key}", b"x")
+        assert [unquote(path) for path in server.objects] == [f"/bucket/{key}"]
+        assert store.read(f"s3://bucket/{key}") == b"x"
+
+
+def test_a_pods_own_role_is_used_for_a_pipeline_without_a_secret_and_never_for_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Web identity: the environment names a role and the file of a token, and the SDK asks for keys by it."""
+    token = tmp_path / "token"
+    token.write_text("signed by the cluster")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    with odd_server() as server:
+        server.objects["/bucket/x"] = b"x"
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
+        monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/trainer")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{server.endpoint}/sts")
+        store = open_store_from_files(server.endpoint, "us-east-1", None, allow_files=False, patience=HURRY)
+        assert store.read("s3://bucket/x") == b"x"
+        assert server.keys_seen == ["OFTHEROLE"]
+        access = StorageAccess(endpoint=server.endpoint)
+        assert open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x") == b"x"
+        assert server.keys_seen == ["OFTHEROLE"]
+
+
 def test_buckets_stay_in_the_path_whatever_the_machines_own_settings_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +403,59 @@ def test_an_upload_that_breaks_is_aborted_and_leaves_no_object(big: Path) -> Non
         assert caught.value.reason is FailureReason.UPLOAD_FAILED
         assert server.uploads == {}
         assert server.objects == {}
+
+
+def parts_sent(server: OddServer) -> list[str]:
+    return [path.partition("partNumber=")[2][0] for method, path in server.requests if "partNumber=" in path]
+
+
+def test_an_upload_that_broke_off_goes_on_with_the_parts_that_are_missing(big: Path) -> None:
+    with odd_server("digests") as server:
+        server.away_at_part = 3
+        with pytest.raises(StoreUnreachable, match="answered 503"):
+            store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert sorted(server.uploads["1"]) == [1, 2], "what is there stays for the next try"
+        server.away_at_part = None
+        server.requests.clear()
+        store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert parts_sent(server) == ["3", "4"]
+        assert server.objects[f"/bucket/{KEY}"] == big.read_bytes()
+
+
+def test_a_part_with_other_content_is_sent_again_though_it_has_the_same_size(big: Path) -> None:
+    with odd_server("digests") as server:
+        server.uploads["1"] = {1: bytes(PART), 2: big.read_bytes()[PART : 2 * PART], 4: b"else"}
+        store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert parts_sent(server) == ["1", "3", "4"]
+        assert server.objects[f"/bucket/{KEY}"] == big.read_bytes()
+
+
+def test_where_tags_are_no_digests_every_part_is_sent_again(big: Path) -> None:
+    with odd_server() as server:
+        server.away_at_part = 2
+        with pytest.raises(StoreUnreachable):
+            store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        server.away_at_part = None
+        server.requests.clear()
+        store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert parts_sent(server) == ["1", "2", "3", "4"]
+
+
+def test_of_several_unfinished_uploads_the_newest_goes_on_and_the_others_are_aborted(big: Path) -> None:
+    with odd_server("digests") as server:
+        server.uploads = {"2": {1: b"old"}, "1": {}, "3": {1: big.read_bytes()[:PART]}}
+        store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert parts_sent(server) == ["2", "3", "4"]
+        assert server.objects[f"/bucket/{KEY}"] == big.read_bytes()
+        assert server.uploads == {}
+
+
+def test_an_unfinished_upload_that_is_gone_when_it_is_taken_up_begins_anew(big: Path) -> None:
+    with odd_server("digests") as server:
+        server.uploads = {"3": {}}
+        server.forgets = "3"
+        store_of(server).write_file(f"s3://bucket/{KEY}", big)
+        assert server.objects[f"/bucket/{KEY}"] == big.read_bytes()
 
 
 def test_a_lost_reply_to_a_completed_upload_is_no_failure(big: Path) -> None:
