@@ -310,6 +310,49 @@ class Training(Message):
     )
 
 
+class EarlyStopping(Message):
+    """When to stop before the last step."""
+
+    patience: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
+        default=3, description="Evaluations in a row without an improvement, after which training stops."
+    )
+    min_delta: Annotated[float, Field(strict=True, ge=0, le=1000)] = Field(
+        default=0.0, description="By how much a loss must be lower to be an improvement."
+    )
+
+
+class Evaluation(Message):
+    """Rows to evaluate on while training: those of uri, else those that dataset.heldOut keeps from training."""
+
+    uri: DatasetUri | None = Field(
+        default=None,
+        description="Where the rows lie, in the format, with the fields and from the store of dataset; absent: what "
+        "dataset.heldOut keeps from training.",
+    )
+    limit: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = Field(
+        default=None, description="Use at most this many of the rows, the first ones."
+    )
+    every_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] = Field(
+        default=50, description="Optimizer steps between two evaluations; the last step is always evaluated."
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None, description="Stop when the loss improves no more; absent: never before the last step."
+    )
+    keep_best: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
+        description="True: publish the adapter after the step that evaluated best, not after the last one.",
+    )
+
+
+class InitFrom(Message):
+    """An adapter to go on from."""
+
+    uri: Annotated[str, Field(max_length=1024, pattern=r"^(s3|file)://.+")] = Field(
+        description="A PEFT folder with adapter_config.json and adapter_model.safetensors, in the store of the task: "
+        "s3://bucket/prefix. Rank, alpha and modules must be those of lora."
+    )
+
+
 class AdapterDtype(StrEnum):
     """In which numbers the adapter's file is written; training is in float32 whatever it says."""
 
@@ -373,6 +416,8 @@ class TaskPlan(Message):
     dataset: Dataset
     dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
     training: Training
+    evaluation: Evaluation | None = None
+    init_from: InitFrom | None = None
     output_uri: str
     output_dtype: AdapterDtype = AdapterDtype.FLOAT32
     base_model_name: str | None = None  # what adapter_config.json says instead of the pipeline's name for it
@@ -478,6 +523,8 @@ class TaskReport(Message):
     step: Amount = 0
     total_steps: Amount = 0
     loss: Real | None = None
+    evaluation: EvaluationRecord | None = None  # the newest
+    best: EvaluationRecord | None = None  # the lowest loss so far
     tokens_per_second: Real | None = None
     data: DataCounts | None = None
     adapter: AdapterInfo | None = None

@@ -5,28 +5,77 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.options import FilesArgument, OutputOption
+from mlora_operator.cli.data_check import exit_code, looked_at, print_answer, question_of
+from mlora_operator.cli.options import OutputOption
 from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.local.manifests import Manifest, Manifests, read_manifests
+from mlora_worker.protocol import DatasetFormat, FileFormat, TrainOn
 
 
-def validate(files: FilesArgument, output: OutputOption = Output.TEXT) -> None:
+def validate(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+    data: Annotated[
+        str | None, typer.Option(help="A file of rows, or its address: show what a task would learn from it.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="With --data: the base model's name in a given LoRAPipeline, or its folder."),
+    ] = None,
+    format: Annotated[DatasetFormat | None, typer.Option(help="With --data: as dataset.format.")] = None,
+    file_format: Annotated[
+        FileFormat | None, typer.Option(help="With --data: as dataset.fileFormat.")
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="With --data: NAME=COLUMN, as in dataset.fields; may be repeated."),
+    ] = None,
+    train_on: Annotated[TrainOn | None, typer.Option(help="With --data: as dataset.trainOn.")] = None,
+    max_seq_length: Annotated[
+        int | None, typer.Option(min=2, help="With --data: as training.maxSeqLength.")
+    ] = None,
+    show: Annotated[int, typer.Option(min=0, max=100, help="With --data: rows to show.")] = 3,
+) -> None:
     """Check manifests of LoRATasks, LoRAPipelines and Secrets without a cluster.
 
-    The same schema and rules as in the cluster decide. Each problem is printed with file, line and field.
+    The same schema and rules as in the cluster decide. Each problem is printed with file, line and field. With --data, a
+    file of rows is read, rendered and tokenised as for training, too; settings that are not given come from the only
+    LoRATask in the files, if there is one.
     """
-    manifests = read_manifests(read_texts(files))
+    if not files and data is None:
+        raise CommandError("name manifest files, or rows with --data and --model", exit_codes.INVALID)
+    if (data is None) != (model is None):
+        raise CommandError("--data and --model go together", exit_codes.INVALID)
+    manifests = read_manifests(read_texts(files or []))
+    answer = None
+    if data is not None and model is not None and not manifests.problems:
+        options = {
+            "format": format,
+            "fileFormat": file_format,
+            "trainOn": train_on,
+            "maxSeqLength": max_seq_length,
+        }
+        answer = looked_at(question_of(manifests, data, model, options, field or [], show))
+    failure = answer.failure if answer is not None else None
     if output is Output.JSON:
-        print_json(as_json(manifests))
+        looked = {"data": answer.model_dump(by_alias=True, mode="json", exclude_none=True)} if answer else {}
+        print_json(as_json(manifests) | looked)
     else:
-        _print(manifests)
-    raise typer.Exit(exit_codes.INVALID if manifests.problems else exit_codes.OK)
+        if files:
+            _print(manifests)
+        if failure is not None:
+            stderr().print(f"[red]{failure.reason.value}: {escape(failure.message)}[/]")
+        elif answer is not None:
+            print_answer(answer)
+    raise typer.Exit(exit_codes.INVALID if manifests.problems else exit_code(answer))
 
 
 def read_texts(files: list[str]) -> list[tuple[str, str]]:

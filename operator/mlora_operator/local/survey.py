@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from pydantic import ValidationError
 
-from mlora_worker.protocol import SurveyAnswer, SurveyQuestion
+from mlora_worker.protocol import LookAnswer, LookQuestion, Message, SurveyAnswer, SurveyQuestion
+
+AnyAnswer = TypeVar("AnyAnswer", bound=Message)
 
 SURVEY = (sys.executable, "-m", "mlora_worker.survey")
+LOOK = (sys.executable, "-m", "mlora_worker.look")
 _LONGEST_LINE = 400
 
 
@@ -25,6 +29,26 @@ def ask(
     command: Sequence[str] = SURVEY,
 ) -> SurveyAnswer:
     """The answer; the question, which may hold keys, goes through a pipe. Raises SurveyFailed."""
+    return _answer(question, SurveyAnswer, environment, seconds, command)
+
+
+def look(
+    question: LookQuestion,
+    environment: Mapping[str, str],
+    seconds: float | None = None,
+    command: Sequence[str] = LOOK,
+) -> LookAnswer:
+    """What a task would train on, in the same way."""
+    return _answer(question, LookAnswer, environment, seconds, command)
+
+
+def _answer(
+    question: Message,
+    answer: type[AnyAnswer],
+    environment: Mapping[str, str],
+    seconds: float | None,
+    command: Sequence[str],
+) -> AnyAnswer:
     try:
         done = subprocess.run(
             command,
@@ -41,7 +65,7 @@ def ask(
     lines = [line for line in done.stdout.splitlines() if line.strip()]
     try:
         if done.returncode == 0 and lines:
-            return SurveyAnswer.model_validate_json(lines[-1])
+            return answer.model_validate_json(lines[-1])
     except ValidationError as error:
         raise SurveyFailed(f"its answer is of another version: {error.errors()[0]['loc']}") from None
     words = [line for line in done.stderr.splitlines() if line.strip()] or ["it wrote nothing"]

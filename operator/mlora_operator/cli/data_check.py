@@ -1,0 +1,137 @@
+"""``mlora validate --data``: what a task would learn from a file, shown before anything is trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from rich.text import Text
+
+from mlora_operator.api.problem import describe
+from mlora_operator.cli import exit_codes
+from mlora_operator.cli.output import CommandError, stdout
+from mlora_operator.local.manifests import Manifests
+from mlora_operator.local.survey import SurveyFailed, look
+from mlora_worker.protocol import Dataset, FailureReason, LookAnswer, LookQuestion, ModelSource, Training
+
+_BAR = 40  # characters of the longest
+
+
+def question_of(
+    manifests: Manifests, data: str, model: str, options: Mapping[str, Any], fields: Sequence[str], show: int
+) -> LookQuestion:
+    """Settings come from the files' only LoRATask, if there is one; ``options`` (camelCase) and ``fields`` (name=column)
+    win over them. Raises CommandError.
+    """
+    tasks = manifests.tasks
+    spec = tasks[0].spec if len(tasks) == 1 else None
+    settings = (
+        spec.dataset.model_dump(by_alias=True, mode="json", exclude_none=True) if spec is not None else {}
+    )
+    for source in ("uri", "uris", "inline", "configMapRef"):
+        settings.pop(source, None)
+    training = (spec.training if spec is not None else Training()).model_dump(
+        by_alias=True, mode="json", exclude_none=True
+    )
+    training |= {
+        name: options[name] for name in ("maxSeqLength", "overlong") if options.get(name) is not None
+    }
+    settings |= {
+        name: options[name] for name in ("format", "fileFormat", "trainOn") if options.get(name) is not None
+    }
+    for field in fields:
+        name, equals, column = field.partition("=")
+        if not equals:
+            raise CommandError(
+                f"--field {field}: write NAME=COLUMN, such as prompt=question", exit_codes.INVALID
+            )
+        settings.setdefault("fields", {})[name] = column
+    uri = data if "://" in data else Path(data).absolute().as_uri()
+    try:
+        return LookQuestion(
+            model=ModelSource(name=model, uri=_model_uri(manifests, model)),
+            cache_dir=str(
+                Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora-operator"
+            ),
+            dataset=Dataset.model_validate({**settings, "uri": uri}),
+            training=Training.model_validate(training),
+            show=show,
+        )
+    except ValidationError as error:
+        raise CommandError(describe(error, "dataset"), exit_codes.INVALID) from error
+
+
+def looked_at(question: LookQuestion) -> LookAnswer:
+    """Asks a worker process. Raises CommandError."""
+    if importlib.util.find_spec("transformers") is None:
+        raise CommandError(
+            "to look at rows needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
+        )
+    try:
+        return look(question, dict(os.environ))
+    except SurveyFailed as error:
+        raise CommandError(f"the rows cannot be looked at: {error}", exit_codes.FAILED) from error
+
+
+def exit_code(answer: LookAnswer | None) -> int:
+    failure = answer.failure if answer is not None else None
+    if failure is None:
+        return exit_codes.OK
+    away = failure.reason in (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED)
+    return exit_codes.UNREACHABLE if away else exit_codes.INVALID
+
+
+def print_answer(answer: LookAnswer) -> None:
+    """Counts, lengths, and the first rows with what is learnt in green; control characters are written out."""
+    out = stdout()
+    counts = answer.counts
+    assert counts is not None
+    out.print(
+        f"[bold]{counts.used:,}[/] of {counts.rows:,} rows are used: {counts.tokens:,} tokens, "
+        f"{counts.supervised_tokens:,} of them learnt; the longest row has {answer.longest:,}"
+    )
+    for rule, count in counts.dropped.items():
+        lines = ", ".join(map(str, counts.first_dropped.get(rule, ())))
+        out.print(f"  dropped as {rule}: {count:,} (first in {lines})")
+    if counts.truncated:
+        out.print(f"  cut to maxSeqLength: {counts.truncated:,}")
+    most = max((bar.rows for bar in answer.histogram), default=1)
+    wide = max((len(f"{bar.high:,}") for bar in answer.histogram), default=1)
+    for bar in answer.histogram:
+        drawn = "█" * max(int(bar.rows > 0), round(_BAR * bar.rows / most))
+        out.print(f"  {bar.low:>{wide},} to {bar.high - 1:>{wide},} tokens  {drawn} {bar.rows:,}")
+    for number, row in enumerate(answer.shown, start=1):
+        out.print(f"[bold]row {number}[/], what is learnt in [green]green[/]:")
+        shown = Text()
+        for part in row:
+            # Without colours, as in a file or a pipe, brackets show it.
+            text = _printable(part.text)
+            shown.append(f"⟦{text}⟧" if part.learnt else text, style="green" if part.learnt else "dim")
+        out.print(shown)
+
+
+def _printable(text: str) -> str:
+    """A row may hold what a terminal would obey."""
+    return "".join(
+        letter if letter == "\n" or letter.isprintable() else f"\\u{ord(letter):04x}" for letter in text
+    )
+
+
+def _model_uri(manifests: Manifests, model: str) -> str:
+    """A LoRAPipeline's that serves the name, or a folder, or an address."""
+    for pipeline in manifests.pipelines:
+        if pipeline.spec.model.name == model:
+            return pipeline.spec.model.uri
+    if "://" in model:
+        return model
+    if Path(model).is_dir():
+        return Path(model).absolute().as_uri()
+    raise CommandError(
+        f"--model {model}: no LoRAPipeline in the files serves it, and it is no folder; name the model's folder or its "
+        "address, or add the LoRAPipeline's file",
+        exit_codes.INVALID,
+    )

@@ -1,0 +1,45 @@
+"""What `mlora validate --data` is told of rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlora_worker.look import look
+from mlora_worker.protocol import Dataset, FailureReason, LookAnswer, LookQuestion, ModelSource, Training
+
+
+def ask(model: Path, *rows: tuple[str, str], show: int = 2, **training: int) -> LookAnswer:
+    inline = "\n".join(json.dumps({"prompt": prompt, "completion": answer}) for prompt, answer in rows)
+    return look(
+        LookQuestion(
+            model=ModelSource(name="org/tiny", uri=model.as_uri()),
+            dataset=Dataset(inline=inline or "\n"),
+            training=Training(max_seq_length=training.get("length", 512)),
+            show=show,
+        )
+    )
+
+
+def test_counts_lengths_and_the_first_rows_are_told(tiny_model: Path) -> None:
+    answer = ask(
+        tiny_model, *[("How many?", f"{number} clips " * number) for number in range(1, 40)], ("x", "")
+    )
+    assert answer.counts is not None
+    assert (answer.counts.used, answer.counts.dropped) == (39, {"NoAnswer": 1})
+    assert sum(bar.rows for bar in answer.histogram) == 39
+    assert answer.histogram[-1].low <= answer.longest < answer.histogram[-1].high
+    assert len(answer.histogram) <= 11
+    first, _second = answer.shown
+    assert [part.learnt for part in first][:2] == [False, True]
+    assert "How many?" in first[0].text
+    assert first[1].text.startswith("1 clips")
+
+
+def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path) -> None:
+    failure = ask(tiny_model).failure
+    assert failure is not None
+    assert failure.reason is FailureReason.NO_TRAINABLE_ROWS
+    failure = ask(tmp_path, ("a", "b")).failure
+    assert failure is not None
+    assert "config.json is missing" in failure.message

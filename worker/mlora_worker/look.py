@@ -1,0 +1,89 @@
+"""``python -m mlora_worker.look``: what `mlora validate --data` shows of rows, without training.
+
+Reads a ``LookQuestion`` as JSON from standard input and writes a ``LookAnswer`` to standard output. Of the model, only the
+configuration and the tokenizer are read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.prepare import prepare
+from mlora_worker.data.token_rows import TokenRow, TokenRows
+from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.protocol import Failure, HistogramBar, LookAnswer, LookQuestion, ShownPart
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.sources import open_sources
+from mlora_worker.storage.store import open_store, open_store_from_files
+
+_BARS = 10
+_EXIT_USAGE = 2
+# People look at their own files on their own machine: a server of theirs is no danger to anybody.
+_OWN_MACHINE = ("127.0.0.0/8", "::1/128")
+
+
+def main() -> None:
+    try:
+        question = LookQuestion.model_validate_json(sys.stdin.read())
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+        print(f"mlora_worker.look: the question is not valid: {fields}", file=sys.stderr)
+        raise SystemExit(_EXIT_USAGE) from None
+    print(look(question).to_json())
+
+
+def look(question: LookQuestion) -> LookAnswer:
+    """Never raises for what is wrong with model or rows: that is the answer."""
+    access = question.storage
+    try:
+        if access.access_key is None:
+            store = open_store_from_files(access.endpoint, access.region, None, allow_files=True)
+        else:
+            store = open_store(access, allow_files=True)
+        tokenizer = load_tokenizer(ModelFiles(store, question.model, Path(question.cache_dir)).folder())
+        source = open_sources(store, access, allowed_networks=_OWN_MACHINE)
+        limit = question.training.max_seq_length
+        prepared = prepare(question.dataset, question.training, tokenizer, source, limit)
+    except (DataError, StorageError) as error:
+        return LookAnswer(failure=Failure(reason=error.reason, message=str(error)[:2048]))
+    rows = prepared.rows
+    return LookAnswer(
+        counts=prepared.counts,
+        longest=int(rows.lengths.max()),
+        histogram=tuple(histogram(rows)),
+        shown=tuple(tuple(parts(row, tokenizer)) for row in rows[: question.show]),
+    )
+
+
+def histogram(rows: TokenRows) -> Iterator[HistogramBar]:
+    """Of lengths, in about ``_BARS`` bars of one round width."""
+    longest = int(rows.lengths.max())
+    width = max(1, -(-longest // _BARS))
+    step = 10 ** max(0, len(str(width)) - 2)
+    width = -(-width // step) * step
+    counts = np.bincount(rows.lengths // width)
+    for bar, count in enumerate(counts.tolist()):
+        yield HistogramBar(low=bar * width, high=(bar + 1) * width, rows=count)
+
+
+def parts(row: TokenRow, tokenizer: Any) -> Iterator[ShownPart]:
+    """The row's text, cut where supervision begins or ends. A token is supervised when the position before predicts it."""
+    learnt = np.concatenate([[False], row.labels[:-1] >= 0])
+    for supervised, run in groupby(
+        zip(learnt.tolist(), row.ids.tolist(), strict=True), key=lambda pair: pair[0]
+    ):
+        ids = [token for _, token in run]
+        yield ShownPart(text=tokenizer.decode(ids, skip_special_tokens=False), learnt=supervised)
+
+
+if __name__ == "__main__":
+    main()
