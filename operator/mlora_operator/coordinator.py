@@ -55,12 +55,17 @@ class Invalid(CoordinatorError):
 
 
 class CoordinatorClient:
-    """One coordinator. Holds no state; the session belongs to the caller."""
+    """One coordinator; the session belongs to the caller.
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint) -> None:
+    ``former``: the token before this one. A token that was made anew reaches the coordinator's disk a minute or more after
+    the API server; until the new one is taken, the former one still opens the door.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, former: str | None = None) -> None:
         self._session = session
         self._url = endpoint.url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {endpoint.token}"}
+        self._token = endpoint.token
+        self._former = former
 
     async def put_plan(self, plan: Plan) -> None:
         """Hand over a plan. Returns when the coordinator has taken it. Raises CoordinatorError."""
@@ -89,8 +94,28 @@ class CoordinatorClient:
     async def _call(
         self, method: str, path: str, query: Mapping[str, str], body: str | None, within: float
     ) -> str:
+        try:
+            text = await self._ask(self._token, method, path, query, body, within)
+        except Unauthorized:
+            if self._former is None:
+                raise
+            return await self._ask(self._former, method, path, query, body, within)
+        self._former = None
+        return text
+
+    async def _ask(
+        self,
+        token: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: str | None,
+        within: float,
+    ) -> str:
         timeout = aiohttp.ClientTimeout(total=within, sock_connect=ANSWER_WITHIN)
-        headers = {**self._headers, **({"Content-Type": "application/json"} if body is not None else {})}
+        headers = {"Authorization": f"Bearer {token}"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(
                 method, self._url + path, params=query, data=body, headers=headers, timeout=timeout
@@ -112,12 +137,14 @@ class CoordinatorClient:
 
 
 class _Link:
-    """A client with its poll and what is known through it."""
+    """A client with its poll and what is known through it, by a ``contact`` of before, too."""
 
-    def __init__(self, key: Key, endpoint: Endpoint, client: CoordinatorClient, links: Links) -> None:
+    def __init__(
+        self, key: Key, endpoint: Endpoint, client: CoordinatorClient, links: Links, contact: Contact | None
+    ) -> None:
         self.endpoint = endpoint
         self.client = client
-        self.contact = Contact(lost_since=links.now(), error="it has not answered yet")
+        self.contact = contact or Contact(lost_since=links.now(), error="it has not answered yet")
         self._links = links
         self.task = asyncio.get_running_loop().create_task(self._poll(key), name=f"report poll of {key}")
 
@@ -188,13 +215,19 @@ class Links:
             await self._session.close()
 
     def follow(self, endpoints: Mapping[Key, Endpoint]) -> None:
-        """Keep a link to each of these and to no other; one whose address or token changed is made anew."""
+        """Keep a link to each of these and to no other; one whose address or token changed is made anew. With another
+        token it is the same coordinator: what is known of it stays."""
         assert self._session is not None, "use as a context manager"
+        former: dict[Key, _Link] = {}
         for key in [key for key, link in self._links.items() if endpoints.get(key) != link.endpoint]:
-            self._links.pop(key).task.cancel()
+            former[key] = self._links.pop(key)
+            former[key].task.cancel()
         for key, endpoint in endpoints.items():
             if key not in self._links:
-                self._links[key] = _Link(key, endpoint, CoordinatorClient(self._session, endpoint), self)
+                before = former.get(key)
+                same = before if before is not None and before.endpoint.url == endpoint.url else None
+                client = CoordinatorClient(self._session, endpoint, same.endpoint.token if same else None)
+                self._links[key] = _Link(key, endpoint, client, self, same.contact if same else None)
 
     def contacts(self) -> Mapping[Key, Contact]:
         return {key: link.contact for key, link in self._links.items()}

@@ -11,12 +11,13 @@ TOKEN_KEY = "token"
 
 
 def token_secret(owner: Owner, token: str) -> dict[str, Any]:
-    """Made once and never changed, so that a second operator pass cannot lock the first one out."""
+    """Made once, when there is none. Not immutable: of such a Secret the kubelet keeps the first one for ever, but one that
+    was deleted, and so made anew with another token, shall reach the workers that run.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(owner, owner.token_secret),
         "type": "Opaque",
-        "immutable": True,
         "data": {TOKEN_KEY: base64.b64encode(token.encode()).decode()},
     }

@@ -36,6 +36,7 @@ class Peer:
         self.plans: list[Plan] = []
         self.changed = asyncio.Condition()
         self.polls: list[dict[str, str]] = []
+        self.token = "hush"
 
     async def set(self, **changes: object) -> None:
         async with self.changed:
@@ -60,7 +61,7 @@ class Peer:
         return web.Response(text=self.report.to_json(), content_type="application/json")
 
     def _check(self, request: web.Request) -> None:
-        if request.headers.get("Authorization") != "Bearer hush":
+        if request.headers.get("Authorization") != f"Bearer {self.token}":
             raise web.HTTPUnauthorized
         if self.status != 200:
             raise {
@@ -248,3 +249,36 @@ async def test_another_token_makes_the_link_anew(server: TestServer) -> None:
         assert links.contacts()[TOY].error is not None
         assert "token" in str(links.contacts()[TOY].error)
         assert (await follow(links, waker, server)).live is not None
+
+
+async def test_a_new_token_takes_over_from_the_former_one_without_a_gap(
+    peer: Peer, server: TestServer
+) -> None:
+    """It is with the operator at once, and with the coordinator when the kubelet has brought it there."""
+    waker, url = Waker(), str(server.make_url("/"))
+    async with Links(waker, lambda: NOW) as links:
+        before = await follow(links, waker, server)
+        await links.send_plan(TOY, Plan(generation=1))
+        links.follow({TOY: Endpoint(url, "new")})
+        assert links.contacts()[TOY].live == before.live, "what was known stays"
+        await links.send_plan(TOY, Plan(generation=2))
+        await peer.set(sequence=2, plan_generation=2)
+        await waker.wait()
+        assert links.contacts()[TOY].lost_since is None
+
+        peer.token = "new"
+        await links.send_plan(TOY, Plan(generation=3))
+        assert [plan.generation for plan in peer.plans] == [1, 2, 3]
+        peer.token = "hush"  # it counts no longer
+        with pytest.raises(Unauthorized):
+            await links.send_plan(TOY, Plan(generation=4))
+
+
+async def test_a_former_token_is_never_shown_to_another_address(peer: Peer, server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        links.follow({TOY: Endpoint("http://127.0.0.1:9/", "hush")})
+        links.follow({TOY: Endpoint(str(server.make_url("/")), "new")})
+        with pytest.raises(Unauthorized):
+            await links.send_plan(TOY, Plan(generation=1))
+        assert peer.plans == []

@@ -79,7 +79,6 @@ def test_token_secret() -> None:
         "kind": "Secret",
         "metadata": metadata("mlora-smollm2-token"),
         "type": "Opaque",
-        "immutable": True,
         "data": {"token": "aHVzaA=="},
     }
 
