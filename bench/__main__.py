@@ -19,6 +19,7 @@ BENCHMARKS = {
     "memory": "predicted memory of microbatches over what was measured",
     "scheduler": "time of a decision, makespan over a bound, a trace against other ways to share GPUs",
     "preempt": "steps that an urgent task waits for another one's place",
+    "data": "rows per second from a file to a first step over the tokenizers library alone",
     "chaos": "ranks, operator and store that fail again and again: is anything lost?",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",
 }

@@ -1,11 +1,19 @@
 """From rows that users wrote to tokens to train on.
 
-``formats``    pure: JSON Lines to chats; rows without an answer are dropped and counted
-``tokenizer``  loads the base model's tokenizer
-``template``   chats to tokens; which positions are supervised is proven by rendering, not guessed
-``prepare``    all of it for one task, with the length policy and the counts that users see
-``order``      pure: which rows belong to which step
-``schedule``   pure: the learning rate of a step
+``prepare``       all of it for one task, with the length policy and the counts that users see
+``dataset_files`` the files of a data set, and the rows of each
+``files``         which kind a file is; ``records`` (JSON Lines, JSON arrays, CSV), ``parquet``, ``compression``
+``rows``          pure: the nouns between a file and its tokens
+``formats``       pure: rows to chats and texts; rows without an answer are dropped and counted
+``tokenizer``     loads the base model's tokenizer
+``template``      chats to tokens; which positions are supervised is proven by rendering, not guessed
+``rendering``     the chat template, applied; ``prefix``: shorter ways to the tokens of what it renders
+``tokenising``    many rows at a time, while the next ones are read
+``token_rows``    tokenised rows, in memory or mapped from disk; ``cache``: kept there by content
+``tally``         what became of the rows
+``selection``     pure: which usable rows are trained on, and which held out
+``order``         pure: which rows belong to which step
+``schedule``      pure: the learning rate of a step
 
 May import ``storage``, ``stream`` and ``protocol``; knows nothing of devices or other tasks.
 """
