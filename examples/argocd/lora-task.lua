@@ -18,7 +18,7 @@ local function words(type)
 end
 
 -- What another object of the same sync may bring within a moment: the sync waits for it instead of failing.
-local may_come = { SecretNotFound = true, NoPipelineForModel = true, CreatingPipeline = true }
+local may_come = { SecretNotFound = true, ConfigMapNotFound = true, NoPipelineForModel = true }
 
 if is("Succeeded") then
   local adapter = status.adapter or {}

@@ -16,6 +16,7 @@ from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.patience import Patience
 from mlora_operator.cli.rows import row
 from mlora_operator.download import Access
+from mlora_operator.reconcile.accept import ACCESS_KEY, CA_CERTIFICATE, SECRET_KEY, SESSION_TOKEN
 
 
 def adapter_of_task(
@@ -76,7 +77,7 @@ async def _finished(cluster: Cluster, name: str) -> JSON:
 
 def access_to(spec: LoRATaskSpec, keys: Mapping[str, str], endpoint: str | None) -> Access:
     """How to reach a task's store with its Secret's keys. Raises CommandError when a key is missing."""
-    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    names = (ACCESS_KEY, SECRET_KEY)
     if spec.storage.secret_ref is not None:
         for name in names:
             if not keys.get(name, "").strip():
@@ -87,6 +88,8 @@ def access_to(spec: LoRATaskSpec, keys: Mapping[str, str], endpoint: str | None)
         region=spec.storage.region,
         access_key=keys[names[0]].strip() if keys else None,
         secret_key=keys[names[1]].strip() if keys else None,
-        session_token=keys.get("AWS_SESSION_TOKEN", "").strip() or None,
+        session_token=keys.get(SESSION_TOKEN, "").strip() or None,
         anonymous=not keys,
+        addressing=spec.storage.addressing.value,
+        ca_certificate=keys.get(CA_CERTIFICATE, "").strip() or None,
     )

@@ -196,6 +196,12 @@ def test_a_tasks_store_is_reached_with_its_secret_and_another_endpoint_where_giv
     )
 
 
+def test_a_tasks_store_is_addressed_and_trusted_as_the_task_says() -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "ca.crt": "PEM\n"}
+    access = access_to(spec(secretRef={"name": "x"}, addressing="virtual"), keys, None)
+    assert (access.addressing, access.ca_certificate) == ("virtual", "PEM")
+
+
 def test_a_task_without_secret_is_read_anonymously() -> None:
     access = access_to(spec(), {}, None)
     assert (access.endpoint, access.anonymous) == ("http://inside:1", True)

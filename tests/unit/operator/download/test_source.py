@@ -18,6 +18,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "AWS_REGION",
         "AWS_DEFAULT_REGION",
         "AWS_CA_BUNDLE",
+        "REQUESTS_CA_BUNDLE",
     ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
