@@ -59,6 +59,7 @@ class Lookups:
         self._config_maps: _Shelf[Key, Mapping[str, str] | None] = _Shelf(cluster.read_config_map, clock)
         self._labels: _Shelf[str, Mapping[str, str]] = _Shelf(cluster.read_namespace_labels, clock)
         self._tokens: _Shelf[Key, str | None] = _Shelf(self._read_token, clock)
+        self._last_tokens: dict[Key, str] = {}
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
@@ -72,10 +73,14 @@ class Lookups:
         return await self._labels.get(namespaces, lambda _: MAX_AGE)
 
     async def tokens(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, str]:
-        """The bearer tokens that exist already; one that does not is asked for again at once."""
+        """The bearer tokens that exist already; one that does not is asked for again at once. While one is being made
+        anew, the last one holds: the coordinator has no other yet.
+        """
         self._pipelines = {pipeline.key: pipeline for pipeline in pipelines}
         found = await self._tokens.get(self._pipelines, lambda token: MAX_AGE if token else 0.0)
-        return {key: token for key, token in found.items() if token is not None}
+        last = {key: token or self._last_tokens.get(key) for key, token in found.items()}
+        self._last_tokens = {key: token for key, token in last.items() if token is not None}
+        return self._last_tokens
 
     async def _read_token(self, key: Key) -> str | None:
         return await self._cluster.read_token(self._pipelines[key])
