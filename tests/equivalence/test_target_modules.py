@@ -11,12 +11,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
+from mlora_operator.memory.model import adapter_bytes
 from mlora_worker.model.facts import model_facts, resolve_targets
 from mlora_worker.protocol import LoRAConfig, ModelFacts, Training
 from mlora_worker.storage.adapter import adapter_config
+from mlora_worker.stream.items import Load
 from mlora_worker.stream.targets import published_names
 from tests.equivalence.plain_peft import train_with_peft
-from tests.equivalence.tasks import Base, Row, Task, assert_same, train
+from tests.equivalence.tasks import Base, Row, Task, assert_same, engines_of, train
 
 TRAINING = Training(batch_size=3, learning_rate=1e-3, seed=5)
 # Model, our words, PEFT's words for the same.
@@ -121,3 +123,22 @@ def test_layers_that_are_left_out_train_as_in_peft(base: Base, rows: Callable[..
     theirs = train_with_peft(base, task, one.start, config=config)
     for ours in (one, three):
         assert_same(ours, theirs, losses=1e-4, weights=1e-4)
+
+
+@pytest.mark.parametrize(
+    "lora",
+    [
+        LoRAConfig(rank=5, target_modules=("all-linear",), rank_pattern={"k_proj": 2, r"[01]\.mlp\..*": 9}),
+        LoRAConfig(rank=4, target_modules=("q_proj", "up_proj"), layers_to_transform=(0, 2)),
+        LoRAConfig(rank=4, target_modules=(r".*\.1\..*",), exclude_modules=("o_proj",)),
+    ],
+    ids=["ranks", "layers", "pattern"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_operator_counts_the_bytes_that_the_stages_take(
+    base: Base, lora: LoRAConfig, dtype: torch.dtype
+) -> None:
+    facts = model_facts(base.folder, 2, dtype)
+    for stage, engine in enumerate(engines_of(base, 2, dtype=dtype)):
+        engine.load(Load(number=0, task="t", lora=lora, training=TRAINING))
+        assert engine.task_bytes("t") == adapter_bytes(lora, facts, stage)

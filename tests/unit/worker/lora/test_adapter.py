@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mlora_worker.lora.adapter import Adapter, expected_keys, initial_a
+from mlora_worker.protocol import InitialWeights
 
 CPU = torch.device("cpu")
 Q0, V1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
@@ -48,6 +49,26 @@ def test_the_start_is_that_of_peft() -> None:
     assert a.abs().max() <= bound
     assert a.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
     assert not any(tensor.any() for name, tensor in adapter(Q0, V1).export().items() if "lora_B" in name)
+
+
+def test_a_gaussian_start_has_the_deviation_that_it_has_in_peft() -> None:
+    a = initial_a(Q0, 1, 64, 400, InitialWeights.GAUSSIAN)
+    assert a.std().item() == pytest.approx(1 / 64, rel=0.02)
+    assert a.abs().max() > 3 / 64
+    made = Adapter(
+        [{Q0: (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=CPU, start=InitialWeights.GAUSSIAN
+    )
+    name_a, name_b = expected_keys([Q0])
+    assert torch.equal(made.export()[name_a], initial_a(Q0, 1, 2, 5, InitialWeights.GAUSSIAN))
+    assert not made.export()[name_b].any()
+
+
+def test_groups_may_have_ranks_of_their_own() -> None:
+    k = Q0.replace("q_proj", "k_proj")
+    made = Adapter([{Q0: (5, 7)}, {k: (5, 3)}], rank=[2, 4], seed=1, dtype=torch.float32, device=CPU)
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.export().items()}
+    assert [shapes[name] for name in expected_keys([Q0])] == [(2, 5), (7, 2)]
+    assert [shapes[name] for name in expected_keys([k])] == [(4, 5), (3, 4)]
 
 
 def test_an_export_is_a_copy() -> None:
