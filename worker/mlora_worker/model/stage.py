@@ -131,9 +131,9 @@ class Stage:
     def losses(self, hidden: Tensor, labels: Tensor, segment_tokens: tuple[int, ...]) -> Tensor:
         """[segments] float64: sums of cross entropies over each segment's supervised positions."""
         assert self.head_weight is not None
-        return segment_losses(hidden, labels, segment_tokens, self._normed, self.head_weight, self.logit_cap)
+        return segment_losses(hidden, labels, segment_tokens, self.normed, self.head_weight, self.logit_cap)
 
-    def _normed(self, hidden: Tensor) -> Tensor:
+    def normed(self, hidden: Tensor) -> Tensor:
         """What the head multiplies; a factor of the logits is one of its input."""
         assert self.norm is not None
         normed: Tensor = self.norm(hidden)
@@ -143,5 +143,5 @@ class Stage:
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, size] -> [tokens, vocabulary]: to look at, never while training."""
         assert self.head_weight is not None
-        logits = linear(self._normed(hidden), self.head_weight)
+        logits = linear(self.normed(hidden), self.head_weight)
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap
