@@ -2,10 +2,13 @@
 
 ``errors``        what is refused, with the reason for the Failed condition
 ``partition``     pure: which layers go to which stage
-``architecture``  which models are supported; their shape from the configuration alone
-``facts``         what the operator and the coordinator need to know of a model; target modules by name
+``families``      which types are supported, and where the parts of each lie
+``architecture``  the shape of a model from the configuration alone
+``facts``         what the operator and the coordinator need to know of a model (which modules to adapt: ``stream.targets``)
 ``load``          reads the tensors of one stage
 ``stage``         the modules of one stage and how tokens go through them
+``rotary``        frequencies of packed rows
+``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows
 ``loss``          cross entropy over supervised positions, in chunks
 
