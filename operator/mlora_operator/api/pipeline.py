@@ -28,6 +28,7 @@ Quantity = Annotated[
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64), AfterValidator(_network)]
+LabelValue = Annotated[str, Field(max_length=63)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = dict[str, Any]
 
@@ -57,8 +58,8 @@ class AllowedNamespaces(Model):
         alias="from",
         description="Same: the pipeline's own namespace; All; Selector: namespaces with the labels of selector.",
     )
-    selector: dict[str, str] | None = Field(
-        default=None, description="Labels that a namespace must have (with from: Selector)."
+    selector: dict[str, LabelValue] | None = Field(
+        default=None, max_length=64, description="Labels that a namespace must have (with from: Selector)."
     )
 
 
@@ -84,7 +85,9 @@ class Scheduling(Model):
         description="After a task has waited so long for a place, no task of lower or equal rank gets one before it.",
     )
     weights: dict[str, Weight] = Field(
-        default_factory=dict, description="fairShare: weights by namespace; 1 for one that is not named."
+        default_factory=dict,
+        max_length=1000,
+        description="fairShare: weights by namespace; 1 for one that is not named.",
     )
     half_life: Duration = Field(
         default="24h",
@@ -143,16 +146,18 @@ class Worker(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="As in a container."
     )
-    image_pull_secrets: tuple[Opaque, ...] = Field(default=(), description="As in a pod.")
+    image_pull_secrets: tuple[Opaque, ...] = Field(default=(), max_length=64, description="As in a pod.")
     resources: Opaque = Field(
         default_factory=dict, description="As in a container; one GPU per pod is usual."
     )
-    node_selector: dict[str, str] = Field(default_factory=dict, description="As in a pod.")
-    tolerations: tuple[Opaque, ...] = Field(default=(), description="As in a pod.")
+    node_selector: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=64, description="As in a pod."
+    )
+    tolerations: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
     affinity: Opaque = Field(default_factory=dict, description="As in a pod.")
-    env: tuple[Opaque, ...] = Field(default=(), description="As in a container.")
-    volumes: tuple[Opaque, ...] = Field(default=(), description="As in a pod.")
-    volume_mounts: tuple[Opaque, ...] = Field(default=(), description="As in a container.")
+    env: tuple[Opaque, ...] = Field(default=(), max_length=1024, description="As in a container.")
+    volumes: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
+    volume_mounts: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a container.")
     priority_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
     runtime_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(

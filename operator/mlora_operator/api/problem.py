@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import ValidationError
+
+from mlora_operator.api.rules import REFUSALS
 
 
 def describe(error: ValidationError, root: str = "") -> str:
@@ -11,8 +16,14 @@ def describe(error: ValidationError, root: str = "") -> str:
     ``root`` is put before each path, such as ``spec``. Values are shown only when short and scalar.
     """
     return "; ".join(
-        _sentence(problem["loc"], problem["msg"], problem.get("input"), root) for problem in error.errors()
+        _sentence(problem["loc"], words(problem), problem.get("input"), root) for problem in error.errors()
     )
+
+
+def words(problem: Mapping[str, Any]) -> str:
+    """What is wrong, as the API server says it where that has words of its own."""
+    pattern = problem.get("ctx", {}).get("pattern")
+    return REFUSALS.get(pattern, problem["msg"]) if isinstance(pattern, str) else str(problem["msg"])
 
 
 def _sentence(location: tuple[int | str, ...], message: str, value: object, root: str) -> str:

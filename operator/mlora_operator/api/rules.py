@@ -29,6 +29,24 @@ class Rule:
         return {"rule": self.cel, "message": self.message, "reason": reason}
 
 
+# What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
+REFUSALS: Mapping[str, str] = {
+    r"^(s3|file)://.+": "must be an address such as s3://bucket/prefix",
+    r"^(s3|file|https?|hf)://.+": "must be an address such as s3://bucket/key, https://host/path or "
+    "hf://datasets/OWNER/NAME/path",
+    r"^https?://.+": "must be a URL such as https://s3.example.org:9000",
+    r"^[A-Za-z0-9_]+$": "must be a name of letters, digits and _, such as train",
+    r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$": "must be a duration such as 90s, 10m or 1h30m",
+    r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
+    r"\S": "must not be blank: leave it out, or say something",
+}
+
+
+def looks_like(pattern: str) -> Rule:
+    """``pattern`` as a rule with its words. Raises KeyError when it has none."""
+    return Rule(path=(), cel=f"self.matches(r'{pattern}')", message=REFUSALS[pattern])
+
+
 def _immutable(field: str) -> Rule:
     return Rule(
         path=(field,),
@@ -37,7 +55,7 @@ def _immutable(field: str) -> Rule:
     )
 
 
-# All of a task's spec but priority and suspend is immutable: a running task has read it already, and a
+# All of a task's spec but whose turn it is and its times is immutable: a running task has read it already, and a
 # finished adapter must be what its task says.
 TASK_RULES: tuple[Rule, ...] = (
     *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "output", "storage")),

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from mlora_operator.api.rules import Rule
+from mlora_operator.api.rules import Rule, looks_like
 
 JSON = dict[str, Any]
 
@@ -57,6 +57,8 @@ def with_rules(schema: JSON, rules: Iterable[Rule]) -> JSON:
 def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: bool) -> JSON:
     node = _resolved(node, definitions)
     schema: JSON = {key: node[key] for key in _KEPT if key in node}
+    if defaults and "pattern" in schema:  # of a spec: a rule says in words what a pattern does not
+        schema["x-kubernetes-validations"] = [looks_like(schema.pop("pattern")).to_cel()]
     if "const" in node:
         schema["enum"] = [node["const"]]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -70,6 +72,7 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults:
 
     if node.get("type") == "array":
         schema["items"] = _convert(node["items"], definitions, defaults)
+        schema["x-kubernetes-list-type"] = "atomic"  # who applies a list means the whole list
     if node.get("type") == "object":
         schema |= _object(node, definitions, defaults)
     return schema

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from mlora_operator.api import API_VERSION, GROUP, pipeline, task
 from mlora_operator.api.meta import Model
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
@@ -209,7 +210,7 @@ def _message(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         return "unknown field"
     given = problem.get("input")
-    message: str = problem["msg"].removeprefix("Value error, ")
+    message = words(problem).removeprefix("Value error, ")
     if isinstance(given, str | int | float | bool) and len(str(given)) <= 64:
         message += f" (got {given!r})"
     return message

@@ -374,7 +374,7 @@ def _open_house(
     yield House(kubectl.within(namespace), namespace, operator, coordinator)
     operator.stop()
     coordinator.stop()
-    kubectl("delete", "namespace", namespace, "--wait=false")
+    kubectl("delete", "namespace", namespace, "--wait=false", "--ignore-not-found")
 
 
 def free_port() -> int:

@@ -128,7 +128,7 @@ def test_pod_fields_are_passed_on_untouched() -> None:
     worker = spec["properties"]["worker"]["properties"]
     assert worker["affinity"]["x-kubernetes-preserve-unknown-fields"] is True
     assert worker["tolerations"]["items"]["x-kubernetes-preserve-unknown-fields"] is True
-    assert worker["nodeSelector"]["additionalProperties"] == {"type": "string"}
+    assert worker["nodeSelector"]["additionalProperties"] == {"type": "string", "maxLength": 63}
 
 
 def test_conditions_are_a_map_by_type() -> None:

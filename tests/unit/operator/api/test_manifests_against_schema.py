@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import jsonschema
@@ -47,6 +48,10 @@ def to_draft_4(schema: dict[str, Any]) -> dict[str, Any]:
             stack += node["properties"].values()
         if "items" in node:
             stack.append(node["items"])
+        for rule in node.get("x-kubernetes-validations", ()):  # as JSON Schema says it
+            match = re.fullmatch(r"self\.matches\(r'(.*)'\)", rule["rule"])
+            if match is not None:
+                node["pattern"] = match[1]
     return schema
 
 

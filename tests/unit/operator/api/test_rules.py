@@ -85,7 +85,8 @@ def test_good_pipelines_break_no_rule() -> None:
         assert list(broken(pipeline(allowedNamespaces=allowed), PIPELINE_RULES)) == []
 
 
-def test_all_of_a_tasks_spec_but_priority_and_suspend_is_immutable() -> None:
+def test_all_of_a_tasks_spec_but_whose_turn_it_is_and_its_times_is_immutable() -> None:
     frozen = {rule.path[0] for rule in TASK_RULES if "oldSelf" in rule.cel}
     everything = {field.alias for field in LoRATaskSpec.model_fields.values()}
-    assert everything - frozen == {"priority", "suspend"}
+    times = {"startDeadlineSeconds", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
+    assert everything - frozen == {"priority", "suspend"} | times
