@@ -47,7 +47,7 @@ def test_terms_in_which_two_could_act_are_refused() -> None:
 
 
 class World:
-    """A clock and one lease, whose server may be away; of some writes (``lossy``) the answer is lost."""
+    """A clock and one lease, whose server may be away. With ``lossy`` writes are slow and the answer of some is lost."""
 
     def __init__(self, lossy: random.Random | None = None) -> None:
         self.lossy = lossy
@@ -60,15 +60,20 @@ class World:
             raise ConnectionError("no route")
         return self.lease
 
+    def _wait(self) -> None:
+        self.now += self.lossy.uniform(0, 4) if self.lossy is not None else 0
+
     async def write(self, former: Lease | None, holder: str, duration: float) -> Lease:
         if self.down:
             raise ConnectionError("no route")
+        self._wait()
         if former != self.lease:
             raise Overtaken("it is another version")
         changed = former is None or holder not in ("", former.holder)
         transitions = (former.transitions if former else 0) + changed
         version = str(int(former.version) + 1 if former else 1)
         self.lease = Lease(holder, duration, transitions, version)
+        self._wait()
         if self.lossy is not None and self.lossy.random() < 0.2:
             raise TimeoutError("the answer was lost")
         return self.lease
