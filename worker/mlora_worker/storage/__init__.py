@@ -4,7 +4,7 @@
 ``uri``                pure: the two kinds of address
 ``store``              the interface of a store, and how one is opened
 ``s3``, ``files``      its two kinds
-``sources``            where rows are read from: a store, the ``web``, a ``hub``; ``destinations`` says what is refused there
+``sources``            where rows are read from: a store, the ``web``, a ``hub``; ``destinations``: what is refused
 ``patterns``           pure: addresses with ``*``, splits of a data set
 ``probe``              can the output be written? asked before training
 ``adapter``            PEFT's layout: configuration, checks, publishing with the manifest last

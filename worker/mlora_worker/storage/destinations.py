@@ -43,9 +43,9 @@ class Destinations:
             if self._refused(address):
                 raise StorageError(
                     FailureReason.INVALID_SPEC,
-                    f"{uri} is refused: {host} is {address}, an address that tasks may not read from; put the data "
-                    "into a store, or ask the cluster's administrator to allow that network (spec.worker.allowedNetworks of "
-                    "the LoRAPipeline)",
+                    f"{uri} is refused: {host} is {address}, an address that tasks may not read from; put the data into a "
+                    "store, or ask the cluster's administrator to allow that network (spec.worker.allowedNetworks of the "
+                    "LoRAPipeline)",
                 )
         if not found:
             raise StoreUnreachable(f"cannot read {uri}: the host {host} has no address")
