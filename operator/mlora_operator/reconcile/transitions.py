@@ -48,6 +48,24 @@ def _condition(held: tuple[Condition, ...], wish: Wish, generation: int, now: da
     )
 
 
+# The words of a task's `status.state`. An unfinished task may go from any to any other of them, since each follows from
+# what is at that moment; of the final ones, a failed task is unfinished again when its user asks for another try.
+UNFINISHED = frozenset(
+    {
+        "Pending",
+        "Rejected",
+        "Preparing",
+        "Queued",
+        "Training",
+        "Preempted",
+        "Saving",
+        "UploadBlocked",
+        "Suspended",
+    }
+)
+FINAL = frozenset({"Succeeded", "Failed"})
+
+
 # (type, status) or (type, status, reason) of a condition that is news when it comes about.
 NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.ACCEPTED, "True"): "Normal",
