@@ -628,7 +628,7 @@ class WireReport(Message):
     payload_bytes: Amount = Field(default=0, description="Hidden states and their gradients.")
     descriptor_bytes: Amount = Field(default=0, description="Descriptors of the items, labels with them.")
     tokens: Amount = Field(default=0, description="Tokens trained, each counted once.")
-    microbatches: Amount = Field(default=0, description="Microbatches trained.")
+    microbatches: Amount = Field(default=0, description="Microbatches trained, and those of evaluations.")
     concurrent_tasks: Amount = Field(default=0, description="Most tasks with a step in the pipeline at once.")
 
 

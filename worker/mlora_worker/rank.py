@@ -50,7 +50,7 @@ from mlora_worker.storage.s3_client import Manners
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import launch_tokens, stage_costs
-from mlora_worker.stream.items import ITEM, Checkpoint, Item, Train
+from mlora_worker.stream.items import ITEM, Checkpoint, Evaluate, Item, Keep, Train
 from mlora_worker.stream.turns import Turns
 from mlora_worker.termination import Termination
 
@@ -171,6 +171,8 @@ class _FirstRank:
             on_exported=lambda task, tensors: coordinator.exported(0, task, tensors),
             on_fault=coordinator.faulted,
             on_checkpoint=lambda item, part: coordinator.checkpointed(0, item.task, item.number, part),
+            on_evaluated=LateReader(device_of(self._device), coordinator.evaluated, mailbox.fail).read,
+            on_kept=lambda item, tensors: coordinator.keep(0, item.task, item.number, tensors),
             record=recorder.span,
         )
         self._coordinator = coordinator
@@ -198,6 +200,15 @@ class _FirstRank:
                 assert self._coordinator is not None
                 part = StageState(int(header["updates"]), load_safetensors(payload))
                 self._coordinator.checkpointed(rank, header["task"], int(header["number"]), part)
+            case "evaluated":
+                assert self._coordinator is not None
+                # They travel as text: JSON knows no NaN.
+                scores = torch.tensor([float(one) for one in header["scores"]], dtype=torch.float64)
+                self._coordinator.evaluated(int(header["number"]), scores)
+            case "kept":
+                assert self._coordinator is not None
+                number, tensors = int(header["number"]), load_safetensors(payload)
+                self._coordinator.keep(rank, header["task"], number, tensors)
             case "terminating":
                 log.info("rank %d was asked to stop: the group ends", rank)
                 if self._coordinator is not None:
@@ -231,10 +242,10 @@ def _run_later_rank(
             spoke.send(*collect.answer(recorder, header))
             return
         item = ITEM.validate_python(header)
-        if isinstance(item, Train):
+        if isinstance(item, Train | Evaluate):
             assert transport is not None
             transport.expect_forward(item.number, item.tokens)
-            if not last:
+            if isinstance(item, Train) and not last:
                 transport.expect_backward(item.number, item.tokens, len(item.segments))
         mailbox.put_item(item, payload)
 
@@ -266,6 +277,13 @@ def _run_later_rank(
             save_safetensors(tensors),
         )
 
+    def kept(item: Keep, tensors: dict[str, Tensor]) -> None:
+        header = {"kind": "kept", "task": item.task, "number": item.number}
+        spoke.send(header, save_safetensors(tensors))
+
+    def evaluated(number: int, scores: Tensor) -> None:
+        spoke.send({"kind": "evaluated", "number": number, "scores": [repr(one) for one in scores.tolist()]})
+
     sending = ThreadPoolExecutor(1, "checkpoints")  # the loop goes on meanwhile
 
     def checkpointed(item: Checkpoint, part: StageState) -> None:
@@ -291,6 +309,8 @@ def _run_later_rank(
             {"kind": "fault", "fault": fault.model_dump(mode="json", by_alias=True)}
         ),
         on_checkpoint=checkpointed,
+        on_evaluated=LateReader(device_of(device), evaluated, mailbox.fail).read,
+        on_kept=kept,
         record=recorder.span,
     ).run()
 

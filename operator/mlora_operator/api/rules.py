@@ -59,6 +59,20 @@ def _immutable(field: str) -> Rule:
 # finished adapter must be what its task says.
 TASK_RULES: tuple[Rule, ...] = (
     *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "output", "storage")),
+    *(_immutable(field) for field in ("evaluation", "initFrom")),
+    Rule(
+        path=(),
+        cel="has(self.evaluation) == has(oldSelf.evaluation) && has(self.initFrom) == has(oldSelf.initFrom)",
+        message="evaluation and initFrom cannot be added or removed; delete the task and apply it again",
+    ),
+    Rule(
+        path=(),
+        cel="!has(self.evaluation) || has(self.evaluation.uri) || has(self.dataset.heldOut)",
+        message="evaluation needs rows: set evaluation.uri, or dataset.heldOut",
+        holds=lambda spec: (
+            "evaluation" not in spec or "uri" in spec["evaluation"] or "heldOut" in spec["dataset"]
+        ),
+    ),
     Rule(
         path=("dataset",),
         cel="[has(self.uri), has(self.uris), has(self.inline), has(self.configMapRef)].filter(there, there).size() == 1",

@@ -7,7 +7,16 @@ from typing import Annotated
 from pydantic import Field
 
 from mlora_operator.api.meta import Condition, Model, Status, Storage
-from mlora_worker.protocol import AdapterDtype, AdapterInfo, DataCounts, Dataset, LoRAConfig, Training
+from mlora_worker.protocol import (
+    AdapterDtype,
+    AdapterInfo,
+    DataCounts,
+    Dataset,
+    Evaluation,
+    InitFrom,
+    LoRAConfig,
+    Training,
+)
 
 KIND = "LoRATask"
 PLURAL = "loratasks"
@@ -28,8 +37,8 @@ class Output(Model):
     )
     base_model_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"\S")] | None = Field(
         default=None,
-        description="What adapter_config.json says as base_model_name_or_path, for a base that its users load under another "
-        "name than baseModel; by default baseModel.",
+        description="What adapter_config.json says as base_model_name_or_path, for a base that its users load under "
+        "another name than baseModel; by default baseModel.",
     )
 
 
@@ -66,6 +75,12 @@ class LoRATaskSpec(Model):
     lora: LoRAConfig = Field(default_factory=LoRAConfig, description="The adapter's shape.")
     dataset: Dataset = Field(description="The rows to learn from.")
     training: Training = Field(default_factory=Training, description="How to train.")
+    evaluation: Evaluation | None = Field(
+        default=None, description="Evaluate while training; absent: it is not evaluated."
+    )
+    init_from: InitFrom | None = Field(
+        default=None, description="Go on from this adapter instead of a fresh one."
+    )
     output: Output = Field(description="Where the adapter goes.")
     storage: Storage = Field(default_factory=Storage, description="The store of dataset and output.")
 
@@ -88,6 +103,11 @@ class TaskStatus(Status):
     total_steps: int | None = Field(default=None, description="Optimizer steps to do.")
     progress: str | None = Field(default=None, description="step/totalSteps, for kubectl get.")
     loss: str | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
+    evaluation_loss: str | None = Field(
+        default=None, description="Mean loss over the evaluation rows' supervised tokens, as last evaluated."
+    )
+    best_step: int | None = Field(default=None, description="Step after which that was lowest.")
+    best_evaluation_loss: str | None = Field(default=None, description="The lowest such loss.")
     tokens_per_second: str | None = Field(
         default=None, description="Tokens of this task per second of wall time."
     )

@@ -29,4 +29,8 @@ def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
     if reported.total_steps:
         changes |= {"total_steps": reported.total_steps, "progress": f"{step}/{reported.total_steps}"}
     changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
+    if reported.evaluation is not None:
+        changes["evaluation_loss"] = f"{reported.evaluation.loss:.4f}"
+    if reported.best is not None:
+        changes |= {"best_step": reported.best.step, "best_evaluation_loss": f"{reported.best.loss:.4f}"}
     return changes

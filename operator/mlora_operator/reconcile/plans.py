@@ -93,6 +93,8 @@ def _task_plan(task: Task, admitted: bool, access: StorageAccess, text: str | No
         dataset=spec.dataset,
         dataset_text=text,
         training=spec.training,
+        evaluation=spec.evaluation,
+        init_from=spec.init_from,
         output_uri=spec.output.uri,
         output_dtype=spec.output.dtype,
         base_model_name=spec.output.base_model_name,

@@ -8,7 +8,18 @@ from typing import Any
 
 from mlora_operator.api.meta import Status
 
-PROGRESS = frozenset({"step", "progress", "loss", "tokensPerSecond", "checkpointStep"})
+PROGRESS = frozenset(
+    {
+        "step",
+        "progress",
+        "loss",
+        "tokensPerSecond",
+        "checkpointStep",
+        "evaluationLoss",
+        "bestStep",
+        "bestEvaluationLoss",
+    }
+)
 PROGRESS_EVERY = timedelta(seconds=5)  # a status is read by people; each write goes through etcd
 
 

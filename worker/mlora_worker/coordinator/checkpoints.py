@@ -15,16 +15,14 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
-from mlora_worker.coordinator.tasks import Restoration, TaskRun
+from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.checkpoint import (
     CheckpointMismatch,
     Fingerprint,
-    Progress,
     TaskState,
     check_fingerprint,
     delete_checkpoints,
@@ -87,7 +85,7 @@ class Checkpoints:
             )
         snapshot.parts[stage] = part.tensors
         if len(snapshot.parts) == len(self._layers):
-            self._gathered(task, snapshot.progress, snapshot.parts)
+            self._gathered(task, snapshot)
 
     def want(self, task: TaskRun) -> None:
         """Make the restoration of a task."""
@@ -98,11 +96,13 @@ class Checkpoints:
         task.state, task.writing = state, True
         self._pool.submit(self._write, task)
 
-    def _gathered(self, task: TaskRun, progress: Progress, parts: Mapping[int, Mapping[str, Tensor]]) -> None:
+    def _gathered(self, task: TaskRun, snapshot: Snapshot) -> None:
+        parts = snapshot.parts
         tensors = {name: tensor for stage in sorted(parts) for name, tensor in parts[stage].items()}
         if len(tensors) != sum(map(len, parts.values())):
             raise OutOfOrder(f"two stages sent the same tensor of {task.name}")
-        task.snapshot, task.state = None, TaskState(progress, tensors)
+        best = snapshot.best.tensors if snapshot.best is not None else {}
+        task.snapshot, task.state = None, TaskState(snapshot.progress, tensors, best, snapshot.history)
         if not task.writing:
             task.writing = True
             self._pool.submit(self._write, task)
@@ -225,7 +225,7 @@ class Checkpoints:
     def _restoration(self, state: TaskState) -> Restoration:
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
-        return Restoration(state.progress, parts[0], payloads)
+        return Restoration(state.progress, parts[0], payloads, state.best, state.history)
 
     def _persist(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
         return until_stored(

@@ -7,7 +7,7 @@
 3. load what is admitted and prepared, or has its checkpoint at hand,
 4. take the checkpoint of a task that is due,
 5. the step of a task that is on trial, alone,
-6. the next microbatch that the issue rule allows.
+6. the next microbatch that the issue rule allows, or one of an evaluation: they take turns.
 
 So a task joins, is saved and leaves between microbatches of the others, which never wait for it.
 
@@ -28,9 +28,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mlora_worker.coordinator.evaluation import Assessment, Best, assessment
 from mlora_worker.coordinator.explain import explain
 from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
@@ -39,12 +41,24 @@ from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
-from mlora_worker.stream.items import Checkpoint, Item, Load, Save, Segment, Stop, Train, Unload
+from mlora_worker.stream.items import (
+    Checkpoint,
+    Evaluate,
+    Item,
+    Keep,
+    Load,
+    Save,
+    Segment,
+    Stop,
+    Train,
+    Unload,
+)
 from mlora_worker.stream.rule import IssueRule
 
 log = logging.getLogger(__name__)
 
 _MOST_EXHAUSTED = 8
+_EVALUATIONS_AHEAD = 2  # microbatches of evaluations in the pipeline, for each stage
 
 # Sends an item to all other ranks, and to some stages a payload with it: labels to the last one, states to be taken up.
 Announce = Callable[[Item, Mapping[int, bytes]], None]
@@ -83,6 +97,8 @@ class Dispatcher:
         self._shared = 0  # number of the newest item that was issued with several tasks in the stream
         self._trains: dict[int, Train] = {}  # in flight
         self._faults: dict[int, list[Fault]] = {}  # of those, as far as they have been told
+        self._evaluations: dict[int, Assessment] = {}  # microbatches that are not back yet
+        self._evaluated_last = False  # the newest microbatch was an evaluation's
         self._unexplained: dict[
             int, Tensor
         ] = {}  # stats that are back before all their faults have been told
@@ -95,6 +111,10 @@ class Dispatcher:
 
     def supply(self) -> Entry | None:
         """The next entry for rank 0, already announced to the others; None when there is nothing to issue."""
+        for task in self._tasks.values():
+            # Before it leaves, too: its checkpoint says which one was best.
+            if task.keep_is_due and task.in_stream and task.phase is TaskPhase.TRAINING and not task.broken:
+                return self._keep(task)
         for task in list(self._tasks.values()):
             if not task.leaving or not self._rule.is_idle(task.uid):
                 continue
@@ -117,7 +137,11 @@ class Dispatcher:
         if self._trials.next is not None:
             parts = self._rule.next_alone(self._trials.next, self._row_lengths)
         else:
+            if not self._evaluated_last and (entry := self._evaluate()) is not None:
+                return entry
             parts = self._rule.next(self._row_lengths, lambda uid: self._tasks[uid].may_step)
+            if parts is None:
+                return self._evaluate()
         return self._train(parts) if parts is not None else None
 
     def wind_down(self) -> None:
@@ -157,8 +181,32 @@ class Dispatcher:
         self._judge()
         self._on_change()
 
+    def evaluated(self, number: int, scores: Tensor) -> None:
+        """A microbatch of an evaluation has come to the end, with scores [2]: sum of losses, correct predictions."""
+        found = self._evaluations.pop(number, None)
+        if found is not None:
+            found.add(scores)
+            self.microbatches += 1
+        for task in self._tasks.values():
+            if task.assessment is not None and task.assessment is found and found.complete:
+                task.finish_evaluation()
+        self._on_change()
+
+    def keep(self, stage: int, uid: str, number: int, tensors: dict[str, Tensor]) -> None:
+        """A stage's part of the adapter that evaluated best."""
+        task = self._tasks.get(uid)
+        if task is None:
+            return
+        for best in (task.best, task.snapshot.best if task.snapshot is not None else None):
+            if best is not None and best.number == number:
+                best.parts[stage] = tensors
+
     def faulted(self, fault: Fault) -> None:
         """A stage tells of a fault. That of a microbatch counts when the microbatch is back."""
+        lost = self._evaluations.pop(fault.number, None)  # no scores may come
+        for other in self._tasks.values():
+            if lost is not None and other.assessment is lost:
+                other.assessment = None
         if fault.number in self._trains:
             self._faults.setdefault(fault.number, []).append(fault)
             stats = self._unexplained.pop(fault.number, None)
@@ -245,7 +293,9 @@ class Dispatcher:
         log.warning("%s leaves: memory of stage %d ran out (%s)", task.name, fault.stage, fault.error)
         together = self._inside | {task.uid}
         task.crowded_out = max(2, len(together))
-        if len(together) > 1:  # told late, it may be the last one: of those that were there nothing is known any more
+        if (
+            len(together) > 1
+        ):  # told late, it may be the last one: of those that were there nothing is known any more
             self.exhausted.append(MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(together))))
 
     def _lacks_room(self, task: TaskRun, fault: Fault) -> bool:
@@ -320,9 +370,14 @@ class Dispatcher:
         task.load_number = self._next_number()
         item = Load(number=task.load_number, task=task.uid, lora=task.plan.lora, training=task.plan.training)
         restoration, task.restoration = task.restoration, None
+        if restoration is None and task.prepared.initial is not None:
+            item, initial = item.model_copy(update={"updates": 0}), task.prepared.initial
+            self._announce(item, initial.payloads)
+            self._on_change()
+            return Entry(item, state=initial.own)
         if restoration is None:
             return self._issue(item)
-        task.resume(restoration.progress)
+        task.resume(restoration)
         if not task.writing:
             task.state = None
         log.info("%s goes on after step %d", task.name, task.steps_done)
@@ -335,8 +390,46 @@ class Dispatcher:
         """What it has done up to now, also if a later try of its next step was void: that is not in it."""
         update, task.update = task.update, None
         item = Checkpoint(number=self._next_number(), task=task.uid, update=update)
-        task.snapshot = Snapshot(item.number, task.progress())
+        task.snapshot = Snapshot(
+            item.number, task.progress(), best=task.best, history=task.history.lines(task.steps_done)
+        )
         task.taken_step = task.steps_done
+        return self._issue(item)
+
+    def _evaluate(self) -> Entry | None:
+        """The next microbatch of an evaluation; None when there is none, or enough of them are on their way."""
+        if len(self._evaluations) >= _EVALUATIONS_AHEAD * self._stages:
+            return None
+        for task in self._tasks.values():
+            if task.leaving or not self._rule.is_idle(task.uid):
+                continue
+            if task.evaluation_is_due:
+                assert task.prepared is not None
+                assert task.prepared.evaluation is not None
+                budget = self._rule.budget_of([task.uid])
+                task.assessment = assessment(task.prepared.evaluation.rows, task.steps_done, budget)
+            if task.assessment is not None and task.assessment.left:
+                return self._evaluation_of(task, task.assessment)
+        return None
+
+    def _evaluation_of(self, task: TaskRun, found: Assessment) -> Entry:
+        assert task.prepared is not None
+        assert task.prepared.evaluation is not None
+        rows = [task.prepared.evaluation.rows[index] for index in found.left.pop()]
+        found.outstanding += 1
+        update, task.update = task.update, None
+        lengths = tuple(len(row.ids) for row in rows)
+        item = Evaluate(number=self._next_number(), task=task.uid, lengths=lengths, update=update)
+        self._evaluations[item.number], self._evaluated_last = found, True
+        ids, labels = [row.ids for row in rows], [row.labels for row in rows]
+        return self._announced(item, ids, labels)
+
+    def _keep(self, task: TaskRun) -> Entry:
+        record = task.evaluated.best
+        assert record is not None
+        task.keep_is_due = False
+        item = Keep(number=self._next_number(), task=task.uid)
+        task.best = Best(item.number, record)
         return self._issue(item)
 
     def _save(self, task: TaskRun) -> Entry:
@@ -387,6 +480,16 @@ class Dispatcher:
         item = Train(number=self._next_number(), segments=tuple(segments))
         self._trains[item.number] = item
         self.concurrent_tasks = max(self.concurrent_tasks, self._rule.in_flight)
+        self._evaluated_last = False
+        return self._announced(item, ids, labels)
+
+    def _announced(
+        self,
+        item: Train | Evaluate,
+        ids: Sequence[npt.NDArray[np.int32]],
+        labels: Sequence[npt.NDArray[np.int32]],
+    ) -> Entry:
+        """``ids`` and ``labels``: of each row."""
         targets = np.concatenate(labels).astype(np.int64)
         self._announce(item, {} if self._stages == 1 else {self._stages - 1: targets.tobytes()})
         return Entry(

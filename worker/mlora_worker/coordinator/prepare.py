@@ -5,18 +5,22 @@ All that can be wrong with a task's input is found here, before it takes a place
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mlora_worker.coordinator.evaluation import EvaluationRows
 from mlora_worker.coordinator.fingerprint import fingerprint_of
+from mlora_worker.coordinator.initial import read_initial
 from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.room import check_room
 from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.data.errors import DataError
 from mlora_worker.data.order import StepPlan
-from mlora_worker.data.prepare import prepare
+from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
-from mlora_worker.protocol import AdapterInfo, ModelFacts, ModelSource, TaskPlan
+from mlora_worker.protocol import AdapterInfo, Dataset, FailureReason, ModelFacts, ModelSource, TaskPlan
 from mlora_worker.storage.adapter import (
     FinishedAdapter,
     adapter_config,
@@ -67,23 +71,58 @@ def prepare_task(
         return finished
     check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)
-    prepared = prepare(
-        task.dataset,
-        task.training,
-        base.tokenizer,
-        reading.source(store, task.storage),
-        base.facts.max_positions,
-        text=task.dataset_text,
-        cache=reading.cache(task.namespace),
-    )
+    initial = None
+    if task.init_from is not None:
+        initial = read_initial(store, task.init_from.uri, task.lora, adapted)
+
+    def rows_of(dataset: Dataset) -> Prepared:
+        return prepare(
+            dataset,
+            task.training,
+            base.tokenizer,
+            reading.source(store, task.storage),
+            base.facts.max_positions,
+            text=task.dataset_text,
+            cache=reading.cache(task.namespace),
+        )
+
+    prepared = rows_of(task.dataset)
+    evaluation = _evaluation_rows(task, prepared, rows_of)
     steps = StepPlan(len(prepared.rows), task.training)
+    facts = fingerprint_of(
+        task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
+    )
+    if evaluation is not None:
+        facts |= evaluation.facts()
+    if initial is not None:
+        facts["lora.initFrom"] = initial.sha256
     return PreparedTask(
         rows=prepared.rows,
         counts=prepared.counts,
         steps=steps,
         targets=targets,
-        fingerprint=fingerprint_of(
-            task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
-        ),
+        fingerprint=facts,
+        evaluation=evaluation,
+        initial=initial.state if initial is not None else None,
         load=load_of(prepared.rows.lengths.tolist(), rows_per_step(task.training)),
     )
+
+
+def _evaluation_rows(
+    task: TaskPlan, prepared: Prepared, rows_of: Callable[[Dataset], Prepared]
+) -> EvaluationRows | None:
+    """Raises what ``prepare`` raises, and DataError where there are no rows to evaluate on."""
+    spec = task.evaluation
+    if spec is None:
+        return None
+    rows = prepared.held_out
+    if spec.uri is not None:
+        elsewhere = {"uri": spec.uri, "uris": None, "inline": None, "config_map_ref": None}
+        whole = {"limit": spec.limit, "held_out": None, "shuffle_seed": None, "split": None}
+        rows = rows_of(task.dataset.model_copy(update=elsewhere | whole)).rows
+    if not len(rows):
+        raise DataError(
+            FailureReason.INVALID_SPEC,
+            "evaluation has no rows: name evaluation.uri, or a part of the rows to keep from training in dataset.heldOut",
+        )
+    return EvaluationRows(spec, rows[: spec.limit] if spec.limit is not None else rows)

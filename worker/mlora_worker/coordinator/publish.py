@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.coordinator.prepare import BaseModel
-from mlora_worker.coordinator.tasks import PreparedTask
-from mlora_worker.lora.adapter import peft_keys
+from mlora_worker.coordinator.tasks import Outcome, PreparedTask
 from mlora_worker.model.facts import resolve_targets
-from mlora_worker.protocol import AdapterInfo, FailureReason, StepRecord, TaskPlan
+from mlora_worker.protocol import AdapterInfo, FailureReason, TaskPlan
 from mlora_worker.storage.adapter import (
     FinishedAdapter,
     InvalidAdapter,
@@ -24,7 +24,6 @@ from mlora_worker.storage.adapter import (
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
-from mlora_worker.stream.targets import Target
 
 
 def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -38,27 +37,15 @@ def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
-def expected_tensors(targets: Iterable[Target]) -> dict[str, tuple[int, int]]:
-    """Name and shape of each tensor in the file of an adapter on ``targets``, which are of the whole model."""
-    shapes = {}
-    for target in targets:
-        name_a, name_b = peft_keys(target.path)
-        shapes[name_a] = (target.rank, target.module.in_features)
-        shapes[name_b] = (target.module.out_features, target.rank)
-    return shapes
-
-
 def finished_adapter(
     task: TaskPlan,
     prepared: PreparedTask,
-    last: StepRecord | None,
-    updates: int,
+    outcome: Outcome,
     parts: Sequence[dict[str, Tensor]],
     base: BaseModel,
 ) -> FinishedAdapter:
-    """The adapter of ``parts``, one of each stage, after so many ``updates`` by AdamW. Raises ``InvalidAdapter`` for one
-    that is of no use."""
-    if last is None or not updates:
+    """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
+    if outcome.last is None or not outcome.updates:
         raise InvalidAdapter(
             "the adapter is of no use and was not published; no step had a supervised token, so no loss was ever known"
         )
@@ -72,9 +59,11 @@ def finished_adapter(
             prepared.targets,
             fan_in_fan_out=base.architecture.transposed,
         ),
-        step=last.step,
-        loss=last.loss,
+        step=outcome.step,
+        loss=outcome.last.loss,
         data=prepared.counts,
+        evaluation=outcome.evaluation,
+        history=outcome.history,
     )
 
 

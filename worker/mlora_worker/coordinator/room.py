@@ -36,7 +36,8 @@ def check_room(
     if task.started:
         return
     adapter = weights_bytes(targets)
-    state = len(PREFIXES) * adapter
+    best = task.evaluation is not None and task.evaluation.keep_best
+    state = (len(PREFIXES) + best) * adapter
     needs = [Need(scratch(state), state, "what waits for its upload")]
     if address.scheme(task.output_uri) == address.FILE:
         needs.append(Need(address.file_path(task.output_uri), adapter, "the adapter"))

@@ -22,7 +22,7 @@ from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
-from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -181,9 +181,19 @@ class Coordinator:
                 return
             task.parts[stage] = tensors
             if len(task.parts) == len(self._with.stages):
-                parts = [task.parts[index] for index in sorted(task.parts)]
+                gathered = task.best.parts if task.best is not None else task.parts
+                parts = [gathered[index] for index in sorted(gathered)]
                 task.parts = {}
-                self._with.publishing.submit(self._publish, task, parts)
+                self._with.publishing.submit(self._publish, task, task.outcome(), parts)
+
+    def evaluated(self, number: int, scores: Tensor) -> None:
+        with self._changed:
+            self._dispatcher.evaluated(number, scores)
+
+    def keep(self, stage: int, uid: str, number: int, tensors: dict[str, Tensor]) -> None:
+        """A stage's part of the adapter that evaluated best."""
+        with self._changed:
+            self._dispatcher.keep(stage, uid, number, tensors)
 
     def checkpointed(self, stage: int, uid: str, number: int, part: StageState) -> None:
         """A stage's part of a checkpoint; with the last part it is written in the background."""
@@ -253,12 +263,10 @@ class Coordinator:
                 self._with.pause(pause)
         return once()
 
-    def _publish(self, task: TaskRun, parts: Sequence[dict[str, Tensor]]) -> None:
+    def _publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
         assert task.prepared is not None
         try:
-            finished = finished_adapter(
-                task.plan, task.prepared, task.last, task.updates, parts, self._with.base
-            )
+            finished = finished_adapter(task.plan, task.prepared, outcome, parts, self._with.base)
         except Exception as error:
             self._fail(task, error)
             return

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from mlora_worker.coordinator.evaluation import Assessment, Best, EvaluationRows, after
+from mlora_worker.coordinator.history import History
 from mlora_worker.coordinator.trials import Charge
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
@@ -33,6 +35,7 @@ from mlora_worker.pipeline.faults import Fault
 from mlora_worker.protocol import (
     AdapterInfo,
     DataCounts,
+    EvaluationRecord,
     Failure,
     FailureReason,
     StepRecord,
@@ -41,7 +44,7 @@ from mlora_worker.protocol import (
     TaskReport,
 )
 from mlora_worker.storage.adapter import FinishedAdapter
-from mlora_worker.storage.checkpoint import Fingerprint, Progress, TaskState
+from mlora_worker.storage.checkpoint import EvaluationProgress, Fingerprint, Progress, TaskState
 from mlora_worker.stream.items import Update
 from mlora_worker.stream.planner import TaskLoad
 
@@ -56,6 +59,16 @@ class PreparedTask:
     targets: tuple[str, ...]  # resolved names of linear modules
     load: TaskLoad  # what a usual step holds
     fingerprint: Fingerprint = field(default_factory=dict)  # a checkpoint of other facts is not its own
+    evaluation: EvaluationRows | None = None
+    initial: InitialState | None = None  # it goes on from another adapter
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """Another adapter's weights, by PEFT's names."""
+
+    own: Mapping[str, Tensor]  # stage 0's part
+    payloads: Mapping[int, bytes]  # of each other stage, as safetensors
 
 
 @dataclass(slots=True)
@@ -90,6 +103,8 @@ class Snapshot:
     number: int  # of the item
     progress: Progress
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors
+    best: Best | None = None
+    history: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,19 @@ class Restoration:
     progress: Progress
     own: Mapping[str, Tensor]  # stage 0's part
     payloads: Mapping[int, bytes]  # of each other stage, as safetensors
+    best: Mapping[str, Tensor] = field(default_factory=dict)
+    history: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a task has come to, but for its weights. ``step`` and ``evaluation`` are of the weights that are published."""
+
+    step: int
+    last: StepRecord | None
+    updates: int
+    evaluation: EvaluationRecord | None = None
+    history: bytes = b""
 
 
 @dataclass(slots=True)
@@ -133,6 +161,11 @@ class TaskRun:
     restoration: Restoration | None = None
     blocked: Failure | None = None
     crowded_out: int = 0  # it leaves, or left, for want of memory beside others; so many were there with it
+    evaluated: EvaluationProgress = field(default_factory=EvaluationProgress)
+    assessment: Assessment | None = None  # the evaluation that is on its way
+    best: Best | None = None  # the adapter to publish, where that is not simply the last one
+    keep_is_due: bool = False  # the stages shall send their parts of ``best``
+    history: History = field(default_factory=History)
     broken: bool = False  # what a stage holds of it is not what it should be: it leaves without a checkpoint
 
     @property
@@ -155,8 +188,23 @@ class TaskRun:
 
     @property
     def at_end(self) -> bool:
-        """It has done all its steps and is to be saved."""
-        return self.in_stream and self.phase is TaskPhase.TRAINING and self.steps_done >= self.total_steps
+        """It has done all its steps, or those that do it good, and is to be saved."""
+        done = self.steps_done >= self.total_steps or self.evaluated.stopped
+        return self.in_stream and self.phase is TaskPhase.TRAINING and done and not self.is_evaluating
+
+    @property
+    def is_evaluating(self) -> bool:
+        """An evaluation, or what follows from it at once, comes before its next step."""
+        return self.assessment is not None or self.evaluation_is_due or self.keep_is_due
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        if self.prepared is None or self.prepared.evaluation is None or self.in_flight is not None:
+            return False
+        ready = self.in_stream and self.phase is TaskPhase.TRAINING and self.assessment is None
+        return ready and self.prepared.evaluation.is_due(
+            self.steps_done, self.total_steps, self.evaluated.last
+        )
 
     @property
     def unsaved(self) -> bool:
@@ -173,7 +221,8 @@ class TaskRun:
         """One at a time: while the former is gathered or written, the next one waits."""
         every = self.plan.training.checkpoint_every_steps
         passed = every > 0 and self.steps_done // every > self.taken_step // every
-        return passed and self.unsaved and not self.at_end and self.snapshot is None and not self.writing
+        settled = not self.at_end and not self.is_evaluating
+        return passed and self.unsaved and settled and self.snapshot is None and not self.writing
 
     @property
     def is_in_hand(self) -> bool:
@@ -198,7 +247,8 @@ class TaskRun:
     @property
     def may_step(self) -> bool:
         """It may enter the pipeline with its next step."""
-        return self.phase is TaskPhase.TRAINING and not self.leaving and self.steps_done < self.total_steps
+        wants = self.steps_done < self.total_steps and not self.evaluated.stopped
+        return self.phase is TaskPhase.TRAINING and not self.leaving and wants and not self.is_evaluating
 
     @property
     def leaving(self) -> bool:
@@ -262,6 +312,34 @@ class TaskRun:
             grad_norm=norm if trains else None,
             tokens=flight.tokens,
         )
+        self.history.add_step(self.last)
+
+    def finish_evaluation(self) -> None:
+        """All its microbatches are back. A loss that is not finite fails the task."""
+        assert self.prepared is not None
+        assert self.prepared.evaluation is not None
+        assert self.assessment is not None
+        record, step, self.assessment = self.assessment.record(), self.assessment.step, None
+        if record is None:
+            self.fail(
+                FailureReason.NON_FINITE_LOSS,
+                f"the evaluation after step {step} of {self.total_steps} gave a loss that is no number; no adapter was "
+                "published. A lower learningRate, more warmupSteps or a maxGradNorm usually helps",
+            )
+            return
+        spec, former = self.prepared.evaluation.spec, self.evaluated.best
+        self.evaluated = after(self.evaluated, record, spec)
+        self.history.add_evaluation(record)
+        self.keep_is_due = spec.keep_best and self.evaluated.best != former
+
+    def outcome(self) -> Outcome:
+        """Of ``best`` where that is kept, else of the last step."""
+        evaluation, step = self.evaluated.last, self.steps_done
+        if self.best is not None:
+            evaluation, step = self.best.record, self.best.record.step
+        elif evaluation is not None and evaluation.step != step:
+            evaluation = None
+        return Outcome(step, self.last, self.updates, evaluation, self.history.lines())
 
     def repeat_step(self) -> None:
         """The step came back void: the same rows again. The update before it was applied, so this alone is discarded."""
@@ -284,13 +362,19 @@ class TaskRun:
             last=self.last,
             tokens=self.tokens_done,
             seconds=self.seconds,
+            evaluation=self.evaluated if self.prepared.evaluation is not None else None,
             task_uid=self.uid,
             task=self.name,
             fingerprint=dict(self.prepared.fingerprint),
         )
 
-    def resume(self, progress: Progress) -> None:
-        """It is in the stream again, as ``progress`` says."""
+    def resume(self, restoration: Restoration) -> None:
+        """It is in the stream again, as ``restoration`` says."""
+        progress = restoration.progress
+        self.evaluated = progress.evaluation or EvaluationProgress()
+        self.best, self.history = None, History(restoration.history)
+        if restoration.best and self.evaluated.best is not None:
+            self.best = Best(0, self.evaluated.best, {0: dict(restoration.best)})
         self.steps_done = self.taken_step = self.resumed_step = progress.step
         self.updates, self.tokens_done = progress.updates, progress.tokens
         self.seconds = self.seconds_before = progress.seconds
@@ -298,8 +382,8 @@ class TaskRun:
 
     def step_out(self) -> None:
         """It left the stream before its end, with all its steps in a checkpoint, if it has made any."""
-        self.discard = self.broken = False
-        self.in_flight = self.update = self.started = None
+        self.discard = self.broken = self.keep_is_due = False
+        self.in_flight = self.update = self.started = self.assessment = None
         self.parts = {}
         if self.steps_done == 0:
             self.restart()
@@ -316,8 +400,8 @@ class TaskRun:
         in_memory = self.state.progress.step if self.state is not None else 0
         self.steps_done = self.taken_step = max(self.stored_step, in_memory)
         self.phase = TaskPhase.TRAINING
-        self.discard = False
-        self.in_flight = self.update = self.snapshot = None
+        self.discard = self.keep_is_due = False
+        self.in_flight = self.update = self.snapshot = self.assessment = None
         self.parts = {}
         self.note_stored()
 
@@ -335,6 +419,8 @@ class TaskRun:
         self.discard = False
         self.in_flight = self.update = self.last = self.started = None
         self.snapshot = self.state = self.restoration = self.resumed_step = None
+        self.evaluated, self.history = EvaluationProgress(), History()
+        self.best, self.assessment, self.keep_is_due = None, None, False
         self.parts = {}
 
     def fail(self, reason: FailureReason, message: str) -> None:
@@ -342,6 +428,7 @@ class TaskRun:
         self.failure = Failure(reason=reason, message=message[:2048])
         self.parts = {}
         self.snapshot = self.state = self.restoration = self.blocked = None
+        self.best, self.assessment, self.keep_is_due = None, None, False
 
     def block(self, reason: FailureReason, message: str) -> None:
         """Something of it cannot be stored at present, and is tried again."""
@@ -365,6 +452,8 @@ class TaskRun:
             step=self.steps_done,
             total_steps=self.total_steps,
             loss=self.last.loss if self.last else None,
+            evaluation=self.evaluated.last,
+            best=self.evaluated.best,
             tokens_per_second=self.tokens_done / self.seconds if self.seconds > 0 else None,
             data=self._counts,
             adapter=self.adapter,

@@ -21,11 +21,12 @@ from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.lora.select import products_for
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.facts import facts_of, resolve_targets
+from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
 from mlora_worker.storage.checkpoint import PREFIXES
-from mlora_worker.stream.items import Load, Segment, Train, Update
+from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
 
 
 class OutOfOrder(RuntimeError):
@@ -42,6 +43,15 @@ class Forwarded:
 
     hidden: Tensor | None = None
     losses: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """``hidden`` [tokens, size] for the next stage, or on the last ``scores`` [2] float64: sum of cross entropies, correct
+    predictions."""
+
+    hidden: Tensor | None = None
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +120,8 @@ class StageEngine:
 
     def load(self, load: Load, state: Mapping[str, Tensor] | None = None) -> None:
         """A task joins with fresh parameters, or with those and the moments of ``state`` (as ``snapshot`` gives them; this
-        stage's part at least). Raises UnknownTargetModule, InvalidTarget.
+        stage's part at least), or at 0 updates with the parameters that ``state`` has by PEFT's names. Raises
+        UnknownTargetModule, InvalidTarget.
         """
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is loaded already")
@@ -130,7 +141,10 @@ class StageEngine:
         if load.updates is not None:
             if state is None:
                 raise OutOfOrder(f"task {load.task} shall be taken up, but its state did not come along")
-            _take_up(adapter, optimizer, load.updates, state)
+            if load.updates == 0:
+                adapter.restore(state)
+            else:
+                _take_up(adapter, optimizer, load.updates, state)
         self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer, adapted)
 
     def unload(self, task: str) -> None:
@@ -224,6 +238,32 @@ class StageEngine:
         return Forwarded(losses=losses.detach())
 
     @torch.no_grad()
+    def evaluate(
+        self, item: Evaluate, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
+    ) -> Evaluated:
+        """Apply the update that comes along, then run one microbatch forward, without dropout. Arguments as ``forward``."""
+        if item.update is not None:
+            self.apply(item.task, item.update)
+        stage, rows = self.stage, PackedRows(item.lengths, self.stage.device)
+        if stage.first:
+            assert token_ids is not None
+            source = stage.embed(to_device(token_ids, stage.device), rows)
+        else:
+            assert hidden is not None
+            source = hidden.to(stage.device, stage.dtype)
+        segment = Segment(
+            task=item.task, step=0, lengths=item.lengths, first_row=0, weight=0.0, closes_step=False
+        )
+        self._binder([segment], [self._task(item.task)], evaluating=True)()
+        output = stage.run_layers(source, rows)
+        if not stage.last:
+            return Evaluated(hidden=output)
+        assert labels is not None
+        assert stage.norm is not None
+        assert stage.head_weight is not None
+        return Evaluated(scores=scores(output, labels, stage.normed, stage.head_weight, stage.logit_cap))
+
+    @torch.no_grad()
     def logits(self, item: Train, token_ids: Tensor) -> Tensor:
         """[tokens, vocabulary] of a microbatch, where one stage holds the whole model: to compare with other
         programs, never while training.
@@ -283,14 +323,16 @@ class StageEngine:
         except KeyError:
             raise OutOfOrder(f"task {task} is not loaded") from None
 
-    def _binder(self, segments: Iterable[Segment], tasks: Iterable[_Task]) -> Callable[[], None]:
-        """What gives the linear modules the products of this microbatch."""
+    def _binder(
+        self, segments: Iterable[Segment], tasks: Iterable[_Task], *, evaluating: bool = False
+    ) -> Callable[[], None]:
+        """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
         groups: list[list[GroupSegment]] = [[] for _ in self._groups]
         start = 0
         for segment, task in zip(segments, tasks, strict=True):
             rows = slice(start, start := start + segment.tokens)
             keys = None
-            if task.lora.dropout > 0:
+            if task.lora.dropout > 0 and not evaluating:
                 # On the host: kernels take them from there with their own tables.
                 keys = token_keys(task.seed, segment.step, segment.first_row, segment.lengths)
             adapter = task.adapter

@@ -36,6 +36,8 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     CHECKPOINT = "checkpoint"
     SAVE = "save"
+    EVALUATE = "evaluate"
+    KEEP = "keep"
 
 
 class Fault(Message):

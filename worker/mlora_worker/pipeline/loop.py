@@ -22,12 +22,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mlora_worker.pipeline.engine import StageEngine, StageState
+from mlora_worker.pipeline.engine import Evaluated, StageEngine, StageState
 from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fatal, recover
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.trace import Record, unrecorded
 from mlora_worker.pipeline.transport import STATS, Returned
-from mlora_worker.stream.items import Checkpoint, Load, Save, Segment, Stop, Train, Unload
+from mlora_worker.stream.items import Checkpoint, Evaluate, Keep, Load, Save, Segment, Stop, Train, Unload
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,10 @@ class Neighbours(Protocol):
 # Rank 0: number, stats [segments, STATS] float64 on the device: loss sum, squared gradient norm, faults of the microbatch.
 OnReturned = Callable[[int, Tensor], None]
 OnExported = Callable[[str, dict[str, Tensor]], None]  # task, this stage's part of the adapter on the CPU
+OnEvaluated = Callable[
+    [int, Tensor], None
+]  # last stage: number, [2] float64 on the device: sum of losses, correct predictions
+OnKept = Callable[[Keep, dict[str, Tensor]], None]  # this stage's part of the adapter on the CPU
 OnCheckpoint = Callable[[Checkpoint, StageState], None]  # this stage's part of the task's state
 
 
@@ -69,12 +73,15 @@ class StageLoop:
         on_exported: OnExported,
         on_fault: OnFault,
         on_checkpoint: OnCheckpoint | None = None,
+        on_evaluated: OnEvaluated | None = None,
+        on_kept: OnKept | None = None,
         record: Record = unrecorded,
     ) -> None:
         self._first, self._last = first, last
         self._engine, self._mailbox, self._neighbours = engine, mailbox, neighbours
         self._on_returned, self._on_exported, self._on_fault = on_returned, on_exported, on_fault
         self._on_checkpoint = on_checkpoint
+        self._on_evaluated, self._on_kept = on_evaluated, on_kept
         self._record = record
         self._passing: dict[int, _Passing] = {}
         self._broken: dict[str, Fault] = {}  # tasks that cannot be computed here, by what broke them
@@ -90,6 +97,10 @@ class StageLoop:
             match item:
                 case Train():
                     self._forward(item, work)
+                case Evaluate():
+                    self._evaluate(item, work)
+                case Keep():
+                    self._of_task(item.number, item.task, Phase.KEEP, partial(self._keep, item))
                 case Load():
                     self._of_task(
                         item.number, item.task, Phase.LOAD, partial(self._engine.load, item, work.state)
@@ -136,6 +147,30 @@ class StageLoop:
             stats[:, 0] = out.losses
         self._backward(item.number, None, stats)
 
+    def _evaluate(self, item: Evaluate, entry: Entry) -> None:
+        """What fails here is the task's own: nobody else is in the microbatch."""
+        found: list[Evaluated] = []
+
+        def work() -> None:
+            arguments = {"token_ids": entry.token_ids, "hidden": entry.hidden, "labels": entry.labels}
+            found.append(self._engine.evaluate(item, **arguments))
+
+        with self._record("evaluate", item.number, (item.task,), item.tokens):
+            self._of_task(item.number, item.task, Phase.EVALUATE, work)
+        out = found[0] if found else None
+        if not self._last:
+            hidden = out.hidden if out is not None else self._blank(item, entry.hidden)
+            assert hidden is not None
+            self._neighbours.send_forward(hidden)
+        elif out is not None:
+            assert out.scores is not None
+            assert self._on_evaluated is not None, "nobody takes evaluations here"
+            self._on_evaluated(item.number, out.scores)
+
+    def _keep(self, keep: Keep) -> None:
+        assert self._on_kept is not None, "nobody keeps adapters here"
+        self._on_kept(keep, self._engine.export(keep.task))
+
     def _backward(self, number: int, gradient: Tensor | None, stats: Tensor) -> None:
         passing = self._passing.pop(number)
         out = None
@@ -156,7 +191,7 @@ class StageLoop:
         assert below is not None
         self._neighbours.send_backward(below, stats)
 
-    def _blank(self, item: Train, spare: Tensor | None) -> Tensor:
+    def _blank(self, item: Train | Evaluate, spare: Tensor | None) -> Tensor:
         """[tokens, size] zeros, which travel in the place of what could not be computed. ``spare`` has this shape and is of
         no use any more: it is taken, since memory may be what lacks. Rank 0 alone has none.
         """

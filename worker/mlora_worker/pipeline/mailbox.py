@@ -17,7 +17,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from mlora_worker.pipeline.transport import Forwarded, Returned
-from mlora_worker.stream.items import Item, Load, Train
+from mlora_worker.stream.items import Evaluate, Item, Load, Train
 from mlora_worker.stream.turns import Turns
 
 
@@ -61,7 +61,7 @@ class Mailbox:
         self._error: Exception | None = None
 
     def put_item(self, item: Item, payload: bytes) -> None:
-        """``payload``: a Train's labels as int64, for the last stage; a Load's state as safetensors."""
+        """``payload``: labels as int64, for the last stage; a Load's state as safetensors."""
         labels = state = None
         if payload and isinstance(item, Load):
             state = load_safetensors(payload)
@@ -135,7 +135,7 @@ class Mailbox:
             return None
         entry = self._items[0]
         item = entry.item
-        if not isinstance(item, Train):
+        if not isinstance(item, Train | Evaluate):
             return self._items.popleft()
         if not self._forwarded:
             return None

@@ -19,15 +19,25 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mlora_worker.protocol import Amount, Count, FailureReason, ManifestFile, Message, Real, StepRecord
+from mlora_worker.protocol import (
+    Amount,
+    Count,
+    EvaluationRecord,
+    FailureReason,
+    ManifestFile,
+    Message,
+    Real,
+    StepRecord,
+)
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
@@ -42,6 +52,10 @@ STATE_NAME, PROGRESS_NAME, MANIFEST_NAME = "state.safetensors", "progress.json",
 
 PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS = "parameters.", "firstMoments.", "secondMoments."
 PREFIXES = (PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS)
+_BEST, _HISTORY = (
+    "best.",
+    "history",
+)  # in the same file: the adapter that evaluated best, and the lines of losses
 
 Fact = str | int | float | bool | tuple[str, ...] | None
 Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name that a user understands
@@ -57,6 +71,16 @@ class DamagedCheckpoint(Exception):
     """Its files are not what its manifest says."""
 
 
+class EvaluationProgress(Message):
+    """What further evaluations are compared with."""
+
+    last: EvaluationRecord | None = None
+    best: EvaluationRecord | None = None  # the lowest loss
+    reference: Real | None = None  # the loss that early stopping compares with
+    since: Amount = 0  # evaluations since that
+    stopped: bool = False  # early: no step follows
+
+
 class Progress(Message):
     """Where a task stands after ``step`` optimizer steps."""
 
@@ -69,6 +93,7 @@ class Progress(Message):
     last: StepRecord | None
     tokens: Amount
     seconds: Real  # of training
+    evaluation: EvaluationProgress | None = None
     task_uid: str
     task: str  # namespace/name
     fingerprint: dict[str, Fact]
@@ -83,14 +108,32 @@ class CheckpointManifest(Message):
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """A whole checkpoint in memory. ``tensors``: by PEFT's names behind one of ``PREFIXES``, of all stages."""
+    """A whole checkpoint in memory. ``tensors``: by PEFT's names behind one of ``PREFIXES``, of all stages. ``best``: the
+    adapter that evaluated best, by PEFT's names, where it is kept. ``history``: lines of the losses' file.
+    """
 
     progress: Progress
     tensors: Mapping[str, Tensor]
+    best: Mapping[str, Tensor] = field(default_factory=dict)
+    history: bytes = b""
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self.best.values()))
+
+    def filed(self) -> dict[str, Tensor]:
+        """All of it but ``progress``, as it lies in the file."""
+        found = dict(self.tensors) | {_BEST + name: tensor for name, tensor in self.best.items()}
+        if self.history:
+            found[_HISTORY] = torch.frombuffer(bytearray(self.history), dtype=torch.uint8)
+        return found
+
+
+def _state_of(progress: Progress, filed: dict[str, Tensor]) -> TaskState:
+    """The opposite of ``filed``."""
+    history = filed.pop(_HISTORY, None)
+    best = {name.removeprefix(_BEST): filed.pop(name) for name in list(filed) if name.startswith(_BEST)}
+    return TaskState(progress, filed, best, history.numpy().tobytes() if history is not None else b"")
 
 
 def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> None:
@@ -125,7 +168,7 @@ def write_checkpoint(
 def _write(store: Store, place: str, state: TaskState, scratch: Path | None) -> None:
     store.delete(join(place, MANIFEST_NAME))
     with scratch_folder(scratch, "checkpoint") as local:
-        path = save_tensors(state.tensors, local / STATE_NAME, "checkpoint")
+        path = save_tensors(state.filed(), local / STATE_NAME, "checkpoint")
         files = [ManifestFile(name=STATE_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))]
         store.write_file(join(place, STATE_NAME), path)
     progress = state.progress.model_dump_json(by_alias=True).encode()
@@ -161,9 +204,8 @@ def newest_state(store: Store, folder: str) -> TaskState | None:
         try:
             manifest = _read_manifest(store, folder, step)
             progress = _read_progress(store, folder, manifest)
-            return TaskState(
-                progress, _tensors_of(_read_file(store, _place(folder, step), manifest, STATE_NAME))
-            )
+            filed = _tensors_of(_read_file(store, _place(folder, step), manifest, STATE_NAME))
+            return _state_of(progress, filed)
         except DamagedCheckpoint as error:
             log.warning("a checkpoint is passed over and removed: %s", error)
             forget_checkpoint(store, folder, step)

@@ -29,7 +29,7 @@ PIECE = 8 * 2**20  # bytes of one ranged read of a large object
 
 
 class S3Store:
-    """Thread-safe. ``keys`` and ``ca_certificate`` are asked at every use; when they have changed, the client is made anew."""
+    """Thread-safe. ``keys`` and ``ca_certificate`` are asked at every use; a change makes a new client."""
 
     def __init__(
         self,

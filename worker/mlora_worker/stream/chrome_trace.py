@@ -12,7 +12,12 @@ from typing import Any
 from mlora_worker.stream.timeline import Span, Timeline, started
 
 # Names of colours that the viewers know.
-_COLOURS = {"forward": "thread_state_running", "backward": "rail_animation", "update": "grey"}
+_COLOURS = {
+    "forward": "thread_state_running",
+    "backward": "rail_animation",
+    "update": "grey",
+    "evaluate": "good",
+}
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> str:

@@ -58,6 +58,28 @@ class Train(Message):
         return sum(segment.tokens for segment in self.segments)
 
 
+class Evaluate(Message):
+    """Forward of one microbatch of evaluation rows of one task, without dropout; the last stage tells rank 0 its scores."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    number: int
+    task: str  # uid
+    lengths: tuple[int, ...]  # tokens of each row
+    update: Update | None = None  # of the last step, to be applied before
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+
+class Keep(Message):
+    """Every stage sends a copy of its part of the adapter, as it is now, to rank 0; the task goes on."""
+
+    kind: Literal["keep"] = "keep"
+    number: int
+    task: str
+
+
 class Load(Message):
     """A task joins: every stage makes its part of the adapter, or takes it up from the state that comes along."""
 
@@ -66,7 +88,9 @@ class Load(Message):
     task: str
     lora: LoRAConfig
     training: Training
-    updates: int | None = None  # that AdamW had made when the state was saved; None: a fresh start
+    updates: int | None = (
+        None  # that AdamW had made when the state was saved; 0: another adapter's weights; None: a fresh start
+    )
 
 
 class Checkpoint(Message):
@@ -102,5 +126,7 @@ class Stop(Message):
     number: int
 
 
-Item = Annotated[Train | Load | Checkpoint | Save | Unload | Stop, Field(discriminator="kind")]
+Item = Annotated[
+    Train | Evaluate | Keep | Load | Checkpoint | Save | Unload | Stop, Field(discriminator="kind")
+]
 ITEM: TypeAdapter[Item] = TypeAdapter(Item)

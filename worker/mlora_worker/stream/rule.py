@@ -73,7 +73,7 @@ class IssueRule:
     def limit(self, task: str, tokens: int) -> None:
         """Microbatches with rows of ``task`` have at most ``tokens`` from now on, until it leaves. Never raises a limit."""
         load = self._loads[task]
-        self._loads[task] = replace(load, limit=max(1, min(tokens, self._budget_of([task]))))
+        self._loads[task] = replace(load, limit=max(1, min(tokens, self.budget_of([task]))))
         self._regroup()
 
     def is_idle(self, task: str) -> bool:
@@ -121,14 +121,15 @@ class IssueRule:
         return tuple(done)
 
     def _enter(self, rows: Sequence[tuple[str, RowLengths]], wanted: int) -> tuple[Part, ...]:
-        cut = split_step(rows, wanted, self._budget_of([task for task, _ in rows]))
+        cut = split_step(rows, wanted, self.budget_of([task for task, _ in rows]))
         for parts in cut:
             for part in parts:
                 self._outstanding[part.task] = self._outstanding.get(part.task, 0) + 1
         self._cut.extend(cut[1:])
         return cut[0]
 
-    def _budget_of(self, tasks: Sequence[str]) -> int:
+    def budget_of(self, tasks: Sequence[str]) -> int:
+        """Most tokens of a microbatch with rows of these tasks."""
         return min(self._budget, *(self._loads[task].limit or self._budget for task in tasks))
 
     def _regroup(self) -> None:

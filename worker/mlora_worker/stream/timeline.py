@@ -12,7 +12,7 @@ from pydantic import Field
 
 from mlora_worker.protocol import Message
 
-Kind = Literal["forward", "backward", "update"]
+Kind = Literal["forward", "backward", "update", "evaluate"]
 
 
 class Span(Message):

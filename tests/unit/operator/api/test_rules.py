@@ -31,6 +31,11 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
     "all-linear alone": {"lora": {"targetModules": ["all-linear"]}},
     "warm-up as long as the run": {"training": {"maxSteps": 10, "warmupSteps": 10}},
     "warm-up with epochs": {"training": {"warmupSteps": 10}},
+    "evaluation on rows of its own": {"evaluation": {"uri": "s3://data/b.jsonl"}},
+    "evaluation on rows held out": {
+        "evaluation": {"everySteps": 5},
+        "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
+    },
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
 
@@ -73,6 +78,12 @@ def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
     assert words in message
 
 
+def test_an_evaluation_without_rows_is_told_where_to_get_them() -> None:
+    ((path, message),) = broken(task(evaluation={"everySteps": 5}), TASK_RULES)
+    assert path == ()
+    assert message == "evaluation needs rows: set evaluation.uri, or dataset.heldOut"
+
+
 @pytest.mark.parametrize("case", BAD_PIPELINES)
 def test_a_bad_pipeline_is_told_what_to_do(case: str) -> None:
     parts, words = BAD_PIPELINES[case]
@@ -86,7 +97,7 @@ def test_good_pipelines_break_no_rule() -> None:
 
 
 def test_all_of_a_tasks_spec_but_whose_turn_it_is_and_its_times_is_immutable() -> None:
-    frozen = {rule.path[0] for rule in TASK_RULES if "oldSelf" in rule.cel}
+    frozen = {rule.path[0] for rule in TASK_RULES if "oldSelf" in rule.cel and rule.path}
     everything = {field.alias for field in LoRATaskSpec.model_fields.values()}
     times = {"startDeadlineSeconds", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
     assert everything - frozen == {"priority", "suspend"} | times

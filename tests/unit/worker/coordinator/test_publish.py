@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.coordinator.prepare import BaseModel
-from mlora_worker.coordinator.publish import expected_tensors, finished_adapter
-from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.coordinator.publish import finished_adapter
+from mlora_worker.coordinator.tasks import Outcome, PreparedTask
 from mlora_worker.data.order import StepPlan
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, resolve_targets
@@ -61,8 +62,8 @@ def parts(base: BaseModel) -> list[dict[str, torch.Tensor]]:
 
 
 def finish(base: BaseModel, parts: Any, task: TaskPlan | None = None, **more: Any) -> FinishedAdapter:
-    facts = {"last": LAST, "updates": 3, **more}
-    return finished_adapter(task or plan(), PREPARED, parts=parts, base=base, **cast(Any, facts))
+    outcome = Outcome(**{"step": 3, "last": LAST, "updates": 3, **more})
+    return finished_adapter(task or plan(), PREPARED, outcome, parts, base)
 
 
 def test_parts_of_all_stages_become_one_adapter_of_the_whole_model(base: BaseModel, parts: Any) -> None:

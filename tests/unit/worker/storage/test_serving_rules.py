@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlora_worker.coordinator.publish import expected_tensors
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import AdapterDtype, LoRAConfig, StorageAccess, TaskPlan

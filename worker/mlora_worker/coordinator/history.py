@@ -1,0 +1,71 @@
+"""A task's losses, step by step, as the file that is published beside its adapter. Pure.
+
+One JSON object a line: ``{"step", "loss", "learningRate", "gradNorm", "tokens"}`` for a training step (no loss: it had no
+supervised token), ``{"step", "evaluationLoss", "perplexity", "tokenAccuracy", "tokens"}`` for an evaluation after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from mlora_worker.protocol import EvaluationRecord, StepRecord
+from mlora_worker.storage.model_card import perplexity
+
+MOST_STEPS = 20_000  # training steps that have a line; of more, each second one, each fourth, ...
+
+
+class History:
+    """``lines``: what a former run has written."""
+
+    def __init__(self, lines: bytes = b"", most: int = MOST_STEPS) -> None:
+        self._most = most
+        self._stride = 1
+        self._steps: dict[int, str] = {}  # step -> its line
+        self._evaluations: dict[int, str] = {}
+        for line in lines.decode().splitlines():
+            found = json.loads(line)
+            (self._evaluations if "evaluationLoss" in found else self._steps)[found["step"]] = line
+        self._thin()
+
+    def add_step(self, record: StepRecord) -> None:
+        if record.step % self._stride and record.step != 1:
+            return
+        self._steps[record.step] = _line(
+            step=record.step,
+            loss=record.loss,
+            learningRate=record.learning_rate,
+            gradNorm=record.grad_norm,
+            tokens=record.tokens,
+        )
+        self._thin()
+
+    def add_evaluation(self, record: EvaluationRecord) -> None:
+        self._evaluations[record.step] = _line(
+            step=record.step,
+            evaluationLoss=record.loss,
+            perplexity=perplexity(record.loss),
+            tokenAccuracy=record.token_accuracy,
+            tokens=record.tokens,
+        )
+
+    def lines(self, until: int | None = None) -> bytes:
+        """In the order of the steps, an evaluation behind its step; up to step ``until``."""
+        both = [(step, 0, line) for step, line in self._steps.items()]
+        both += [(step, 1, line) for step, line in self._evaluations.items()]
+        return "".join(
+            f"{line}\n" for step, _, line in sorted(both) if until is None or step <= until
+        ).encode()
+
+    def _thin(self) -> None:
+        while len(self._steps) > self._most:
+            self._stride *= 2
+            self._steps = {
+                step: line for step, line in self._steps.items() if step % self._stride == 0 or step == 1
+            }
+
+
+def _line(**facts: Any) -> str:
+    known: Mapping[str, Any] = {name: fact for name, fact in facts.items() if fact is not None}
+    return json.dumps(known, allow_nan=False)

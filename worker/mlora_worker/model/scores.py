@@ -1,0 +1,48 @@
+"""How well the model predicts, with no thought of gradients: the sum of cross entropies, and how often it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from mlora_worker.model.loss import IGNORED
+from mlora_worker.model.transfer import to_device
+from mlora_worker.precision import product_dtype
+from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
+
+
+@torch.no_grad()
+def scores(
+    hidden: Tensor,
+    labels: Tensor,
+    norm: Callable[[Tensor], Tensor],
+    head_weight: Tensor,
+    logit_cap: float | None = None,
+) -> Tensor:
+    """[2] float64: over all supervised positions, the sum of cross entropies, and the number of those whose target is the
+    most likely token.
+
+    hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory, ``IGNORED`` where
+    nothing is predicted. head_weight [vocabulary, size]. Logits exist for a chunk of positions at a time, as in training.
+    """
+    positions = (labels != IGNORED).nonzero().squeeze(1)
+    device = hidden.device
+    normed = norm(hidden.index_select(0, to_device(positions, device)))
+    targets = to_device(labels[positions], device)
+    head = head_weight.to(product_dtype(normed.dtype, device))
+    most = CHUNK_LOGITS_CUDA if device.type == "cuda" else CHUNK_LOGITS
+    chunk = max(FEWEST_LOSS_ROWS, most // head.shape[0])
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    for start in range(0, len(normed), chunk):
+        logits = linear(normed[start : start + chunk].to(head.dtype), head)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if logit_cap is not None:
+            logits = (logits / logit_cap).tanh() * logit_cap
+        wanted = targets[start : start + chunk]
+        losses = logits.logsumexp(dim=1) - logits.gather(1, wanted[:, None]).squeeze(1)
+        sums[0] += losses.sum(dtype=torch.float64)
+        sums[1] += (logits.argmax(dim=1) == wanted).sum()
+    return sums
