@@ -6,6 +6,7 @@ import ssl
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 GROUP = "mlora.dev/v1alpha1"
@@ -14,8 +15,7 @@ GROUP = "mlora.dev/v1alpha1"
 def ask(path):
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
     host = f"[{host}]" if ":" in host else host
-    with open(f"{ACCOUNT}/token", encoding="utf-8") as file:
-        headers = {"Authorization": f"Bearer {file.read()}"}
+    headers = {"Authorization": f"Bearer {Path(ACCOUNT, 'token').read_text(encoding='utf-8')}"}
     request = urllib.request.Request(f"https://{host}:{port}{path}", headers=headers)
     context = ssl.create_default_context(cafile=f"{ACCOUNT}/ca.crt")
     with urllib.request.urlopen(request, timeout=10, context=context) as answer:
@@ -38,7 +38,8 @@ def secrets_cannot_be_listed():
     try:
         ask(f"/api/v1/namespaces/{os.environ['RELEASE_NAMESPACE']}/secrets?limit=1")
     except urllib.error.HTTPError as error:
-        assert error.code == 403, f"secrets: {error.code}"
+        if error.code != 403:
+            raise
     else:
         raise AssertionError("the operator's account may list secrets: who else has bound rights to it?")
 
