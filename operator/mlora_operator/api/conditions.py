@@ -22,7 +22,9 @@ REASON_INVALID_SPEC = "InvalidSpec"  # a field is wrong beyond what the schema c
 REASON_NO_PIPELINE = "NoPipelineForModel"  # no pipeline serves the base model and none may be created for it
 REASON_NAMESPACE_NOT_ALLOWED = "NamespaceNotAllowed"  # the pipeline does not take tasks of this namespace
 REASON_SECRET_NOT_FOUND = "SecretNotFound"  # storage.secretRef names a Secret that is not there (yet)
-REASON_CONFIG_MAP_NOT_FOUND = "ConfigMapNotFound"  # dataset.configMapRef names one, or a key, that is not there (yet)
+REASON_CONFIG_MAP_NOT_FOUND = (
+    "ConfigMapNotFound"  # dataset.configMapRef names one, or a key, that is not there (yet)
+)
 REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY
 REASON_OUTPUT_IN_USE = (
     "OutputInUse"  # another task, a pipeline or the task's own rows have the output's place

@@ -63,8 +63,8 @@ class Storage(Model):
     )
     checksums: Checksums = Field(
         default=Checksums.AUTO,
-        description="whenSupported: requests carry the SDK's checksum headers, which many stores do not know; whenRequired: "
-        "they do not; auto: whenRequired with an endpoint.",
+        description="whenSupported: requests carry the SDK's checksum headers, which many stores do not know; "
+        "whenRequired: they do not; auto: whenRequired with an endpoint.",
     )
     secret_ref: SecretReference | None = Field(
         default=None,

@@ -37,7 +37,10 @@ def _urls(spec: LoRATaskSpec) -> Iterable[tuple[str, str]]:
     if spec.storage.endpoint is not None:
         yield "spec.storage.endpoint", spec.storage.endpoint
     field = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
-    yield from ((field, uri) for uri in spec.dataset.addresses if uri.startswith(("http://", "https://")))
+    rows = [(field, uri) for uri in spec.dataset.addresses]
+    if spec.evaluation is not None and spec.evaluation.uri is not None:
+        rows.append(("spec.evaluation.uri", spec.evaluation.uri))
+    yield from ((where, uri) for where, uri in rows if uri.startswith(("http://", "https://")))
 
 
 def _host(url: str) -> str | None:

@@ -91,6 +91,13 @@ def test_rows_on_the_web_are_judged_in_the_same_way(make: Any) -> None:
     assert status.conditions[0].message.startswith("spec.dataset.uri: 169.254.169.254 ")
 
 
+def test_so_are_rows_to_evaluate_on(make: Any) -> None:
+    task = make.task(evaluation={"uri": "http://[::1]/rows.jsonl"})
+    (status,) = decide(make.snapshot(task), make.settings(), make.now).task_statuses.values()
+    assert status.conditions[0].reason == "EndpointNotAllowed"
+    assert status.conditions[0].message.startswith("spec.evaluation.uri: ::1 ")
+
+
 def test_a_network_that_is_none_is_refused_with_its_field(make: Any) -> None:
     pipeline = make.pipeline(worker={"allowedNetworks": ["10.0.0.0/99"]})
     assert pipeline.spec is None
