@@ -21,6 +21,7 @@ BENCHMARKS = {
     "preempt": "steps that an urgent task waits for another one's place",
     "data": "rows per second from a file to a first step over the tokenizers library alone",
     "chaos": "ranks, operator and store that fail again and again: is anything lost?",
+    "quality": "adapters made here against PEFT's own, on questions that neither was trained on",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",
 }
 

@@ -18,14 +18,15 @@ from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
 
 GSM8K = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
+HELD_OUT = GSM8K.with_name("heldout.jsonl")
 FIELDS = DatasetFields(prompt="question", completion="answer")
 MAX_SEQ_LENGTH = 512
 
 
-def gsm8k_rows(model: Path) -> list[TokenRow]:
+def gsm8k_rows(model: Path, file: Path = GSM8K) -> list[TokenRow]:
     """All rows, in the file's order, with the chat template of the tokenizer in ``model``."""
     store = open_store(StorageAccess(), allow_files=True)
-    dataset = Dataset(uri=f"file://{GSM8K}", fields=FIELDS)
+    dataset = Dataset(uri=f"file://{file}", fields=FIELDS)
     training = Training(max_seq_length=MAX_SEQ_LENGTH)
     source = open_sources(store, StorageAccess())
     return list(prepare(dataset, training, load_tokenizer(model), source, MAX_SEQ_LENGTH).rows)
