@@ -15,6 +15,7 @@ machine did meanwhile in the figures.
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import statistics
@@ -65,7 +66,7 @@ def main(arguments: list[str]) -> int:
             "data",
             {"rows": count, **result},
             repetitions=len(runs),
-            threads=options.threads,
+            threads=len(os.sched_getaffinity(0)),
             quick=options.quick,
         )
     )
