@@ -61,4 +61,3 @@ def fingerprint_of(
         facts["lora.initLoraWeights"] = lora.init_lora_weights.value
     settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS)
     return facts | {f"training.{name}": value for name, value in settings.items()}
-

@@ -63,9 +63,7 @@ class TritonProducts:
         tiles, rounds = self._tiles_for(some.a), [rounds_of(segments) for segments in groups]
         flat = [one for own in rounds for one in own]
         tables = iter(build_tables(flat, tile=tiles.tokens, chunk=tiles.chunk, device=some.a.device))
-        return [
-            next(tables) if len(own) == 1 else Rounds(tuple(next(tables) for _ in own)) for own in rounds
-        ]
+        return [next(tables) if len(own) == 1 else Rounds(tuple(next(tables) for _ in own)) for own in rounds]
 
     def forward(
         self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]

@@ -14,7 +14,9 @@ from itertools import groupby
 from mlora_worker.protocol import ModelFacts
 from mlora_worker.stream.targets import modules_of
 
-Ranks = Mapping[str, int]  # an adapter's rank of each module that it adapts, by its path (``targets.ranks_of``)
+Ranks = Mapping[
+    str, int
+]  # an adapter's rank of each module that it adapts, by its path (``targets.ranks_of``)
 
 # Elements of the logits that exist at once. On a CPU: what a cache can keep part of. On a GPU: so that a product has rows
 # enough for what the head's weight costs to read.

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-_TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(|\)|\||[*+?]\??|\{\d+(?:,\d*)?\}\??|.", re.DOTALL)
+_TOKEN = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(|\)|\||[*+?]\??|\{\d+(?:,\d*)?\}\??|.", re.DOTALL
+)
 _NAME = re.compile(r"[\w.-]+")
 _LONGEST_REPEAT = 1000
 

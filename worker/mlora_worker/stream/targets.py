@@ -79,9 +79,7 @@ class Target:
 def modules_of(facts: ModelFacts) -> tuple[Module, ...]:
     """All linear modules of the decoder layers, layer by layer, in the order of a layer's own."""
     found = [
-        Module(
-            shape.path_in(layer), shape.inside, shape.stage, layer, shape.in_features, shape.out_features
-        )
+        Module(shape.path_in(layer), shape.inside, shape.stage, layer, shape.in_features, shape.out_features)
         for shape in facts.modules
         for layer in range(shape.first_layer, shape.first_layer + shape.count)
     ]
