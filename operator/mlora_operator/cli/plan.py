@@ -239,9 +239,7 @@ def _known(spec: LoRAPipelineSpec, origin: PipelineManifest | None, *, gpu: bool
     if origin is not None and origin.status.memory:
         status = origin.status
         same = origin_of(spec, status.stages)
-        return Known(
-            memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages
-        )
+        return Known(memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages)
     return beside_models(_models_folder()).read(named_origin(spec, ["cuda" if gpu else "cpu"]))
 
 
