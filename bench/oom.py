@@ -189,7 +189,7 @@ def _task(number: int, scratch: Path) -> TaskPlan:
         admitted=True,
         base_model=MODEL_NAME,
         lora=LoRAConfig(
-            rank=chance.choice((8, 32, 64, 128)), alpha=16, target_modules=chance.choice(TARGETS)
+            rank=chance.choice((16, 64, 128, 256)), alpha=16, target_modules=chance.choice(TARGETS)
         ),
         dataset=Dataset(inline="\n".join([json.dumps(row)] * 4), format=DatasetFormat.TEXT),
         training=Training(
