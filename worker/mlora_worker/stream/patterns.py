@@ -1,8 +1,9 @@
 """Patterns of module paths: the regular expressions that PEFT takes, without those that can run for ever. Pure.
 
 A user's pattern is matched in the operator, which serves many users: a backtracking matcher would let one pattern such as
-``(.*)*x`` stop it for all. Here a pattern is a tree, and matching moves sets of positions through it: the work is at most
-the pattern's size times the square of the path's length.
+``(.*)*x`` stop it for all. Here a pattern is a tree, and matching moves sets of positions through it. What is repeated is
+tried at most once at each position of the path, however deep repeats are nested: the work grows with the pattern's size and
+a low power of the path's length, and with nothing else.
 
 Known are literals, ``.``, ``\\d``, ``\\w``, escaped punctuation, classes ``[a-z]``, groups, ``|`` and the repeats
 ``* + ? {m} {m,} {m,n}``; they mean what they mean in Python's ``re``. Not known: references, looking around, flags, anchors
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 _TOKEN = re.compile(
@@ -22,8 +23,18 @@ _TOKEN = re.compile(
 _NAME = re.compile(r"[\w.-]+")
 _LONGEST_REPEAT = 1000
 
-Positions = frozenset[int]
-Matcher = Callable[[str, Positions], Positions]  # where a part may end that begins at these positions
+Positions = int  # a set: bit i is set where position i of the path is in it
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One path that is matched, and what is known so far: where a repeated part ends that begins at one position."""
+
+    path: str
+    known: dict[tuple[Matcher, int], Positions] = field(default_factory=dict)
+
+
+Matcher = Callable[[Search, Positions], Positions]  # where a part may end that begins at these positions
 
 
 class InvalidPattern(ValueError):
@@ -38,12 +49,14 @@ class Pattern:
     matcher: Matcher
 
     def fullmatch(self, path: str) -> bool:
-        return len(path) in self.matcher(path, frozenset({0}))
+        return self._ends(path, 1)
 
     def matches_end(self, path: str) -> bool:
         """Whether it is the whole path or what follows one of its dots: PEFT's rule for keys of ``rank_pattern``."""
-        starts = frozenset({0} | {index + 1 for index, char in enumerate(path) if char == "."})
-        return len(path) in self.matcher(path, starts)
+        return self._ends(path, 1 | sum(2 << index for index, char in enumerate(path) if char == "."))
+
+    def _ends(self, path: str, starts: Positions) -> bool:
+        return bool(self.matcher(Search(path), starts) >> len(path))
 
 
 def is_name(text: str) -> bool:
@@ -81,7 +94,14 @@ class _Parser:
             branches.append(self._sequence())
         if len(branches) == 1:
             return branches[0]
-        return lambda path, starts: frozenset().union(*(branch(path, starts) for branch in branches))
+
+        def run(search: Search, starts: Positions) -> Positions:
+            ends = 0
+            for branch in branches:
+                ends |= branch(search, starts)
+            return ends
+
+        return run
 
     def _sequence(self) -> Matcher:
         parts: list[Matcher] = []
@@ -93,9 +113,9 @@ class _Parser:
                     raise InvalidPattern(f"{self.next} repeats a repeat")
             parts.append(atom)
 
-        def run(path: str, positions: Positions) -> Positions:
+        def run(search: Search, positions: Positions) -> Positions:
             for part in parts:
-                positions = part(path, positions)
+                positions = part(search, positions)
             return positions
 
         return run
@@ -121,8 +141,12 @@ class _Parser:
         except re.error as error:
             raise InvalidPattern(f"{token}: {error}") from None
 
-        def run(path: str, starts: Positions) -> Positions:
-            return frozenset(at + 1 for at in starts if at < len(path) and char.fullmatch(path[at]))
+        def run(search: Search, starts: Positions) -> Positions:
+            path, ends = search.path, 0
+            for at in _each(starts):
+                if at < len(path) and char.fullmatch(path[at]):
+                    ends |= 2 << at
+            return ends
 
         return run
 
@@ -143,14 +167,33 @@ def _bounds(token: str) -> tuple[int, int | None]:
 
 
 def _repeated(part: Matcher, least: int, most: int | None) -> Matcher:
-    def run(path: str, starts: Positions) -> Positions:
+    def once(search: Search, starts: Positions) -> Positions:
+        ends = 0
+        for at in _each(starts):
+            found = search.known.get((part, at))
+            if found is None:
+                found = search.known[part, at] = part(search, 1 << at)
+            ends |= found
+        return ends
+
+    def run(search: Search, starts: Positions) -> Positions:
         for _ in range(least):
-            starts = part(path, starts)
+            after = once(search, starts)
+            if after == starts:  # nothing is left, or more times reach no more
+                break
+            starts = after
         reached, fresh, times = starts, starts, least
         while fresh and (most is None or times < most):
-            fresh = part(path, fresh) - reached
+            fresh = once(search, fresh) & ~reached
             reached |= fresh
             times += 1
         return reached
 
     return run
+
+
+def _each(positions: Positions) -> Iterator[int]:
+    while positions:
+        lowest = positions & -positions
+        yield lowest.bit_length() - 1
+        positions ^= lowest
