@@ -145,7 +145,10 @@ def _output(task: Task) -> Folder:
 def _store(endpoint: str | None) -> str:
     if endpoint is None:
         return _AWS
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:  # no address, such as brackets without an end: the worker will say so
+        return endpoint
     host = (parts.hostname or "").removesuffix(".")
     host = host.removesuffix(".cluster.local").removesuffix(".svc")
     if host.endswith((".amazonaws.com", ".amazonaws.com.cn")) and host.startswith(("s3.", "s3-")):

@@ -53,6 +53,15 @@ def test_other_places(story: str, one: tuple[str | None, str], other: tuple[str 
     assert not overlap(folder(*one), folder(*other)), story
 
 
+@pytest.mark.parametrize("endpoint", ["http://[", "http://s3]", "http://[::1", "http://s3\u2100.org"])
+def test_an_endpoint_that_is_no_address_stands_for_itself(make: Any, endpoint: str) -> None:
+    place = folder(endpoint, "s3://a/b")
+    assert overlap(place, folder(endpoint, "s3://a/b/c"))
+    assert not overlap(place, folder(S3, "s3://a/b"))
+    odd = make.task("odd", storage={"endpoint": endpoint})
+    assert answers(make, odd, make.task("other"))["team-a/other"][0] == "Accepted"
+
+
 PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
 
 
