@@ -14,6 +14,8 @@ _FACTORS: dict[str, Fraction] = {
     **{unit: Fraction(factor) for unit, factor in (_BINARY | _DECIMAL).items()},
 }
 _QUANTITY = re.compile(r"^([0-9]+(?:\.[0-9]+)?)(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+# Nobody waits longer, and before or after any date that people write there is still room for so much.
+LONGEST = timedelta(days=100 * 365)
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 
@@ -27,11 +29,13 @@ def parse_bytes(quantity: str) -> int:
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration such as ``10m`` or ``1h30m``. Raises ValueError."""
+    """A duration such as ``10m`` or ``1h30m``, at most ``LONGEST``. Raises ValueError."""
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration such as 10m or 1h30m")
     seconds = sum((Fraction(number) * _SECONDS[unit] for number, unit in parts), Fraction(0))
+    if seconds >= int(LONGEST.total_seconds()):
+        return LONGEST
     return timedelta(microseconds=int(seconds * 1_000_000))
 
 
