@@ -12,7 +12,8 @@ from typing import Final
 DATA_SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 _PART = re.compile(r"\*\*/|\*\*|\*|[^*]+")
-_STANDS_FOR = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*"}
+
+Reached = bytearray  # [length + 1]: 1 where the parts so far may have ended
 
 
 def is_pattern(address: str) -> bool:
@@ -25,8 +26,53 @@ def fixed_folder(pattern: str) -> str:
 
 
 def matches(pattern: str, address: str) -> bool:
-    expression = "".join(_STANDS_FOR.get(part) or re.escape(part) for part in _PART.findall(pattern))
-    return re.fullmatch(expression, address, re.DOTALL) is not None
+    """One sweep over the address for each part of the pattern: no pattern takes more than parts times length."""
+    reached = Reached(len(address) + 1)
+    reached[0] = 1
+    for part in _PART.findall(pattern):
+        if part == "**/":
+            reached = _after_folders(reached, address)
+        elif part.startswith("*"):
+            reached = _after_any(reached, address, within_name=part == "*")
+        else:
+            reached = _after_literal(reached, address, part)
+        if 1 not in reached:
+            return False
+    return reached[-1] == 1
+
+
+def _after_any(reached: Reached, address: str, *, within_name: bool) -> Reached:
+    after = Reached(len(reached))
+    at = reached.find(1)
+    while at >= 0:
+        slash = address.find("/", at) if within_name else -1
+        last = slash if slash >= 0 else len(address)
+        after[at : last + 1] = b"\1" * (last + 1 - at)
+        at = reached.find(1, last + 1)
+    return after
+
+
+def _after_folders(reached: Reached, address: str) -> Reached:
+    """Any number of folders, each with a name and its slash."""
+    after, inside = Reached(len(reached)), 0  # inside: a folder's name has begun before this position
+    for at, begins in enumerate(reached):
+        slash = at > 0 and address[at - 1] == "/"
+        before = at > 0 and after[at - 1]  # a name may begin at the position before
+        if slash:
+            after[at], inside = begins | inside, 0
+        else:
+            after[at] = begins
+            inside |= before
+    return after
+
+
+def _after_literal(reached: Reached, address: str, text: str) -> Reached:
+    after = Reached(len(reached))
+    at = address.find(text)
+    while at >= 0:
+        after[at + len(text)] = reached[at]
+        at = address.find(text, at + 1)
+    return after
 
 
 def is_data_file(name: str) -> bool:
