@@ -32,8 +32,8 @@ class Acceptance:
 def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> Acceptance:
     """Whether and where an unfinished task is served.
 
-    1. A task that trains stays where it is as long as its pipeline serves the model: neither a Secret that is
-       being replaced nor a changed rule about namespaces throws it out.
+    1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
+       Secret that is being replaced nor a changed rule about namespaces throws it out.
     2. Its spec must hold, and its Secret must be there with both keys.
     3. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
        one in its own namespace, else the oldest, else by name.
@@ -43,7 +43,7 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
     serving = [one for one in snapshot.pipelines if _serves(one, task.spec.base_model)]
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
-    if bound is not None and snapshot.contacts.get(bound.key, Contact()).trains(task):
+    if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
         return _accepted(bound)
 
     storage = task.spec.storage

@@ -17,7 +17,7 @@ def acceptances(
     open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
-    2. Its addresses lead nowhere that only the worker can reach; one that trains already is left in peace.
+    2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
     3. Its output is its own (``outputs``).
     4. Its namespace's queue there has room for it (``limits``).
     """
@@ -34,7 +34,7 @@ def _reachable(task: Task, found: Acceptance, contacts: Mapping[Key, Contact]) -
     pipeline = found.pipeline
     if pipeline is None or pipeline.spec is None or task.spec is None:
         return found
-    if contacts.get(pipeline.key, Contact()).trains(task):
+    if contacts.get(pipeline.key, Contact()).keeps(task):
         return found
     problem = forbidden(task.spec, pipeline.spec.worker.allowed_networks)
     return Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else found

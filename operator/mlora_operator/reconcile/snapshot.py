@@ -182,6 +182,12 @@ class Contact:
         reported = self.tasks.get(task.uid)
         return reported is not None and reported.phase in (TaskPhase.TRAINING, TaskPhase.SAVING)
 
+    def keeps(self, task: Task) -> bool:
+        """An unfinished task trains, or it has ended by the last report and its status does not say so yet."""
+        reported = self.tasks.get(task.uid)
+        ended = reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
+        return ended or self.trains(task)
+
 
 SecretData = Mapping[str, str]  # key -> text, decoded
 

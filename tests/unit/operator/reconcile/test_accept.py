@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.accept import accept, storage_access
+from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.snapshot import Contact, Key
 from mlora_operator.settings import CatalogueModel
 
@@ -116,6 +117,22 @@ def test_after_a_restart_of_the_operator_the_tasks_own_status_says_that_it_train
     status = {"pipeline": "team-a/toy", "conditions": [make.condition("Running", "True")]}
     task = make.task(storage={"secretRef": {"name": "keys"}}, status=status)
     assert accept(task, make.snapshot(task, secrets={}), ()).reason == "Accepted"
+
+
+@pytest.mark.parametrize(
+    ("phase", "succeeded"),
+    [("Succeeded", "True"), ("Failed", "False"), ("Prepared", None), ("Preparing", None)],
+)
+def test_a_task_that_has_ended_is_not_thrown_out_before_its_status_says_so(
+    make: Any, phase: str, succeeded: str | None
+) -> None:
+    status = {"pipeline": "team-a/toy", "conditions": [make.condition("Accepted", "True")]}
+    task = make.task(storage={"secretRef": {"name": "keys"}}, status=status)
+    contact = Contact(report=make.report(make.reported(phase)))
+    snapshot = make.snapshot(task, contact=contact, group=make.group(), secrets={Key("team-a", "keys"): None})
+    told = decide(snapshot, make.settings(), make.now).task_statuses[task.key]
+    held = {one.type: one.status for one in told.conditions}
+    assert (held["Accepted"], held.get("Succeeded")) == ("True" if succeeded else "False", succeeded)
 
 
 def test_keys_are_stripped_of_white_space(make: Any) -> None:

@@ -76,12 +76,13 @@ def test_where_user_and_worker_are_one_everything_is_allowed(make: Any) -> None:
     assert answer(make, "http://localhost:8333", allowPrivateEndpoints=True)[0] == "Accepted"
 
 
-def test_a_task_that_trains_is_left_in_peace(make: Any) -> None:
-    contact = Contact(report=make.report(make.reported("Training")))
+@pytest.mark.parametrize("phase", ["Training", "Succeeded"])
+def test_a_task_that_trains_or_has_just_ended_is_left_in_peace(make: Any, phase: str) -> None:
+    contact = Contact(report=make.report(make.reported(phase)))
     task = make.task(storage={"endpoint": "http://127.0.0.1"}, status={"pipeline": "team-a/toy"})
     snapshot = make.snapshot(task, contact=contact, group=make.group())
     (status,) = decide(snapshot, make.settings(), make.now).task_statuses.values()
-    assert status.state == "Training"
+    assert status.state == phase
 
 
 def test_rows_on_the_web_are_judged_in_the_same_way(make: Any) -> None:
