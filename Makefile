@@ -53,7 +53,7 @@ lint: setup ## Style, types, and which way imports point
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	.venv/bin/mypy tests/cluster tests/fixtures examples/model
+	.venv/bin/mypy tests/cluster tests/fixtures examples bench
 	.venv/bin/lint-imports
 
 .PHONY: unit

@@ -103,11 +103,15 @@ def write_rows(path: Path, count: int, seed: int = 0) -> None:
     draw = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
-            digits = iter(f"{draw.getrandbits(400):0120d}")
-            row = _DIGIT.sub(
-                lambda found, digits=digits: next(digits, found.group()), examples[number % len(examples)]
-            )  # type: ignore[misc]
+            digits = f"{draw.getrandbits(400):0120d}"
+            row = _with_digits(examples[number % len(examples)], digits)
             file.write(re.sub(r"\\u\w{4}", "?", row) + "\n")
+
+
+def _with_digits(row: str, digits: str) -> str:
+    """``row`` with these digits instead of its own, as far as there are some."""
+    fresh = iter(digits)
+    return _DIGIT.sub(lambda found: next(fresh, found.group()), row)
 
 
 def side(name: str, file: Path, model: Path, scratch: Path) -> dict[str, Any]:

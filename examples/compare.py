@@ -26,6 +26,7 @@ from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import Dataset, DatasetFields, LoRAConfig, ModelSource, StorageAccess, Training
 from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
 from mlora_worker.stream.items import Load, Segment, Train
 
@@ -46,11 +47,13 @@ class Comparison:
 
 def compare(model: Path, adapters: Mapping[str, Path], heldout: Path, rows: int) -> Comparison:
     """Losses in float32 on the first ``rows`` rows of ``heldout`` (columns question and answer)."""
-    store = open_store(StorageAccess(), allow_files=True)
+    access = StorageAccess()
+    store = open_store(access, allow_files=True)
+    source = open_sources(store, access)
     dataset = Dataset(
         uri=f"file://{heldout.resolve()}", fields=DatasetFields(prompt="question", completion="answer")
     )
-    data = prepare(dataset, Training(max_seq_length=1024), load_tokenizer(model), store, 2048).rows[:rows]
+    data = prepare(dataset, Training(max_seq_length=1024), load_tokenizer(model), source, 2048).rows[:rows]
     disable_progress_bar()
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     base_loss = mean_loss(base, data)

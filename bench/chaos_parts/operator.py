@@ -54,6 +54,9 @@ class RemoteCluster:
         found: SecretData | None = self._call("secret", key)
         return found
 
+    async def read_config_map(self, key: Key) -> Mapping[str, str] | None:
+        raise AssertionError(f"no task here has its rows in a ConfigMap such as {key}")
+
     async def read_token(self, _pipeline: Pipeline) -> str | None:
         return str(self._call("token"))
 

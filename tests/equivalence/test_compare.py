@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import save_file
 
 from examples.compare import compare, trainer_logits
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.data.prepare import TokenRow
-from mlora_worker.lora.adapter import Adapter
-from mlora_worker.model.architecture import read_architecture
-from mlora_worker.model.facts import target_linears
+from mlora_worker.model.facts import model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import LoRAConfig, ModelSource, StorageAccess
 from mlora_worker.storage.adapter import adapter_config
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.store import open_store
+from mlora_worker.stream.targets import targets_of
 
 CPU = torch.device("cpu")
 
@@ -28,11 +28,9 @@ def write_adapter(folder: Path, model: Path, alpha: float) -> Path:
     """An adapter with random weights in every target."""
     folder.mkdir()
     lora = LoRAConfig(rank=4, alpha=alpha, target_modules=("q_proj", "v_proj"))
-    linears = target_linears(read_architecture(model), lora.target_modules)
-    shapes = [{linear.path: (linear.in_features, linear.out_features)} for linear in linears]
-    adapter = Adapter(shapes, rank=4, seed=1, dtype=torch.float32, device=CPU)
+    targets = targets_of(model_facts(model, 1, torch.float32), lora)
     torch.manual_seed(0)
-    tensors = {name: torch.randn_like(tensor) for name, tensor in adapter.export().items()}
+    tensors = {name: torch.randn(shape) for name, shape in expected_tensors(targets).items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     config = adapter_config(lora, "org/tiny", None, lora.target_modules)
     (folder / "adapter_config.json").write_text(json.dumps(config))

@@ -34,6 +34,7 @@ from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.s3 import PIECE, Keys, S3Store
+from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from tests.fixtures.storage import Storage
 
@@ -246,5 +247,6 @@ def test_a_model_is_read_by_name_and_its_tokenizer_prepares_rows(
     store.write(f"{folder}/rows.jsonl", json.dumps(row).encode())
     dataset = Dataset(uri=f"{folder}/rows.jsonl", format=DatasetFormat.MESSAGES)
     tokenizer = load_tokenizer(folders.pop())
-    prepared = prepare(dataset, Training(max_seq_length=64), tokenizer, store, 64)
+    source = open_sources(store, StorageAccess())
+    prepared = prepare(dataset, Training(max_seq_length=64), tokenizer, source, 64)
     assert "hello" in tokenizer.decode(prepared.rows[0].labels[prepared.rows[0].labels >= 0])

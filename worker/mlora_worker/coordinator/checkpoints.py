@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from safetensors.torch import save as save_safetensors
 
+from mlora_worker.coordinator.history import History
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
@@ -223,6 +224,7 @@ class Checkpoints:
         return state
 
     def _restoration(self, state: TaskState) -> Restoration:
+        History(state.history)  # raises here, where that is this task's failure alone
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
         return Restoration(state.progress, parts[0], payloads, state.best, state.history)

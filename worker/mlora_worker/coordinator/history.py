@@ -26,8 +26,9 @@ class History:
         self._evaluations: dict[int, str] = {}
         for line in lines.decode().splitlines():
             found = json.loads(line)
-            (self._evaluations if "evaluationLoss" in found else self._steps)[found["step"]] = line
-        self._thin()
+            (self._evaluations if "evaluationLoss" in found else self._steps)[int(found["step"])] = line
+        self._steps, self._stride = _thinned(self._steps, self._most, _stride_of(self._steps, self._most))
+        self._evaluations, _ = _thinned(self._evaluations, self._most, 1)
 
     def add_step(self, record: StepRecord) -> None:
         if record.step % self._stride and record.step != 1:
@@ -39,7 +40,7 @@ class History:
             gradNorm=record.grad_norm,
             tokens=record.tokens,
         )
-        self._thin()
+        self._steps, self._stride = _thinned(self._steps, self._most, self._stride)
 
     def add_evaluation(self, record: EvaluationRecord) -> None:
         self._evaluations[record.step] = _line(
@@ -49,6 +50,7 @@ class History:
             tokenAccuracy=record.token_accuracy,
             tokens=record.tokens,
         )
+        self._evaluations, _ = _thinned(self._evaluations, self._most, 1)
 
     def lines(self, until: int | None = None) -> bytes:
         """In the order of the steps, an evaluation behind its step; up to step ``until``."""
@@ -58,12 +60,20 @@ class History:
             f"{line}\n" for step, _, line in sorted(both) if until is None or step <= until
         ).encode()
 
-    def _thin(self) -> None:
-        while len(self._steps) > self._most:
-            self._stride *= 2
-            self._steps = {
-                step: line for step, line in self._steps.items() if step % self._stride == 0 or step == 1
-            }
+
+def _thinned(lines: dict[int, str], most: int, stride: int) -> tuple[dict[int, str], int]:
+    """At most ``most`` lines: each second step of those that are left, as often as needed."""
+    while len(lines) > most:
+        stride *= 2
+        lines = {step: line for step, line in lines.items() if step % stride == 0 or step == 1}
+    return lines, stride
+
+
+def _stride_of(lines: Mapping[int, str], most: int) -> int:
+    """What a former run had thinned the steps to: the power of two of which all but the first are multiples."""
+    if len(lines) <= most // 2:  # never thinned
+        return 1
+    return min((step & -step for step in lines if step > 1), default=1)
 
 
 def _line(**facts: Any) -> str:

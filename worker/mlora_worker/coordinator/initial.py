@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,10 @@ from mlora_worker.storage.uri import join
 from mlora_worker.stream.targets import Target
 
 _NAMED = 3  # tensors that a message names
+_LARGEST_CONFIG = 2**20  # bytes; also what names and shapes may take beside the weights
+_WIDEST = 8  # bytes of a number in the file: float64
+# Starts that change the base's weights, too, so that the adapter fits none that is as it was.
+_PLAIN_STARTS = (None, True, False, "gaussian")
 
 
 class UnfitAdapter(Exception):
@@ -45,7 +50,11 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     Raises StorageError, and ``UnfitAdapter`` for one of another shape. Its dropout and its base model's name are not
     compared: the one may be changed at will, the other is spelt in many ways.
     """
+    _check_size(store, join(uri, CONFIG_NAME), _LARGEST_CONFIG)
     _check_config(_read_config(store, uri), lora, uri)
+    wanted = expected_tensors(targets)
+    numbers = sum(rows * columns for rows, columns in wanted.values())
+    _check_size(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
     data = store.read(join(uri, WEIGHTS_NAME))
     digest = hashlib.sha256(data).hexdigest()
     manifest = find_published(store, uri)
@@ -55,13 +64,23 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
         tensors = load_safetensors(data)
     except SafetensorError as error:
         raise UnfitAdapter(f"initFrom.uri: {WEIGHTS_NAME} below {uri} cannot be read: {error}") from None
-    _check_tensors(tensors, expected_tensors(targets), uri)
+    _check_tensors(tensors, wanted, uri)
     parts: dict[int, dict[str, Tensor]] = {target.module.stage: {} for target in targets}
     for target in targets:
         for name in peft_keys(target.path):
             parts[target.module.stage][name] = tensors[name].float()
     payloads = {stage: save_safetensors(part) for stage, part in parts.items() if stage > 0}
     return InitialAdapter(InitialState(parts.get(0, {}), payloads), digest)
+
+
+def _check_size(store: Store, uri: str, most: int) -> None:
+    """It is read whole. Where there is none, its reader says so."""
+    with suppress(ObjectNotFound):
+        size = store.size(uri)
+        if size > most:
+            raise UnfitAdapter(
+                f"initFrom.uri: {uri} has {size} bytes, more than an adapter of this task's shape could have ({most})"
+            )
 
 
 def _read_config(store: Store, uri: str) -> dict[str, Any]:
@@ -98,6 +117,12 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
                 f"initFrom.uri: the adapter at {uri} has {name} {json.dumps(found)}, the task {json.dumps(mine)}; they "
                 "must be the same"
             )
+    start = config.get("init_lora_weights")
+    if start not in _PLAIN_STARTS:
+        raise UnfitAdapter(
+            f"initFrom.uri: the adapter at {uri} has init_lora_weights {json.dumps(start)}, which changed its base model's "
+            "weights, too; only adapters of an unchanged base can be gone on from"
+        )
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]], uri: str) -> None:

@@ -139,6 +139,8 @@ class StageEngine:
         )
         optimizer = TaskOptimizer(adapter, load.training)
         if load.updates is not None:
+            if state is None and not adapted:
+                state = {}  # nothing of it lies on this stage
             if state is None:
                 raise OutOfOrder(f"task {load.task} shall be taken up, but its state did not come along")
             if load.updates == 0:

@@ -18,8 +18,11 @@ from mlora_worker.storage.errors import StorageError, StoreUnreachable
 Address = IPv4Address | IPv6Address
 Resolve = Callable[[str, int], Sequence[str]]  # host and port to addresses
 
-# Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle.
-_METADATA = {ip_address("fd00:ec2::254"), ip_address("100.100.100.200"), ip_address("192.0.0.192")}
+# Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle, Azure, Google over IPv6.
+_METADATA = {
+    ip_address(address)
+    for address in ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16", "fd20:ce::254")
+}
 _NAT64 = IPv6Network("64:ff9b::/96")  # IPv6 addresses that stand for IPv4 ones
 
 

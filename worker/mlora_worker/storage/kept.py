@@ -15,6 +15,7 @@ here raises for want of room: then the work is in memory alone, as it would be w
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -74,7 +75,11 @@ class KeptWork:
 
     def keep_state(self, uid: str, state: TaskState) -> None:
         """Again the same one costs nothing."""
-        if self._root is None or self._states.get(uid) == state.progress.step:
+        if self._root is None:
+            return
+        if self._states.get(uid) == state.progress.step:
+            with suppress(OSError):
+                os.utime(self._folder(uid))  # it is still asked for
             return
         try:
             write_checkpoint(
@@ -190,6 +195,8 @@ class KeptWork:
         weights = folder / WEIGHTS_NAME
         record = self._read_record(uid)
         if record is not None and record.fingerprint == fingerprint and weights.exists():
+            with suppress(OSError):
+                os.utime(folder)  # it is still asked for
             return weights
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -137,3 +137,18 @@ def test_a_folder_without_an_adapter_is_a_mistake_in_the_spec(folder: MemoryStor
     ) as caught:
         read_initial(folder, "s3://adapters/else", LORA, TARGETS)
     assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_a_file_that_is_far_too_large_is_not_read(folder: MemoryStore, name: str) -> None:
+    folder.write(f"{URI}/{name}", bytes(2**21))
+    with pytest.raises(UnfitAdapter, match=f"{name} has 2097152 bytes, more than"):
+        read_initial(folder, URI, LORA, TARGETS)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora", "loftq", "eva"])
+def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start: str) -> None:
+    config = json.loads(folder.read(f"{URI}/adapter_config.json"))
+    folder.write(f"{URI}/adapter_config.json", json.dumps(config | {"init_lora_weights": start}).encode())
+    with pytest.raises(UnfitAdapter, match=start):
+        read_initial(folder, URI, LORA, TARGETS)
