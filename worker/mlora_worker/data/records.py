@@ -41,14 +41,23 @@ def json_array(pieces: Iterable[bytes]) -> Iterator[Record]:
         yield Record(number, _object_of(element, "write an array of objects"))
 
 
-def csv_rows(pieces: Iterable[bytes]) -> Iterator[Record]:
-    """The first row names the columns. Every value is text. A row is numbered by the line that it begins in."""
+def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[Record]:
+    """The first row names the columns. Every value is text. A row is numbered by the line that it begins in.
+
+    ``longest``: bytes of one row, which may have many lines.
+    """
     csv.field_size_limit(LONGEST_LINE)
     broken: list[Record] = []
+    begins, held = 1, 0  # of the row that is read now: its first line, and bytes so far
 
     def texts() -> Iterator[str]:
+        nonlocal held
         for number, line in _numbered_lines(pieces):
             flaw = line if isinstance(line, Flaw) else None
+            held += 0 if isinstance(line, Flaw) else len(line) + 1
+            if held > longest + 1:
+                broken.append(Record(begins, Flaw(str(LineTooLong(longest)))))
+                return
             if not isinstance(line, Flaw):
                 try:
                     yield line.decode("utf-8") + "\n"
@@ -62,7 +71,7 @@ def csv_rows(pieces: Iterable[bytes]) -> Iterator[Record]:
     reader = csv.reader(texts(), strict=True)
     header: list[str] | None = None
     while True:
-        begins = reader.line_num + 1
+        begins, held = reader.line_num + 1, 0
         try:
             row = next(reader, None)
         except csv.Error as error:

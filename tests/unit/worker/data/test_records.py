@@ -117,3 +117,25 @@ def test_what_makes_the_rest_of_a_csv_file_unreadable_is_told_and_ends_it(
     last = list(csv_rows([data]))[-1]
     assert isinstance(last.value, Flaw)
     assert (last.number, told in last.value.told) == (number, True)
+
+
+def test_a_csv_row_of_many_lines_is_bounded_as_a_line_is() -> None:
+    read = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read
+        yield b'a,b\n1,2\n\n3,"'
+        while True:
+            read += 10
+            assert read < 10_000
+            yield b"123456789\n"
+
+    first, flaw = csv_rows(endless(), longest=1000)
+    assert first == Record(2, {"a": "1", "b": "2"})
+    assert flaw.number == 4
+    assert isinstance(flaw.value, Flaw)
+    assert "is longer than" in flaw.value.told
+
+
+def test_many_csv_rows_are_together_longer_than_one_may_be() -> None:
+    assert len(list(csv_rows([b"a,b\n", b"12345,6789\n" * 500], longest=10))) == 500
