@@ -44,7 +44,8 @@ def learn(
         if fit.samples or before is not None:
             learned[report.stage] = fit
     for one in exhausted:
-        if one.stage < len(model.stages):
+        # Workers tell of it as long as they run. Of fewer tasks than were there it says nothing.
+        if one.stage < len(model.stages) and model.demands.keys() >= set(one.tasks):
             fit = replace(model, learned=learned).corrected(one.stage, one.tasks)
             learned[one.stage] = replace(fit, correction=min(fit.correction, MOST_CORRECTION))
     return learned

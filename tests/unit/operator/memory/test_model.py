@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlora_operator.memory.learned import learn, to_status
 from mlora_operator.memory.model import (
     Demand,
     MemoryModel,
@@ -17,7 +18,7 @@ from mlora_operator.memory.model import (
     stage_need,
     worst_case,
 )
-from mlora_worker.protocol import LoRAConfig, ModelFacts, ModuleShape, StageReport, Training
+from mlora_worker.protocol import LoRAConfig, MemoryExhausted, ModelFacts, ModuleShape, StageReport, Training
 
 HIDDEN, INTER, LAYERS = 64, 128, 6
 
@@ -182,3 +183,17 @@ def test_after_memory_ran_out_the_same_tasks_never_fit_again_and_one_of_them_sti
     assert not replace(two, learned=learned).verdict(["a", "b"]).fits
     again = replace(two, learned=learned)
     assert again.corrected(1, ["a", "b"]) == learned[1], "it is corrected once"
+
+
+def test_memory_that_ran_out_is_learned_from_only_while_all_tasks_of_that_time_are_there() -> None:
+    both = model(a=demand(rows=1), b=demand(rank=64, rows=64, longest=64))
+    both = replace(both, budget=both.by_stage(["a", "b"])[1].needed)
+    held = to_status({0: both.fit_of(STAGES[0]), 1: both.fit_of(STAGES[1])}, "origin")
+    exhausted = [MemoryExhausted(stage=1, tasks=("a", "b"))]
+    learned = learn(both, held, (), exhausted)
+    assert learned[1].correction > 1.0
+    left = replace(both, demands={"a": both.demands["a"]})
+    for _ in range(5):  # the workers say it again with every report
+        learned = learn(left, to_status(learned, "origin"), (), exhausted)
+    assert learned[1].correction == pytest.approx(learn(both, held, (), exhausted)[1].correction)
+    assert learn(left, held, (), [MemoryExhausted(stage=2, tasks=("a",))]) == learn(left, held, ())
