@@ -282,9 +282,12 @@ def _ends_late(
     task: Task, view: View, reported: TaskReport | None, fares: Health, late: str, now: datetime
 ) -> Course:
     """It fails once it is out of the pipeline. While the coordinator does not answer, it may train on: it is not called
-    failed before it is known to have left, or its workers are known to be gone.
+    failed before it is known to have left, or its workers are known to be gone, as those are that were given back or
+    have no node.
     """
-    if view.report is None and is_running(task) and fares.given_up is None and not view.contact.starting:
+    placed = view.group is not None and any(pod.placed for pod in view.group.pods)
+    unknown = view.report is None and fares.given_up is None and not view.contact.starting
+    if unknown and placed and is_running(task):
         return _out_of_sight(task, view, now)
     if is_out(reported):
         return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")

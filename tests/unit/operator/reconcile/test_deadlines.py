@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -112,6 +113,16 @@ def test_while_the_coordinator_does_not_answer_it_may_train_on(make: Any) -> Non
     assert failed(outcome(make, running(make), group=make.group(), contact=contact)) is None
     back = Contact(report=make.report(run="run-2"))  # the group was started anew, without it
     assert failed(outcome(make, running(make), group=make.group(), contact=back))
+
+
+@pytest.mark.parametrize("nodes", [None, 0, 2])
+def test_one_whose_workers_are_given_back_or_have_no_node_fails(make: Any, nodes: int | None) -> None:
+    contact = Contact(report=make.report(make.reported("Training")), lost_since=make.now, error="no answer")
+    group = make.group(replicas=2 if nodes is not None else 0, ready=0)
+    if nodes == 0:
+        group = replace(group, pods=tuple(replace(pod, placed=False) for pod in group.pods))
+    made = outcome(make, running(make), group=group, contact=contact)
+    assert (failed(made) is not None) is (nodes != 2)
 
 
 def test_one_whose_pipeline_is_gone_fails_at_once(make: Any) -> None:
