@@ -25,6 +25,7 @@ GIVE_WAY = timedelta(seconds=30)  # that a group may keep what an older demand's
 FIRST_PAUSE = timedelta(minutes=1)  # before all workers are started again; it doubles
 LONGEST_PAUSE = timedelta(minutes=15)
 WORDS_LIMIT = 1024  # characters of a refusal that are kept in the status
+REFUSED = "FailedCreate"  # the StatefulSet's pods are not made; workers that restart have another reason
 # What keeps a container from its first start. One that started and ended is a failure instead (see ``health``).
 UNSTARTABLE = frozenset(
     {
@@ -216,7 +217,7 @@ def _refusal(view: View) -> Refusal | None:
     group = view.group
     if group is None or not group.replicas:
         return None
-    if group.problem is not None:
+    if group.problem is not None and group.problem.reason == REFUSED:
         quota = "exceeded quota" in group.problem.message
         return Refusal(Lack.QUOTA if quota else Lack.OTHER, group.problem.message)
     for pod in group.pods:

@@ -379,3 +379,7 @@ def test_a_group_that_is_scaled_to_zero_is_not_refused(make: Any) -> None:
 def _seen(make: Any, **group_: Any) -> Applicant:
     snapshot = make.snapshot(make.task(), group=make.group(**group_))
     return applicant(view(snapshot.pipelines[0], snapshot.tasks, snapshot), snapshot.tasks)
+
+
+def test_workers_that_end_and_start_again_are_refused_nothing(make: Any) -> None:
+    assert _seen(make, refusal=PodProblem("Restarting", "rank 0 ended with exit code 1"), ready=0).refusal is None
