@@ -46,7 +46,8 @@ def settle(
     """``acceptances`` of the unfinished among ``tasks``, without those whose output is not theirs.
 
     1. A task that is accepted holds its output, until it fails or is deleted. So does one that succeeded, as long as its
-       object is there: its status says that its adapter lies there.
+       object is there: its status says that its adapter lies there. One that is suspended and has never had a place
+       holds nothing: it goes last, and is kept out as soon as somebody else has the place.
     2. Of several new ones, the older goes first.
     3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are.
 
@@ -61,23 +62,29 @@ def settle(
         if task.key not in acceptances:
             if is_true(task.status.conditions, conditions.SUCCEEDED):
                 held.add(task)
-        elif is_true(task.status.conditions, conditions.ACCEPTED):
+        elif is_true(task.status.conditions, conditions.ACCEPTED) and not _is_idle(task):
             held.add(task)
         else:
             new.append(task)
     settled = dict(acceptances)
     reserved = list(_reserved(pipelines)) if new else []
-    for task in sorted(new, key=lambda one: (one.created, one.key, one.uid)):
+    for task in sorted(new, key=lambda one: (_is_idle(one), one.created, one.key, one.uid)):
         found = acceptances[task.key]
         if found.pipeline is None and found.wanted is None:
             continue
         message = _misplaced(task, reserved) or held.in_the_way(task)
         if message is None:
-            held.add(task)
+            if not _is_idle(task):
+                held.add(task)
         else:
             told = f"spec.output.uri: {message}"
             settled[task.key] = Acceptance(conditions.REASON_OUTPUT_IN_USE, told)
     return settled
+
+
+def _is_idle(task: Task) -> bool:
+    """It is suspended and has never had a place, so that nothing of it lies anywhere."""
+    return task.spec is not None and task.spec.suspend and task.status.start_time is None
 
 
 class _Held:

@@ -158,6 +158,20 @@ def test_a_task_that_nobody_serves_holds_nothing(make: Any) -> None:
     assert not refused(make, lost, make.task("new", age=1, output={"uri": "s3://a/x"}))
 
 
+@pytest.mark.parametrize(
+    ("started", "refusals"), [(None, {"team-a/held"}), ("2026-03-01T11:00:00Z", {"team-b/new"})]
+)
+def test_a_suspended_task_holds_its_place_only_once_it_has_started(
+    make: Any, started: str | None, refusals: set[str]
+) -> None:
+    fields = {"startTime": started} if started is not None else {}
+    where = {"output": {"uri": "s3://adapters"}, "suspend": True}
+    held = make.task("held", age=99, status=status(make, ACCEPTED, **fields), **where)
+    new = make.task("new", "team-b", age=1, output={"uri": "s3://adapters/new"})
+    assert refused(make, held, new) == refused(make, new, held) == refusals
+    assert not refused(make, held)
+
+
 def test_two_that_train_already_are_left_in_peace(make: Any) -> None:
     contact = Contact(report=make.report(make.reported("Training", "a"), make.reported("Training", "b")))
     both = [
