@@ -8,7 +8,7 @@ from typing import Protocol
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason, StorageAccess
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.destinations import Destinations
-from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.hub import Hub, hub_address
 from mlora_worker.storage.patterns import fixed_folder, is_data_file, is_pattern, matches, of_split
 from mlora_worker.storage.s3 import PATIENT, Patience
@@ -72,7 +72,12 @@ class _Sources:
         kind = _kind(uri)
         if kind in (address.S3, address.FILE):
             return self._store.version(uri)
-        found = self._web.look(*self._request(uri, kind))
+        try:
+            found = self._web.look(*self._request(uri, kind))
+        except (AccessRefused, StoreUnreachable):
+            if kind != "web":
+                raise
+            return None  # it may know GET alone, as an address that is signed for it does
         if kind == "hf":  # a commit never changes what it holds
             return f"{uri} {found.etag or ''}"
         return f"{found.etag} {found.size}" if found.etag is not None else None

@@ -22,6 +22,8 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # another attempt may work
 _PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
 _PAUSES = (0.5, 2.0, 5.0)
+_LEAST_RATE: Final = 1024  # bytes a second, on average; a server that sends less would keep a thread for days
+_GRACE_SECONDS: Final = 60.0  # of waiting, before the rate counts
 
 Headers = Mapping[str, str]
 
@@ -44,10 +46,12 @@ class WebFiles:
         destinations: Destinations,
         patience: Patience = PATIENT,
         pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._destinations = destinations
         self._patience = patience
         self._pause = pause
+        self._clock = clock
 
     def look(self, url: str, headers: Headers | None = None) -> Resource:
         """Without reading it. Raises StorageError."""
@@ -65,7 +69,7 @@ class WebFiles:
     def read(self, url: str, headers: Headers | None = None, most: int = 16 * 2**20) -> tuple[bytes, Headers]:
         """A small file and its headers. Raises StorageError when it has more than ``most`` bytes."""
         with self._answer("GET", url, headers or {}) as answer:
-            data: bytes = answer.body.read(most + 1)
+            data = self._at_most(answer, url, most + 1)
             if len(data) > most:
                 raise StoreUnreachable(
                     f"{url} answered more than {most} bytes where a short list was expected"
@@ -81,7 +85,7 @@ class WebFiles:
                     f"{url}: the server gives no parts of a file, which reading Parquet needs; use JSON Lines or CSV, "
                     "or put the file into a store",
                 )
-            data: bytes = answer.body.read(length + 1)
+            data = self._at_most(answer, url, length + 1)
         if len(data) != length:
             raise StoreUnreachable(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
         return data
@@ -89,6 +93,7 @@ class WebFiles:
     def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
         """The whole file. After a break it goes on only where the server proves that the file is still the same."""
         done, tag = 0, None
+        pace = _Pace(url, self._clock)
         for attempt in range(self._patience.attempts):
             wanted = dict(headers or {})
             if done:
@@ -103,13 +108,25 @@ class WebFiles:
                 etag = answer.headers.get("ETag")
                 tag = etag if etag and not etag.startswith("W/") else None
                 try:
-                    while piece := answer.body.read(PIECE):
+                    while piece := pace.read(answer, PIECE):
                         done += len(piece)
                         yield piece
                     return
                 except (HTTPError, OSError):
                     self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
         raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} bytes")
+
+    def _at_most(self, answer: _Answer, url: str, most: int) -> bytes:
+        pace, pieces, left = _Pace(url, self._clock), [], most
+        try:
+            while left and (piece := pace.read(answer, left)):
+                pieces.append(piece)
+                left -= len(piece)
+        except (HTTPError, OSError) as error:
+            raise StoreUnreachable(
+                f"{url}: the connection broke while reading, after {most - left} bytes ({type(error).__name__})"
+            ) from None
+        return b"".join(pieces)
 
     @contextlib.contextmanager
     def _answer(self, method: str, url: str, headers: Headers) -> Iterator[_Answer]:
@@ -199,6 +216,29 @@ class _Answer:
     def close(self) -> None:
         self.body.close()
         self._pool.close()
+
+
+class _Pace:
+    """What was read of a file, and how long the server was waited for; what a reader does in between is not counted."""
+
+    def __init__(self, url: str, clock: Callable[[], float]) -> None:
+        self._url = url
+        self._clock = clock
+        self._bytes = 0
+        self._waited = 0.0
+
+    def read(self, answer: _Answer, most: int) -> bytes:
+        """What has arrived, at most so many bytes; empty at the end. Raises StoreUnreachable when that is too slow."""
+        began = self._clock()
+        piece: bytes = answer.body.read1(most)
+        self._waited += self._clock() - began
+        self._bytes += len(piece)
+        if piece and self._waited > _GRACE_SECONDS and self._bytes < _LEAST_RATE * self._waited:
+            raise StoreUnreachable(
+                f"{self._url}: the server sent {self._bytes} bytes in {self._waited:.0f} s, which is less than "
+                f"{_LEAST_RATE / 1024:g} KiB/s: put the file into a store that is faster"
+            )
+        return piece
 
 
 def _refusal(url: str, status: int) -> StorageError:

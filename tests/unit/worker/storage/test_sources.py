@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -34,6 +35,9 @@ class Server(ThreadingHTTPServer):
         self.fragile: set[str] = set()
         self.changing: set[str] = set()
         self.private: set[str] = set()
+        self.broken: set[str] = set()  # their bodies always end too early
+        self.slow: set[str] = set()  # their bodies come byte by byte
+        self.head_status: int | None = None  # what HEAD is answered with, if not as GET
         self.seen: list[tuple[str, str, str | None]] = []  # method, path, Authorization
 
     @property
@@ -48,6 +52,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, path = self.server, self.path.partition("?")[0]
         server.seen.append((self.command, self.path, self.headers["Authorization"]))
+        if self.command == "HEAD" and server.head_status is not None:
+            self._answer(server.head_status, b"", {})
+            return
         if path in server.redirects:
             self._answer(302, b"", {"Location": server.redirects[path], "X-Repo-Commit": "c0ffee"})
             return
@@ -76,7 +83,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[:sent])
+            path = self.path.partition("?")[0]
+            for byte in body if path in self.server.slow else b"":
+                with suppress(OSError):
+                    self.wfile.write(bytes([byte]))
+                    time.sleep(0.005)
+            if path in self.server.broken:
+                sent = len(body) // 2
+            if path not in self.server.slow:
+                self.wfile.write(body[:sent])
         self.close_connection = sent is not None
 
     def log_message(self, *_: object) -> None:
@@ -222,6 +237,50 @@ def test_versions_ranges_and_sizes_are_the_servers(server: Server) -> None:
     assert sources().size(url) == 10
     assert sources().read_range(url, 3, 4) == b"3456"
     assert sources().version(url) == '"one" 10'
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda files, url: files.read(url), lambda files, url: files.read_range(url, 0, 1000)],
+    ids=["read", "read_range"],
+)
+def test_a_short_answer_that_breaks_off_is_the_servers_fault(
+    server: Server, read: Callable[[WebFiles, str], object]
+) -> None:
+    server.files["/list"] = b"x" * 1000
+    server.broken.add("/list")
+    with pytest.raises(StoreUnreachable, match="the connection broke while reading, after 500 bytes"):
+        read(web(), f"{server.url}/list")
+
+
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_server_that_knows_get_alone_gives_rows_without_a_version(server: Server, status: int) -> None:
+    server.files["/rows.jsonl"] = b"{}\n"
+    server.head_status = status
+    assert sources().version(f"{server.url}/rows.jsonl?signed=for-get") is None
+    assert b"".join(sources().pieces(f"{server.url}/rows.jsonl?signed=for-get")) == b"{}\n"
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(server: Server) -> None:
+    server.files["/rows"] = b"x" * 100
+    server.slow.add("/rows")
+    now = iter(range(0, 100_000, 59))
+    slow = WebFiles(Destinations(LOCAL), HURRY, pause=lambda _: None, clock=lambda: next(now))
+    with pytest.raises(StoreUnreachable, match=r"sent \d+ bytes in 118 s, which is less than 1 KiB/s"):
+        list(slow.pieces(f"{server.url}/rows"))
+    with pytest.raises(StoreUnreachable, match="less than 1 KiB/s"):
+        slow.read_range(f"{server.url}/rows", 0, 100)
+
+
+def test_the_time_that_a_reader_takes_is_not_the_servers(server: Server) -> None:
+    server.files["/rows"] = b"x" * 3_000_000
+    now = 0.0
+    files = WebFiles(Destinations(LOCAL), HURRY, pause=lambda _: None, clock=lambda: now)
+    read = 0
+    for piece in files.pieces(f"{server.url}/rows"):
+        read += len(piece)
+        now += 100_000
+    assert read == 3_000_000
 
 
 REPOSITORY = [
