@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ def _installed(kubectl: Kubectl) -> None:
     # By the server, as Helm does: the last-applied annotation would not hold a schema of this size.
     kubectl("apply", "--server-side", "--force-conflicts", "--filename", str(CRDS))
     kubectl("wait", "--for=condition=Established", "--timeout=60s", "--filename", str(CRDS))
+    # What the API server offers follows a little later when they were not there before.
+    deadline = time.monotonic() + 30
+    listed = ("api-resources", "--api-group=mlora.dev", "--cached=false", "--output=name")
+    while not {"loratasks.mlora.dev", "lorapipelines.mlora.dev"} <= set(kubectl(*listed).split()):
+        assert time.monotonic() < deadline, "the API server does not list both kinds"
+        time.sleep(0.5)
 
 
 @pytest.fixture
