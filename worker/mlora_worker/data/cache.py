@@ -56,7 +56,7 @@ class RowCache:
         most_bytes: int = DEFAULT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``most_bytes`` of all namespaces together."""
+        """``most_bytes`` of all namespaces together, so of any one data set, too."""
         self._root = folder
         self._folder = folder / hashlib.sha256(namespace.encode()).hexdigest()[:16]
         self._most_bytes = most_bytes
@@ -79,11 +79,12 @@ class RowCache:
 
     @contextmanager
     def writing(self) -> Iterator[FolderWriter]:
-        """A writer whose folder vanishes unless ``keep`` gave it a name. Raises StorageError when the disk is full."""
+        """A writer whose folder vanishes unless ``keep`` gave it a name. Raises StorageError when the disk is full; the
+        writer takes no more than all namespaces together may keep."""
         place = self._folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
         try:
             place.mkdir(mode=0o700, parents=True)
-            writer = FolderWriter(place)
+            writer = FolderWriter(place, self._most_bytes)
             try:
                 yield writer
             finally:

@@ -20,9 +20,13 @@ from typing import Any, BinaryIO, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
+from mlora_worker.data.errors import DataError
+from mlora_worker.protocol import FailureReason
+
 IGNORED = -100  # label of a position that is not supervised
 
 _IDS, _LEARNT, _ENDS, _SUPERVISED = "ids.i4", "learnt.u1", "ends.i8", "supervised.i4"
+_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4  # on disk
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
 
@@ -167,10 +171,14 @@ class MemoryWriter:
 
 
 class FolderWriter:
-    """Writes rows into ``folder``, which nobody else can read. Raises OSError where there is no room."""
+    """Writes rows into ``folder``, which nobody else can read. Raises OSError where there is no room; DataError
+    (InvalidSpec) before there are more than ``most_bytes``: the disk is shared with others' rows.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
+        self._most_bytes = most_bytes
+        self._rows = 0
         self._files = [_private(folder / name) for name in (_IDS, _LEARNT, _ENDS, _SUPERVISED)]
         self._digest = RowsDigest()
         self._end = 0
@@ -183,6 +191,14 @@ class FolderWriter:
         count: int,
     ) -> None:
         self._end += len(ids)
+        self._rows += 1
+        if self._end * _TOKEN_BYTES + self._rows * _ROW_BYTES > self._most_bytes:
+            raise DataError(
+                FailureReason.INVALID_SPEC,
+                f"the data set has more tokenised rows than the {self._most_bytes / 2**30:.3g} GiB of the worker's disk "
+                f"that rows may take, which its first {self._rows - 1} rows fill: set dataset.limit to fewer rows (without "
+                "dataset.shuffleSeed, which needs them all), or have the worker's row cache made larger",
+            )
         tokens, marks, ends, supervised = self._files
         tokens.write(ids.astype("<i4", copy=False).data)
         marks.write(learnt.view(np.uint8).data)

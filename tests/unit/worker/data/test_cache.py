@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from mlora_worker.data.cache import RowCache, key_of
+from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.token_rows import MemoryWriter, rows_digest
-from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training, TrainOn
+from mlora_worker.protocol import Dataset, DatasetFields, FailureReason, StorageAccess, Training, TrainOn
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
@@ -155,6 +156,22 @@ def test_the_least_recently_used_go_when_there_are_too_many_bytes_and_mapped_row
     assert not folder.exists()
     assert len(list((tmp_path / "rows").glob("*/*"))) == 1
     assert first.rows.digest() == rows_digest(first.rows)
+
+
+def test_a_data_set_that_is_larger_than_the_cache_fails_alone_and_leaves_nothing(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    first = run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"), limit=20)
+    (folder,) = (tmp_path / "rows").glob("*/*")
+    size = sum((folder / name).stat().st_size for name in ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4"))
+    for room in (size, size - 1):
+        cache = RowCache(tmp_path / f"rows-{room}", "team-b", most_bytes=room)
+        with pytest.raises(DataError, match=r"which its first \d+ rows fill: set dataset\.limit") as caught:
+            run(file, tokenizer, cache, limit=20 if room < size else None)
+        assert caught.value.reason is FailureReason.INVALID_SPEC
+        assert not list((tmp_path / f"rows-{room}").glob("*/*"))
+    exact = RowCache(tmp_path / "exact", "team-b", most_bytes=size)
+    assert run(file, tokenizer, exact, limit=20).rows.digest() == first.rows.digest()
 
 
 def test_a_disk_without_room_is_named(tmp_path: Path, file: Path, tokenizer: Counting) -> None:
