@@ -27,7 +27,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
-    networkPolicy: {enabled: false, operatorLabels: {}, metricsNamespaces: [], egress: []}   # of workers
+    networkPolicy: {enabled: false, operatorLabels: {}, egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
     allowPrivateEndpoints: false     # addresses of tasks on loopback, link-local and metadata services: as above
     coordinatorUrl: "http://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
@@ -123,7 +123,6 @@ class NetworkPolicySettings(Model):
 
     enabled: Annotated[bool, Field(strict=True)] = False
     operator_labels: dict[str, str] = Field(default_factory=dict)
-    metrics_namespaces: tuple[str, ...] = ()
     egress: tuple[Opaque, ...] = ()
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ VALUES: dict[str, Any] = {
     "watchNamespaces": ["team-a"],
     "replicas": 2,
     "podDisruptionBudget": {"enabled": True},
-    "networkPolicy": {"enabled": True, "metricsNamespaces": ["monitoring"]},
+    "networkPolicy": {"enabled": True},
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     ],

@@ -68,7 +68,6 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 {{- $network := dict
   "enabled" .Values.networkPolicy.enabled
   "operatorLabels" (include "mlora.selector" . | fromYaml)
-  "metricsNamespaces" .Values.networkPolicy.metricsNamespaces
   "egress" .Values.networkPolicy.workerEgress -}}
 {{- dict
   "namespace" .Release.Namespace

@@ -28,9 +28,6 @@ def network_policy(owner: Owner, settings: NetworkPolicySettings, operator_names
     }
     http = [{"protocol": "TCP", "port": HTTP_PORT}]
     ingress: list[dict[str, Any]] = [{"from": [same_pipeline]}, {"from": [operator], "ports": http}]
-    if settings.metrics_namespaces:
-        names = {"key": NAMESPACE_NAME, "operator": "In", "values": list(settings.metrics_namespaces)}
-        ingress.append({"from": [{"namespaceSelector": {"matchExpressions": [names]}}], "ports": http})
     names_of_hosts = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     return {
         "apiVersion": "networking.k8s.io/v1",

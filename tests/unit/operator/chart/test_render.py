@@ -9,7 +9,6 @@ import helm_python
 import pytest
 
 from mlora_operator.api import crd
-from mlora_operator.manifests.names import labels
 from mlora_operator.settings import Settings, parse_settings
 
 from .conftest import CHART, Objects
@@ -269,9 +268,8 @@ def matches(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 def test_all_that_selects_the_operators_pods_selects_them_and_not_the_self_tests(render: Render) -> None:
     objects = render(
         {
-            "metrics": {"serviceMonitor": {"enabled": True}, "labels": {"release": "prometheus"}},
             "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
-            "networkPolicy": {"enabled": True, "metricsNamespaces": ["monitoring"]},
+            "networkPolicy": {"enabled": True},
             "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
             "commonLabels": {"team": "ml"},
         }
@@ -290,27 +288,7 @@ def test_all_that_selects_the_operators_pods_selects_them_and_not_the_self_tests
     for one in selectors:
         assert matches(one, own)
         assert not matches(one, tested)
-    monitor = objects["ServiceMonitor", name]
-    service = objects["Service", name]
-    assert matches(monitor["spec"]["selector"], service["metadata"]["labels"])
-    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
     assert own["team"] == "ml"
-
-
-def test_worker_metrics_are_read_where_workers_are(render: Render) -> None:
-    def monitor(values: dict[str, Any]) -> Any:
-        objects = render({"metrics": {"podMonitor": {"enabled": True}}, **values})
-        return objects["PodMonitor", "rel-mlora-operator-workers"]["spec"]
-
-    everywhere = monitor({})
-    assert everywhere["namespaceSelector"] == {"any": True}
-    assert matches(everywhere["selector"], labels("some-pipeline"))
-    (port,) = everywhere["podMetricsEndpoints"]
-    assert (port["port"], port["path"]) == ("http", "/metrics")
-    assert monitor({"watchNamespaces": ["team-a"]})["namespaceSelector"] == {
-        "matchNames": ["team-a", "mlora-system"]
-    }
 
 
 def test_rights_to_make_network_policies_come_with_the_policies(render: Render) -> None:

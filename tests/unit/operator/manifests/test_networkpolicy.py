@@ -17,9 +17,7 @@ STORE = {
     "to": [{"podSelector": {"matchLabels": {"app": "s3"}}}],
     "ports": [{"protocol": "TCP", "port": 8333}],
 }
-SETTINGS = NetworkPolicySettings(
-    enabled=True, operator_labels=OPERATOR, metrics_namespaces=("monitoring",), egress=(STORE,)
-)
+SETTINGS = NetworkPolicySettings(enabled=True, operator_labels=OPERATOR, egress=(STORE,))
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ OTHER_PIPELINE = Pod("team-a", labels("second"))
 SAME_NAME_ELSEWHERE = Pod("team-b", labels("first"))
 THE_OPERATOR = Pod("mlora-system", OPERATOR)
 FALSE_OPERATOR = Pod("team-a", OPERATOR)
-PROMETHEUS = Pod("monitoring", {"app": "prometheus"})
 STRANGER = Pod("team-a", {"app": "anything"})
 S3 = Pod("team-a", {"app": "s3"})
 
@@ -83,8 +80,6 @@ def policy() -> dict[str, Any]:
         ("the operator", THE_OPERATOR, 8080, True),
         ("the operator, at the links", THE_OPERATOR, 29400, False),
         ("a pod elsewhere with the operator's labels", FALSE_OPERATOR, 8080, False),
-        ("what reads metrics", PROMETHEUS, 8080, True),
-        ("what reads metrics, at the links", PROMETHEUS, 29400, False),
         ("any other pod", STRANGER, 8080, False),
     ],
 )
