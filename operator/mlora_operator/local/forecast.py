@@ -252,7 +252,7 @@ def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, st
         case Outcome.NEVER_FITS:
             return "Rejected", "ExceedsCapacity", too_large(place) + _what_fits(task.uid, model)
         case _:
-            return "Queued", "WaitingForMemory", not_yet(place)
+            return "Queued", "WaitingForMemory", not_yet(place, task.key.namespace)
 
 
 def _what_fits(uid: str, model: MemoryModel) -> str:

@@ -63,7 +63,7 @@ def for_whom(task: Task, place: Place) -> str:
     held = condition(task.status.conditions, c.PREEMPTED)
     if place.displaced_by is None and held is not None and held.status == "True":
         return held.message
-    return must_leave(place)
+    return must_leave(place, task.key.namespace)
 
 
 def is_running(task: Task) -> bool:

@@ -139,7 +139,7 @@ def _course(
     if reported is not None and place is not None:
         limited = place.limit is not None
         reason = c.REASON_NAMESPACE_LIMIT if limited else c.REASON_WAITING_FOR_MEMORY
-        return _waits(task, "Queued", reason, not_yet(place), again)
+        return _waits(task, "Queued", reason, not_yet(place, task.key.namespace), again)
     return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlora_operator.api.units import show_bytes
 from mlora_operator.scheduling.admission import Place, Verdict
+from mlora_operator.scheduling.order import Candidate
 
 
 def too_large(place: Place) -> str:
@@ -17,17 +18,17 @@ def too_large(place: Place) -> str:
     )
 
 
-def not_yet(place: Place) -> str:
-    """Of a task that waits."""
+def not_yet(place: Place, namespace: str) -> str:
+    """Of a task of ``namespace`` that waits. Another namespace's task is not named."""
     if place.limit is not None:
         return (
             f"{place.limit} tasks of its namespace train already, and the pipeline lets no more of them train at once "
             "(spec.namespaceLimits.training): it follows once one of them is done"
         )
     if place.after is not None:
-        return f"gets its place once {place.after} has left the pipeline"
+        return f"gets its place once {_who(place.after, namespace)} has left the pipeline"
     if place.behind is not None:
-        return f"waits behind {place.behind}, which has waited for long and goes first"
+        return f"waits behind {_who(place.behind, namespace)}, which has waited for long and goes first"
     verdict = place.verdict
     assert verdict is not None
     return (
@@ -36,12 +37,14 @@ def not_yet(place: Place) -> str:
     )
 
 
-def must_leave(place: Place) -> str:
-    """Of a task that trains and has to give its place up."""
-    whom = f"to {place.displaced_by}" if place.displaced_by is not None else "to another task"
-    return (
-        f"gives its place {whom}, which goes first; it trains on from its checkpoint once there is room again"
-    )
+def must_leave(place: Place, namespace: str) -> str:
+    """Of a task of ``namespace`` that trains and has to give its place up. Another namespace's task is not named."""
+    whom = _who(place.displaced_by, namespace) if place.displaced_by is not None else "another task"
+    return f"gives its place to {whom}, which goes first; it trains on from its checkpoint once there is room again"
+
+
+def _who(other: Candidate, namespace: str) -> str:
+    return str(other) if other.namespace == namespace else "a task of another namespace"
 
 
 def _made_of(verdict: Verdict) -> str:
