@@ -18,6 +18,7 @@ from mlora_operator.manifests.worker import (
     worker_config,
 )
 from mlora_operator.settings import WorkerDefaults
+from mlora_worker.protocol import WorkerConfig
 
 USER = 65532
 
@@ -28,10 +29,12 @@ def statefulset(
     replicas: int,
     defaults: WorkerDefaults,
     log_format: Literal["text", "json"],
+    *,
+    allow_file_uris: bool = False,
 ) -> dict[str, Any]:
     """All ranks start at once (Parallel) and wait for each other. The operator, not the controller, replaces
     pods of a former template (OnDelete): it knows when they train."""
-    template = pod_template(owner, spec, defaults, log_format)
+    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
     meta = metadata(owner, owner.child)
     meta["annotations"] |= {REVISION: template["metadata"]["annotations"][REVISION]}
     return {
@@ -50,17 +53,27 @@ def statefulset(
 
 
 def revision(
-    owner: Owner, spec: LoRAPipelineSpec, defaults: WorkerDefaults, log_format: Literal["text", "json"]
+    owner: Owner,
+    spec: LoRAPipelineSpec,
+    defaults: WorkerDefaults,
+    log_format: Literal["text", "json"],
+    *,
+    allow_file_uris: bool = False,
 ) -> str:
     """Identity of the pod template: pods that carry another one were started with another configuration."""
-    template = pod_template(owner, spec, defaults, log_format)
+    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
     return str(template["metadata"]["annotations"][REVISION])
 
 
 def pod_template(
-    owner: Owner, spec: LoRAPipelineSpec, defaults: WorkerDefaults, log_format: Literal["text", "json"]
+    owner: Owner,
+    spec: LoRAPipelineSpec,
+    defaults: WorkerDefaults,
+    log_format: Literal["text", "json"],
+    *,
+    allow_file_uris: bool = False,
 ) -> dict[str, Any]:
-    pod = _pod_spec(owner, spec, defaults, log_format)
+    pod = _pod_spec(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
     return {
         "metadata": {"labels": labels(owner.name), "annotations": {REVISION: digest(pod)}},
         "spec": pod,
@@ -68,10 +81,16 @@ def pod_template(
 
 
 def _pod_spec(
-    owner: Owner, spec: LoRAPipelineSpec, defaults: WorkerDefaults, log_format: Literal["text", "json"]
+    owner: Owner,
+    spec: LoRAPipelineSpec,
+    defaults: WorkerDefaults,
+    log_format: Literal["text", "json"],
+    *,
+    allow_file_uris: bool = False,
 ) -> dict[str, Any]:
     worker = spec.worker
     volumes, mounts = _volumes(owner, spec)
+    config = worker_config(owner, spec, log_format, allow_file_uris=allow_file_uris)
     pull_secrets = worker.image_pull_secrets or defaults.image_pull_secrets
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -86,7 +105,7 @@ def _pod_spec(
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(owner, spec, defaults, log_format, mounts)],
+        "containers": [_container(spec, defaults, config, mounts)],
         "volumes": volumes,
     }
     optional: dict[str, Any] = {
@@ -101,10 +120,9 @@ def _pod_spec(
 
 
 def _container(
-    owner: Owner,
     spec: LoRAPipelineSpec,
     defaults: WorkerDefaults,
-    log_format: Literal["text", "json"],
+    config: WorkerConfig,
     mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     worker = spec.worker
@@ -115,7 +133,7 @@ def _container(
         "image": worker.image or defaults.image,
         "imagePullPolicy": worker.image_pull_policy or defaults.image_pull_policy,
         "env": [
-            *_own_env(worker_config(owner, spec, log_format).to_json(), {one["name"] for one in worker.env}),
+            *_own_env(config.to_json(), {one["name"] for one in worker.env}),
             *worker.env,
         ],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports],

@@ -27,7 +27,9 @@ def coordinator_host(owner: Owner) -> str:
     return f"{owner.child}-0.{owner.child}.{owner.namespace}.svc"
 
 
-def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["text", "json"]) -> WorkerConfig:
+def worker_config(
+    owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["text", "json"], *, allow_file_uris: bool
+) -> WorkerConfig:
     """The same for all ranks of a pipeline; a rank knows its number by its pod's name."""
     model, storage = spec.model, spec.storage
     return WorkerConfig(
@@ -51,6 +53,7 @@ def worker_config(owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["tex
         microbatch_tokens=spec.microbatch_tokens,
         recompute_activations=spec.recompute_activations,
         memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
+        allow_file_uris=allow_file_uris,
         allowed_networks=spec.worker.allowed_networks,
         log_format=log_format,
     )

@@ -76,7 +76,14 @@ class ApiServer:
 
     def revision(self, pipeline: Pipeline) -> str:
         assert pipeline.spec is not None
-        return revision(_owner(pipeline), pipeline.spec, self._settings.worker, self._settings.log.format)
+        settings = self._settings
+        return revision(
+            _owner(pipeline),
+            pipeline.spec,
+            settings.worker,
+            settings.log.format,
+            allow_file_uris=settings.allow_file_uris,
+        )
 
     def coordinator_url(self, pipeline: Pipeline) -> str:
         return self._settings.coordinator_url.format(
@@ -131,7 +138,12 @@ class ApiServer:
         assert workers.pipeline.spec is not None
         owner, settings = _owner(workers.pipeline), self._settings
         group = statefulset(
-            owner, workers.pipeline.spec, workers.replicas, settings.worker, settings.log.format
+            owner,
+            workers.pipeline.spec,
+            workers.replicas,
+            settings.worker,
+            settings.log.format,
+            allow_file_uris=settings.allow_file_uris,
         )
         present = self._versions(Key(owner.namespace, owner.child))
         if "StatefulSet" not in present or workers.pipeline.key in self._tokenless:

@@ -157,6 +157,10 @@ def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | 
 def _file_uris(spec: LoRATaskSpec) -> str | None:
     rows = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
     uris = [*((rows, uri) for uri in spec.dataset.addresses), ("spec.output.uri", spec.output.uri)]
+    if spec.evaluation is not None and spec.evaluation.uri is not None:
+        uris.append(("spec.evaluation.uri", spec.evaluation.uri))
+    if spec.init_from is not None:
+        uris.append(("spec.initFrom.uri", spec.init_from.uri))
     fields = dict.fromkeys(field for field, uri in uris if uri.startswith("file://"))
     if not fields:
         return None

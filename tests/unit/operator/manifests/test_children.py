@@ -258,3 +258,12 @@ def test_workers_are_replaced_only_for_what_they_are_told_at_their_start(
 def test_the_number_of_replicas_is_no_part_of_the_revision() -> None:
     templates = [statefulset(OWNER, spec(), count, DEFAULTS, "text")["spec"]["template"] for count in (0, 2)]
     assert templates[0] == templates[1]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_workers_read_files_where_the_settings_allow_them(allowed: bool) -> None:
+    template = statefulset(OWNER, spec(), 2, DEFAULTS, "text", allow_file_uris=allowed)["spec"]["template"]
+    env = {one["name"]: one.get("value") for one in template["spec"]["containers"][0]["env"]}
+    assert WorkerConfig.model_validate_json(env["MLORA_WORKER_CONFIG"]).allow_file_uris is allowed
+    own = template["metadata"]["annotations"]["mlora.dev/revision"]
+    assert revision(OWNER, spec(), DEFAULTS, "text", allow_file_uris=allowed) == own

@@ -33,6 +33,12 @@ def test_a_valid_task_has_a_spec_and_no_problem(make: Any) -> None:
         ("two sources of rows", {"dataset": {"inline": "{}"}}, "spec.dataset"),
         ("all-linear beside a name", {"lora": {"targetModules": ["all-linear", "q_proj"]}}, "spec.lora"),
         ("a file in a cluster", {"dataset": {"uri": "file:///rows.jsonl"}}, "spec.dataset.uri"),
+        (
+            "rows to evaluate on as a file",
+            {"evaluation": {"uri": "file:///rows.jsonl"}},
+            "spec.evaluation.uri",
+        ),
+        ("a start from a file", {"initFrom": {"uri": "file:///adapter"}}, "spec.initFrom.uri"),
         ("an adapter as a file in a cluster", {"output": {"uri": "file:///out"}}, "spec.output.uri"),
     ],
 )
