@@ -106,7 +106,7 @@ class NamespaceLimits(Model):
     training: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = Field(
         default=None, description="Most tasks of a namespace that have a place at once; absent: no limit."
     )
-    waiting: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] | None = Field(
+    waiting: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] | None = Field(
         default=None,
         description="Most tasks of a namespace that wait or are suspended here; more are kept out until there are fewer. "
         "Absent: no limit.",

@@ -61,7 +61,7 @@ def test_the_higher_priority_goes_first_within_the_limit(make: Any) -> None:
     assert admitted(decided(make, tasks + high, reports + told, training=1)) == {"c"}
 
 
-@pytest.mark.parametrize(("most", "kept"), [(0, ""), (1, "a"), (2, "ab"), (9, "abc")])
+@pytest.mark.parametrize(("most", "kept"), [(1, "a"), (2, "ab"), (9, "abc")])
 def test_a_namespaces_queue_is_no_longer_than_the_limit(make: Any, most: int, kept: str) -> None:
     tasks, _ = named(make, "abc")
     made = decided(make, tasks, [], waiting=most)
@@ -96,3 +96,10 @@ def test_each_namespace_has_a_queue_of_its_own(make: Any) -> None:
     others, _ = named(make, "x", "team-b")
     made = decided(make, tasks + others, [], waiting=1)
     assert {status.conditions[0].status for status in made.task_statuses.values()} == {"True"}
+
+
+@pytest.mark.parametrize("limit", ["training", "waiting"])
+def test_a_limit_that_lets_nobody_in_is_refused(make: Any, limit: str) -> None:
+    pipeline = make.pipeline(namespaceLimits={limit: 0})
+    assert pipeline.spec is None
+    assert f"spec.namespaceLimits.{limit}" in pipeline.problem
