@@ -382,4 +382,7 @@ def _seen(make: Any, **group_: Any) -> Applicant:
 
 
 def test_workers_that_end_and_start_again_are_refused_nothing(make: Any) -> None:
-    assert _seen(make, refusal=PodProblem("Restarting", "rank 0 ended with exit code 1"), ready=0).refusal is None
+    assert (
+        _seen(make, refusal=PodProblem("Restarting", "rank 0 ended with exit code 1"), ready=0).refusal
+        is None
+    )
