@@ -95,7 +95,7 @@ def main() -> None:
 
 
 async def _run(path: str) -> None:
-    settings = Settings(namespace="chaos", worker=WorkerDefaults(image="local"))
+    settings = Settings(namespace="chaos", worker=WorkerDefaults(image="local"), allow_private_endpoints=True)
     here = asyncio.get_running_loop()
     loop: Loop | None = None
 
