@@ -130,11 +130,14 @@ def secret_problem(key: Key, secrets: Mapping[Key, SecretData | None], field: st
     return None
 
 
-def storage_access(task: Task, secrets: Mapping[Key, SecretData | None]) -> StorageAccess | None:
-    """The task's store with its keys, white space stripped; None when its Secret is not usable now."""
+def storage_access(
+    task: Task, secrets: Mapping[Key, SecretData | None], *, needs_keys: bool = True
+) -> StorageAccess | None:
+    """The task's store with its keys, white space stripped; None when its Secret is not usable now. Without keys where
+    it has none, or with ``needs_keys`` false."""
     assert task.spec is not None
     storage = task.spec.storage
-    if storage.secret_ref is None:
+    if storage.secret_ref is None or not needs_keys:
         return StorageAccess(
             endpoint=storage.endpoint,
             region=storage.region,

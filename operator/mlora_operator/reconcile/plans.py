@@ -23,8 +23,8 @@ def next_plan(
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. A suspended one stays as long as the coordinator has its steps, so that it can write them down and take
-    them up again. A plan that would take a running task's keys away, because its Secret is missing at this moment,
-    is not sent; the former one stays in force. Rows of a ConfigMap stay those that were sent first.
+    them up again. Its keys stay those that were sent last while its Secret is missing; an operator that started anew in
+    that time sends none, and the coordinator keeps those that it has. Rows of a ConfigMap stay those that were sent first.
     """
     if view.report is None:
         return None
@@ -32,7 +32,10 @@ def next_plan(
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         access = storage_access(task, secrets) or _keys_sent(view.contact, task.uid)
         if access is None:
-            return None
+            if view.reported(task) is None:
+                return None
+            access = storage_access(task, {}, needs_keys=False)
+            assert access is not None
         text = _text_sent(view.contact, task.uid) or dataset_text(task, config_maps)
         tasks.append(_task_plan(task, _is_admitted(places, task), access, text))
     return _if_new(tuple(tasks), view)

@@ -134,7 +134,7 @@ class Coordinator:
                 task.withdrawn = task.uid not in wanted
             for uid, task_plan in wanted.items():
                 if uid in self._tasks:
-                    self._tasks[uid].plan = task_plan
+                    self._tasks[uid].plan = with_what_is_known(task_plan, self._tasks[uid].plan)
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
                     self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"
@@ -356,3 +356,13 @@ class Coordinator:
                 concurrent_tasks=self._dispatcher.concurrent_tasks,
             ),
         )
+
+
+def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
+    """An operator that started anew may not be able to read a task's Secret or ConfigMap any more: what it cannot send
+    stays as it was."""
+    if plan.storage.access_key is None and former.storage.access_key is not None:
+        plan = plan.model_copy(update={"storage": former.storage})
+    if plan.dataset_text is None and former.dataset_text is not None:
+        plan = plan.model_copy(update={"dataset_text": former.dataset_text})
+    return plan

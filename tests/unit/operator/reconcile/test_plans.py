@@ -161,8 +161,11 @@ def test_a_task_that_trains_keeps_its_keys_while_its_secret_is_away(make: Any) -
     assert first is not None
     assert wider.tasks[0].storage == first.tasks[0].storage
     assert [one.name for one in wider.tasks] == ["t1", "t2"]
-    # A restarted operator does not know the keys: it leaves the coordinator its former plan.
-    assert plan(make, task, contact=contact, secrets={SECRET: None}) is None
+    # A restarted operator does not know the keys: it sends none, and the coordinator keeps those that it has. Others come.
+    anew = plan(make, task, make.task("t2"), contact=contact, secrets={SECRET: None})
+    assert anew is not None
+    assert [one.name for one in anew.tasks] == ["t1", "t2"]
+    assert anew.tasks[0].storage.access_key is None
 
 
 @given(known=st.integers(0, 50), reported=st.integers(0, 50), before=st.integers(0, 50))

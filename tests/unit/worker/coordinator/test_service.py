@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from mlora_worker.coordinator.prepare import BaseModel
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator, Surroundings, with_what_is_known
 from mlora_worker.protocol import (
     Dataset,
     FailureReason,
@@ -93,6 +93,21 @@ def test_a_store_that_is_away_is_tried_again_but_a_wrong_address_is_final(
     assert (report.failure.reason, report.failure.message) == (reason, str(error))
     assert len(store.asked) == tries
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0][: tries - 1]
+
+
+def test_what_an_operator_cannot_read_any_more_stays_as_it_was() -> None:
+    keys = StorageAccess.model_validate({"accessKey": "a", "secretKey": "b"})
+    rows = Dataset.model_validate({"configMapRef": {"name": "rows", "key": "k"}})
+    known = task().model_copy(update={"storage": keys, "dataset": rows, "dataset_text": "{}"})
+    bare = known.model_copy(update={"storage": StorageAccess(), "dataset_text": None, "priority": 7})
+    assert with_what_is_known(bare, known) == known.model_copy(update={"priority": 7})
+    other = known.model_copy(
+        update={
+            "storage": StorageAccess.model_validate({"accessKey": "c", "secretKey": "d"}),
+            "dataset_text": "[]",
+        }
+    )
+    assert with_what_is_known(other, known) == other
 
 
 def test_plans_are_idempotent_older_ones_are_refused_and_what_is_not_listed_is_forgotten() -> None:
