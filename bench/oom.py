@@ -89,6 +89,7 @@ def main(arguments: list[str]) -> int:
         "microbatches": sum(len(one.used) for one in times),
         "tasks": count,
         "succeeded": run.succeeded,
+        "too_large": run.too_large,
         "most_at_once": run.most,
         "budget": BUDGET,
         "seconds": seconds,
@@ -114,7 +115,7 @@ class Run:
         self._enough = min(ENOUGH_WAITING, len(tasks) // 4)
         self._ready: set[str] = set()  # prepared, as of the newest report
         self._seen = 0  # number of the newest microbatch whose sample was noted
-        self.ooms = self.succeeded = self.most = 0
+        self.ooms = self.succeeded = self.most = self.too_large = 0
         self.times: list[Time] = []
 
     def through(self, ranks: Ranks) -> None:
@@ -122,9 +123,10 @@ class Run:
         for _, report in ranks.reports(tasks_may_fail=True):
             self._note_use(report)
             if self._note_ends(report) or self._has_prepared(report):
+                if self._waiting or self._inside:
+                    self._let_in(report, ranks)
                 if not self._waiting and not self._inside:
                     return
-                self._let_in(report, ranks)
 
     def _note_use(self, report: Report) -> None:
         fresh = [one for one in report.memory if one.item > self._seen and not one.calibration]
@@ -166,6 +168,10 @@ class Run:
             if task.uid in self._ready and model.verdict((*self._inside, task.uid)).fits:
                 self._inside[task.uid] = task
                 self._waiting.remove(task)
+        if not self._inside:  # who does not fit alone never will
+            large = [task for task in self._waiting if task.uid in self._ready]
+            self.too_large += len(large)
+            self._waiting = [task for task in self._waiting if task not in large]
         self.most = max(self.most, len(self._inside))
         full = any(task.uid in self._ready for task in self._waiting)
         self.times.append(Time(model.verdict(self._inside).needed / BUDGET, full))
@@ -189,7 +195,7 @@ def _task(number: int, scratch: Path) -> TaskPlan:
         admitted=True,
         base_model=MODEL_NAME,
         lora=LoRAConfig(
-            rank=chance.choice((16, 64, 128, 256)), alpha=16, target_modules=chance.choice(TARGETS)
+            rank=chance.choice((8, 32, 64, 128)), alpha=16, target_modules=chance.choice(TARGETS)
         ),
         dataset=Dataset(inline="\n".join([json.dumps(row)] * 4), format=DatasetFormat.TEXT),
         training=Training(
