@@ -53,21 +53,25 @@ def settle(
 
     Another namespace's task is not named: who may write where is no affair of a stranger's.
     """
-    everyone = tuple(tasks)
-    held = _Held()
+    holders: list[Task] = []
     new: list[Task] = []
-    for task in everyone:
+    for task in tasks:
         if task.spec is None or task.deleting:
             continue
         if task.key not in acceptances:
             if is_true(task.status.conditions, conditions.SUCCEEDED):
-                held.add(task)
+                holders.append(task)
         elif is_true(task.status.conditions, conditions.ACCEPTED) and not _is_idle(task):
-            held.add(task)
+            holders.append(task)
         else:
             new.append(task)
     settled = dict(acceptances)
-    reserved = list(_reserved(pipelines)) if new else []
+    if not new:  # most passes: what thousands of tasks hold is of no interest
+        return settled
+    held = _Held()
+    for task in holders:
+        held.add(task)
+    reserved = list(_reserved(pipelines))
     for task in sorted(new, key=lambda one: (_is_idle(one), one.created, one.key, one.uid)):
         found = acceptances[task.key]
         if found.pipeline is None and found.wanted is None:
