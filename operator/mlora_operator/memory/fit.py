@@ -32,7 +32,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from mlora_worker.protocol import MemorySample
 from mlora_worker.stream.footprint import Shape
@@ -221,6 +220,9 @@ def _fit(shapes: Sequence[Shape], exact: Sequence[float], measured: Sequence[int
 
 
 def _nnls(matrix: Array, wanted: Array) -> Array:
+    # Here, since it is most of what a command takes to start, and only a fit needs it.
+    from scipy.optimize import nnls
+
     solution, _ = nnls(matrix, wanted)
     return np.asarray(solution, dtype=np.float64)
 
