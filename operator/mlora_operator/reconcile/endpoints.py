@@ -1,7 +1,7 @@
 """Which addresses a task may name: nothing that only the worker, or only its machine, can reach. Pure.
 
 Here an address is judged as it is written. What a host's name leads to is known only where it is resolved: the worker asks
-again before it connects (``mlora_worker.storage.destinations``), with the same ``allowedNetworks``.
+again before it connects (``mlora_worker.storage.destinations``), by the same rule and with the same ``allowedNetworks``.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
 from mlora_operator.api.task import LoRATaskSpec
+from mlora_worker.protocol import embedded_ipv4, is_refused
 
 # Names that lead to the machine itself or to the credentials of its cloud, whatever the resolver says.
 _NAMES = ("localhost", "metadata", "instance-data", "metadata.google.internal")
-# Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle.
-_METADATA = {ip_address("fd00:ec2::254"), ip_address("100.100.100.200"), ip_address("192.0.0.192")}
-_NAT64 = IPv6Network("64:ff9b::/96")  # IPv6 addresses that stand for IPv4 ones
 
 
 def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None:
@@ -56,15 +54,7 @@ def _is_forbidden(host: str, allowed_networks: tuple[str, ...]) -> bool:
     address = _address(name)
     if address is None:
         return not allowed_networks and (name in _NAMES or name.endswith(".localhost"))
-    networks = [ip_network(network) for network in allowed_networks]
-    return not any(address in one for one in networks if one.version == address.version) and (
-        address.is_loopback
-        or address.is_link_local
-        or address.is_multicast
-        or address.is_unspecified
-        or address.is_reserved
-        or address in _METADATA
-    )
+    return is_refused(address, map(ip_network, allowed_networks))
 
 
 def _address(host: str) -> IPv4Address | IPv6Address | None:
@@ -77,8 +67,4 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
             return IPv4Address(socket.inet_aton(host))
         except (OSError, ValueError):
             return None
-    if isinstance(address, IPv6Address):
-        if address in _NAT64:
-            return IPv4Address(int(address) & 0xFFFFFFFF)
-        return address.ipv4_mapped or address.sixtofour or address
-    return address
+    return embedded_ipv4(address) or address

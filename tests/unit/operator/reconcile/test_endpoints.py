@@ -38,6 +38,8 @@ def answer(
         "http://[fd00:ec2::254]",
         "http://100.100.100.200",
         "http://192.0.0.192",
+        "http://168.63.129.16",
+        "http://[fd20:ce::254]",
         "http://metadata.google.internal",
         "http://224.0.0.1",
         "http://user@127.0.0.1:1/",
