@@ -6,54 +6,42 @@ configuration and the tokenizer are read.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
 from mlora_worker.data.token_rows import TokenRow, TokenRows
 from mlora_worker.data.tokenizer import load_tokenizer
-from mlora_worker.protocol import Failure, HistogramBar, LookAnswer, LookQuestion, ShownPart
+from mlora_worker.protocol import HistogramBar, LookAnswer, LookQuestion, ShownPart
+from mlora_worker.question import failure_of, reply, users_store
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store, open_store_from_files
 
 _BARS = 10
-_EXIT_USAGE = 2
 _ALL_NETWORKS = ("0.0.0.0/0", "::/0")  # who asks, and who reads, are one and the same
 
 
 def main() -> None:
-    try:
-        question = LookQuestion.model_validate_json(sys.stdin.read())
-    except ValidationError as error:
-        fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
-        print(f"mlora_worker.look: the question is not valid: {fields}", file=sys.stderr)
-        raise SystemExit(_EXIT_USAGE) from None
-    print(look(question).to_json())
+    reply("mlora_worker.look", LookQuestion, look)
 
 
 def look(question: LookQuestion) -> LookAnswer:
     """Never raises for what is wrong with model or rows: that is the answer."""
     access = question.storage
     try:
-        if access.access_key is None:
-            store = open_store_from_files(access.endpoint, access.region, None, allow_files=True)
-        else:
-            store = open_store(access, allow_files=True)
+        store = users_store(access)
         tokenizer = load_tokenizer(ModelFiles(store, question.model, Path(question.cache_dir)).folder())
         source = open_sources(store, access, allowed_networks=_ALL_NETWORKS)
         limit = question.training.max_seq_length
         prepared = prepare(question.dataset, question.training, tokenizer, source, limit)
     except (DataError, StorageError) as error:
-        return LookAnswer(failure=Failure(reason=error.reason, message=str(error)[:2048]))
+        return LookAnswer(failure=failure_of(error))
     rows = prepared.rows
     return LookAnswer(
         counts=prepared.counts,

@@ -6,12 +6,10 @@ configuration and tokenizer are read, never its weights; and of each data set no
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
@@ -19,7 +17,6 @@ from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.errors import ModelError
 from mlora_worker.model.facts import model_facts, stage_shapes
 from mlora_worker.protocol import (
-    Failure,
     FailureReason,
     ModelFacts,
     RowSummary,
@@ -29,28 +26,22 @@ from mlora_worker.protocol import (
     TaskAnswer,
     TaskQuestion,
 )
+from mlora_worker.question import failure_of, reply, users_store
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.s3 import Patience
 from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.store import open_store
 from mlora_worker.stream.fit import misfit
 
 # Somebody waits for the answer, which does not need the rows.
 _PATIENCE = Patience(connect_seconds=2.0, read_seconds=10.0, attempts=1)
 # Of a store that a cluster may reach where this machine does not, or with other keys.
 _UNREAD = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED)
-_EXIT_USAGE = 2
 
 
 def main() -> None:
-    try:
-        question = SurveyQuestion.model_validate_json(sys.stdin.read())
-    except ValidationError as error:
-        fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
-        print(f"mlora_worker.survey: the question is not valid: {fields}", file=sys.stderr)
-        raise SystemExit(_EXIT_USAGE) from None
-    print(survey(question).to_json())
+    reply("mlora_worker.survey", SurveyQuestion, survey)
 
 
 def survey(question: SurveyQuestion) -> SurveyAnswer:
@@ -62,24 +53,14 @@ def survey(question: SurveyQuestion) -> SurveyAnswer:
         shapes = stage_shapes(folder, question.stages, dtype)
         tokenizer = load_tokenizer(folder)
     except (ModelError, StorageError, DataError) as error:
-        return SurveyAnswer(failure=_failure(error))
+        return SurveyAnswer(failure=failure_of(error))
     tasks = tuple(_task(task, facts, tokenizer, question.sample_rows) for task in question.tasks)
     return SurveyAnswer(facts=facts, stages=shapes, tasks=tasks)
 
 
 def _folder(question: SurveyQuestion) -> Path:
-    access = question.storage
-    if access.access_key is None:
-        store = open_store_from_files(
-            access.endpoint, access.region, None, allow_files=True, patience=_PATIENCE
-        )
-    else:
-        store = _store(access)
+    store = users_store(question.storage, _PATIENCE)
     return ModelFiles(store, question.model, Path(question.cache_dir)).folder()
-
-
-def _store(access: StorageAccess) -> Store:
-    return open_store(access, allow_files=True, patience=_PATIENCE)
 
 
 def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) -> TaskAnswer:
@@ -90,7 +71,9 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
         return TaskAnswer(uid=task.uid)
     try:
         access = task.storage or StorageAccess()
-        source = open_sources(_store(access), access, patience=_PATIENCE)
+        source = open_sources(
+            open_store(access, allow_files=True, patience=_PATIENCE), access, patience=_PATIENCE
+        )
         prepared = prepare(
             task.dataset,
             task.training,
@@ -103,7 +86,7 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
     except (DataError, StorageError) as error:
         if error.reason in _UNREAD:
             return TaskAnswer(uid=task.uid, unread=str(error))
-        return TaskAnswer(uid=task.uid, failure=_failure(error))
+        return TaskAnswer(uid=task.uid, failure=failure_of(error))
     lengths = prepared.rows.lengths
     summary = RowSummary(
         counts=prepared.counts,
@@ -113,10 +96,6 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
         longest=int(lengths.max()),
     )
     return TaskAnswer(uid=task.uid, rows=summary)
-
-
-def _failure(error: ModelError | StorageError | DataError) -> Failure:
-    return Failure(reason=error.reason, message=str(error)[:2048])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,47 @@
+"""What a command asks a worker process without training: one question on standard input, one answer on standard output.
+
+The process runs where its user is, and as the user: it may read files, and takes the keys that the SDK finds.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.model.errors import ModelError
+from mlora_worker.protocol import Failure, Message, StorageAccess
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.s3 import PATIENT, Patience
+from mlora_worker.storage.store import Store, open_store, open_store_from_files
+
+Question = TypeVar("Question", bound=Message)
+_EXIT_USAGE = 2
+_LONGEST_MESSAGE = 2048  # characters
+
+
+def reply(program: str, kind: type[Question], answer: Callable[[Question], Message]) -> None:
+    """``program`` is how errors name the process. Ends it with exit code 2 when the question is not understood."""
+    try:
+        question = kind.model_validate_json(sys.stdin.read())
+    except ValidationError as error:
+        fields = ", ".join(".".join(map(str, item["loc"])) for item in error.errors())
+        print(f"{program}: the question is not valid: {fields}", file=sys.stderr)
+        raise SystemExit(_EXIT_USAGE) from None
+    print(answer(question).to_json())
+
+
+def users_store(access: StorageAccess, patience: Patience = PATIENT) -> Store:
+    """With the keys of ``access``, or without any there with those of the machine."""
+    if access.access_key is None:
+        return open_store_from_files(
+            access.endpoint, access.region, None, allow_files=True, patience=patience
+        )
+    return open_store(access, allow_files=True, patience=patience)
+
+
+def failure_of(error: ModelError | StorageError | DataError) -> Failure:
+    return Failure(reason=error.reason, message=str(error)[:_LONGEST_MESSAGE])
