@@ -138,26 +138,47 @@ def worst_case(
     longest = max(demand.longest_row for demand in demands)
     steps = sum(demand.step_tokens for demand in demands)
     tokens = min(max(microbatch_tokens, longest), steps)  # a longer single row travels alone
-    last = stage.stage == stages - 1
     groups = input_groups(facts, stage.stage, stage.input_groups)
     exact, layer = exact_parts(
         _widest(demands, facts, groups, tokens, recompute=recompute), tokens, groups,
         input_bytes=facts.dtype_bytes, low_bytes=product_bytes(facts, stage), recompute=recompute,
     )  # fmt: skip
-    shape = Shape(
+    parameters = max(adapter_parameters(one.lora, facts, stage.stage) for one in demands)
+    shape = widest_shape(facts, stage, stages, tokens, longest, exact, layer, parameters)
+    return Worst(planner.tokens_held(steps, tokens, stages)[stage.stage], shape)
+
+
+def widest_shape(
+    facts: ModelFacts,
+    stage: StageReport,
+    stages: int,
+    tokens: int,
+    longest: int,
+    exact: int,
+    layer: int,
+    parameters: int,
+) -> Shape:
+    """Of a microbatch whose rows all have ``longest`` tokens, all of which are learnt. ``exact`` and ``layer``: see
+    ``exact_parts``; ``parameters``: of the largest adapter on this stage.
+    """
+    learnt = tokens if stage.stage == stages - 1 else 0
+    return Shape(
         tokens=tokens,
         squared_tokens=tokens * longest,
-        supervised=tokens if last else 0,
-        loss_rows=loss_rows(tokens, facts.vocab_size, stage.device) if last else 0,
+        supervised=learnt,
+        loss_rows=loss_rows(learnt, facts.vocab_size, stage.device),
         exact_bytes=exact,
         layer_bytes=layer,
-        floor_bytes=floor_bytes(
-            max(adapter_parameters(one.lora, facts, stage.stage) for one in demands),
-            tokens * facts.hidden_size * facts.dtype_bytes,
-        ),
+        floor_bytes=floor_bytes(parameters, tokens * facts.hidden_size * facts.dtype_bytes),
         lowest_group=0 if stage.stage == 0 else NONE_BELOW,
     )
-    return Worst(planner.tokens_held(steps, tokens, stages)[stage.stage], shape)
+
+
+def activation_bytes(fit: StageFit, shape: Shape, held: int) -> int:
+    """The most that activations take while a stage holds ``held`` tokens: one microbatch at its peak, of the others what
+    they keep."""
+    others = fit.kept_bytes(shape) * (held - shape.tokens) / shape.tokens if shape.tokens else 0.0
+    return int((others + fit.peak_bytes(shape)) * fit.correction)
 
 
 def product_bytes(facts: ModelFacts, stage: StageReport) -> int:
@@ -206,11 +227,8 @@ def stage_need(
     """The most that one stage needs with these tasks in training, as far as the fit's interval goes."""
     worst = worst_case(demands, facts, stage, stages, microbatch_tokens, recompute=recompute)
     adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
-    shape = worst.microbatch
-    kept = fit.kept_bytes(shape)
-    others = kept * (worst.tokens - shape.tokens) / shape.tokens if shape.tokens else 0.0
-    activations = (others + fit.peak_bytes(shape)) * fit.correction
-    return Need(stage.resident_bytes, adapters, int(activations), worst.tokens)
+    activations = activation_bytes(fit, worst.microbatch, worst.tokens)
+    return Need(stage.resident_bytes, adapters, activations, worst.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from mlora_operator.memory.fit import NONE_BELOW, StageFit
+from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.model import (
     Demand,
     MemoryModel,
+    activation_bytes,
     adapter_bytes,
     adapter_parameters,
     product_bytes,
+    widest_shape,
 )
 from mlora_worker.protocol import ModelFacts, StageReport
-from mlora_worker.stream.footprint import InputGroup, Shape, floor_bytes, input_groups, loss_rows, low_rank
+from mlora_worker.stream.footprint import InputGroup, Shape, input_groups, low_rank
 from mlora_worker.stream.planner import tokens_held
 from mlora_worker.stream.targets import ranks_of
 
@@ -89,32 +91,16 @@ class StageReckoning:
 
     def _activations(self, tasks: Sequence[Brought]) -> int:
         if not tasks:
-            return int(self.fit.peak_bytes(Shape(0, 0)) * self.fit.correction)
+            return activation_bytes(self.fit, Shape(0, 0), 0)
         longest = max(one.longest_row for one in tasks)
         steps = sum(one.step_tokens for one in tasks)
         tokens = min(max(self.microbatch_tokens, longest), steps)
-        shape = self._shape(tasks, tokens, longest)
-        kept = self.fit.kept_bytes(shape)
-        held = tokens_held(steps, tokens, self.stages)[self.stage.stage]
-        others = kept * (held - tokens) / tokens if tokens else 0.0
-        return int((others + self.fit.peak_bytes(shape)) * self.fit.correction)
-
-    def _shape(self, tasks: Sequence[Brought], tokens: int, longest: int) -> Shape:
-        facts, stage = self.facts, self.stage
-        is_last = stage.stage == self.stages - 1
         exact, layer = self._exact(tasks, tokens)
-        return Shape(
-            tokens=tokens,
-            squared_tokens=tokens * longest,
-            supervised=tokens if is_last else 0,
-            loss_rows=loss_rows(tokens, facts.vocab_size, stage.device) if is_last else 0,
-            exact_bytes=exact,
-            layer_bytes=layer,
-            floor_bytes=floor_bytes(
-                max(one.parameters for one in tasks), tokens * facts.hidden_size * facts.dtype_bytes
-            ),
-            lowest_group=0 if stage.stage == 0 else NONE_BELOW,
-        )
+        shape = widest_shape(
+            self.facts, self.stage, self.stages, tokens, longest, exact, layer,
+            max(one.parameters for one in tasks),
+        )  # fmt: skip
+        return activation_bytes(self.fit, shape, tokens_held(steps, tokens, self.stages)[self.stage.stage])
 
     def _exact(self, tasks: Sequence[Brought], tokens: int) -> tuple[int, int]:
         """``footprint.exact_parts`` of the microbatch with the most low-rank activations: all of it, and of a layer."""
