@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 
+from bench.forks import die_with_parent
 from bench.rows import FIELDS, GSM8K, MAX_SEQ_LENGTH
 from bench.sides import Setting
 from mlora_worker.protocol import (
@@ -34,7 +33,6 @@ from mlora_worker.protocol import (
 
 HOST = "127.0.0.1"
 MODEL_NAME = "base"
-_PR_SET_PDEATHSIG = 1
 
 
 def free_ports(count: int) -> list[int]:
@@ -65,7 +63,7 @@ def processes(
                         stdout=subprocess.PIPE if talk else log,
                         stderr=log,
                         text=True,
-                        preexec_fn=_die_with_parent,
+                        preexec_fn=die_with_parent,
                     )
                 )
         yield started
@@ -83,11 +81,6 @@ def processes(
 def logs_of(folder: Path) -> str:
     """The ends of what the processes of ``folder`` wrote."""
     return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("*.log")))
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Ranks:

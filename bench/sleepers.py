@@ -10,18 +10,18 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 
+from bench.forks import die_with_parent, end_with
 from bench.ranks import HOST, free_ports
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
@@ -38,7 +38,7 @@ from mlora_worker.stream.timeline import Timeline
 from mlora_worker.stream.turns import Turns
 
 TOKENS, HIDDEN = 64, 64  # of a microbatch: small messages, so that what is measured is the schedule
-_PR_SET_PDEATHSIG, _PR_SET_TIMERSLACK = 1, 29
+_PR_SET_TIMERSLACK = 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def run_pipeline(shape: Shape, seconds: float = 120.0) -> Timeline:
         pid = os.fork()
         if pid == 0:
             os.close(reading)
-            _end_with(lambda rank=rank: _rank(shape, rank, link, store, writing))  # type: ignore[misc]
+            end_with(partial(_rank, shape, rank, link, store, writing))
         ranks.append(pid)
     os.close(writing)
     stopper = threading.Timer(seconds, _kill, (ranks,))
@@ -116,25 +116,10 @@ def _kill(ranks: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _end_with(work: Callable[[], None]) -> None:
-    """A forked rank's whole life: it must never return into the parent's code."""
-    code = 1
-    try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.prctl(_PR_SET_TIMERSLACK, 1)  # nanoseconds: sleeps end on time
-        torch.set_num_threads(1)
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def _rank(shape: Shape, rank: int, link: int, store: int, writing: int) -> None:
+    die_with_parent()
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # nanoseconds: sleeps end on time
+    torch.set_num_threads(1)
     turns = Turns(shape.stages - rank) if rank < shape.stages - 1 else None
     recorder = SpanRecorder(rank, HostMarks())
     engine = SleepEngine(rank, shape.stages, shape.forward, shape.backward)

@@ -13,8 +13,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.local.objects import merged
 from mlora_operator.reconcile.ports import Gone
 from mlora_operator.reconcile.snapshot import Key
-
-FINISHED = ("Succeeded", "Failed")
+from tests.fixtures.faulty_world import end_of
 
 
 class Conflict(Exception):
@@ -96,15 +95,3 @@ class ApiServer:
         meta = {**raw["metadata"], "resourceVersion": str(self.version)}
         # A new object each time: who holds the former keeps it.
         self._objects[raw["kind"], Key(meta["namespace"], meta["name"])] = {**raw, "metadata": meta}
-
-
-def end_of(status: Mapping[str, Any]) -> str | None:
-    """Succeeded, Failed, or None while the task has not ended."""
-    return next(
-        (
-            one["type"]
-            for one in status.get("conditions", ())
-            if one["type"] in FINISHED and one["status"] == "True"
-        ),
-        None,
-    )

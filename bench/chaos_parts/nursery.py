@@ -12,19 +12,18 @@ answers go to standard output, ``{"started": NUMBER, "pid": PID}`` and ``{"ended
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
 import selectors
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from bench.forks import die_with_parent, end_with
+
 _CHUNK = 65536
 
 
@@ -89,31 +88,23 @@ def _serve(answers: int, wakes: int, programs: Mapping[str, Callable[[], object]
 
 def _fork(command: Mapping[str, Any], programs: Mapping[str, Callable[[], object]]) -> int:
     parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+
+    def live() -> None:
         _become(command, parent)
         programs[command["what"]]()
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+
+    pid = os.fork()
+    if pid == 0:
+        end_with(live)
+    return pid
 
 
 def _become(command: Mapping[str, Any], parent: int) -> None:
     """In the child: nothing of the nursery stays but what it has imported."""
     os.setsid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was gone before the call
-            os._exit(1)
+    die_with_parent()
+    if os.getppid() != parent:  # it was gone before the call
+        os._exit(1)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

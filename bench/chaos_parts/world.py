@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from bench.chaos_parts import work
-from bench.chaos_parts.api import ApiServer, end_of
+from bench.chaos_parts.api import ApiServer
 from bench.chaos_parts.control import Control
 from bench.chaos_parts.kubelet import Kubelet
 from bench.chaos_parts.operator import SOCKET
@@ -27,6 +27,7 @@ from mlora_operator.reconcile.snapshot import Key
 from mlora_worker.protocol import ModelSource
 from tests.cluster import s3 as seaweedfs
 from tests.cluster.environment import program_of_environment
+from tests.fixtures.faulty_world import end_of
 from tests.fixtures.storage import Storage, connect
 
 NAMESPACE = "chaos"
