@@ -18,6 +18,7 @@ import yaml
 from tests.cluster.gobinaries import helm
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
 from tests.fixtures.storage import Storage
 
 ROOT = Path(__file__).parents[2]
@@ -100,12 +101,7 @@ def task_manifest(name: str, store: Storage, spec: dict[str, Any]) -> dict[str, 
         "output": {"uri": f"s3://adapters/{TASK_NAMESPACE}/{name}"},
         "storage": {"endpoint": store.inside, "secretRef": {"name": "s3-credentials"}},
     }
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": good | spec,
-    }
+    return loratask(name, good | spec)
 
 
 def secret(name: str, access_key: str, secret_key: str) -> dict[str, Any]:

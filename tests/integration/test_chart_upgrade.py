@@ -15,6 +15,7 @@ from tests.cluster import gobinaries
 from tests.cluster.command import run
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
 
 pytestmark = pytest.mark.integration
 
@@ -67,17 +68,15 @@ def until(holds: Callable[[], Any], what: str, seconds: float = 60) -> Any:
 
 
 def task(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": {
+    return loratask(
+        name,
+        {
             "baseModel": MODEL,
             "dataset": {"inline": '{"prompt": "a", "completion": "b"}\n'},
             "output": {"uri": f"s3://adapters/{name}"},
             **spec,
         },
-    }
+    )
 
 
 def test_a_release_is_upgraded_tested_rolled_over_and_uninstalled(

@@ -21,6 +21,7 @@ from mlora_operator.cli.output import CommandError
 from mlora_operator.download import Access, open_source
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
 from tests.fixtures.storage import Storage
 
 pytestmark = pytest.mark.integration
@@ -29,18 +30,16 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 
 def task(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": {
+    return loratask(
+        name,
+        {
             "baseModel": "a model that nobody serves",
             "dataset": {"uri": "s3://datasets/a"},
             "output": {"uri": f"s3://adapters/cli/{name}"},
             "suspend": True,
             **spec,
         },
-    }
+    )
 
 
 @pytest.fixture

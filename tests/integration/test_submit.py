@@ -23,6 +23,7 @@ from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
 from tests.fixtures.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.integration
@@ -31,17 +32,15 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 
 def task(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": {
+    return loratask(
+        name,
+        {
             "baseModel": "a model that nobody serves",
             "dataset": {"uri": "s3://datasets/a"},
             "output": {"uri": f"s3://adapters/submit/{name}"},
             **spec,
         },
-    }
+    )
 
 
 @dataclass

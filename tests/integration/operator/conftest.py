@@ -34,6 +34,7 @@ from mlora_worker.protocol import (
 )
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 ROOT = Path(__file__).parents[3]
@@ -396,17 +397,15 @@ def until(holds: Callable[[], Any], what: str, seconds: float = 30, log: Path | 
 
 
 def task_manifest(name: str = "t1", **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": {
+    return loratask(
+        name,
+        {
             "baseModel": MODEL,
             "dataset": {"inline": '{"prompt": "a", "completion": "b"}\n'},
             "output": {"uri": f"s3://adapters/{name}"},
             **spec,
         },
-    }
+    )
 
 
 class Bench:

@@ -13,17 +13,13 @@ from mlora_operator.cli.decision import Step
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.patience import Patience
 from mlora_operator.cli.submission import Submission
+from tests.fixtures.loratask import loratask
 
 SPEC: dict[str, Any] = {"baseModel": "m", "dataset": {"uri": "s3://d/a"}, "output": {"uri": "s3://o/a"}}
 
 
 def task(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": SPEC | spec,
-    }
+    return loratask(name, SPEC | spec)
 
 
 def other(kind: str, name: str) -> dict[str, Any]:

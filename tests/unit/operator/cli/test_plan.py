@@ -19,6 +19,7 @@ from mlora_operator.local.manifests import PipelineManifest, Place
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
+from tests.fixtures.loratask import loratask
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 MODEL = "org/model"
@@ -41,18 +42,16 @@ def pipeline(**spec: Any) -> dict[str, Any]:
 
 
 def task(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "mlora.dev/v1alpha1",
-        "kind": "LoRATask",
-        "metadata": {"name": name},
-        "spec": {
+    return loratask(
+        name,
+        {
             "baseModel": MODEL,
             "dataset": {"uri": "s3://rows/a.jsonl"},
             "training": {"batchSize": 4, "maxSeqLength": 128, "maxSteps": 10},
             "output": {"uri": f"s3://out/{name}"},
             **spec,
         },
-    }
+    )
 
 
 def invoke(folder: Path, objects: list[dict[str, Any]], *options: str) -> tuple[int, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mlora_worker.data.rows import Record
 from mlora_worker.protocol import FileFormat, StorageAccess
 from mlora_worker.storage.sources import Source, open_sources
 from mlora_worker.storage.store import open_store
+from tests.fixtures.one_file import OneFile
 
 SOURCE: Source = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
 ROWS = [{"prompt": f"{number}?\u2028", "completion": f"é {number}"} for number in range(1000)]
@@ -143,36 +144,10 @@ def test_a_parquet_file_is_read_by_ranges_and_never_whole(tmp_path: Path) -> Non
     pa.parquet.write_table(
         pa.table({"prompt": noise, "completion": noise, "unused": noise}), path, row_group_size=500
     )
-    watched = Watched(path)
+    watched = OneFile(path.read_bytes())
     rows = records_of_file(watched, "file:///rows.parquet", FileFormat.PARQUET, COLUMNS)
     next(rows)
     assert watched.read < path.stat().st_size / 4
-
-
-class Watched:
-    """A source of one file that counts what is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._data = path.read_bytes()
-        self.read = 0
-
-    def find(self, uri: str, split: str | None) -> list[str]:
-        raise NotImplementedError
-
-    def version(self, uri: str) -> str | None:
-        raise NotImplementedError
-
-    def pieces(self, uri: str) -> Iterator[bytes]:
-        raise NotImplementedError
-
-    def size(self, uri: str) -> int:
-        del uri
-        return len(self._data)
-
-    def read_range(self, uri: str, start: int, length: int) -> bytes:
-        del uri
-        self.read += length
-        return self._data[start : start + length]
 
 
 def test_nested_columns_of_parquet_are_turns(tmp_path: Path) -> None:

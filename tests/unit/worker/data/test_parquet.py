@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -14,36 +13,9 @@ from mlora_worker.data.compression import Undecodable
 from mlora_worker.data.parquet import parquet_rows
 from mlora_worker.data.rows import Flaw, Record
 from mlora_worker.storage.errors import StoreUnreachable
+from tests.fixtures.one_file import OneFile
 
 LONG = "x" * 1000
-
-
-class Bytes:
-    """A source of one file; ``readable`` bytes of it can be read before the store is gone."""
-
-    def __init__(self, data: bytes, readable: int | None = None) -> None:
-        self._data = data
-        self._readable = readable
-
-    def find(self, uri: str, split: str | None) -> list[str]:
-        raise NotImplementedError
-
-    def version(self, uri: str) -> str | None:
-        raise NotImplementedError
-
-    def pieces(self, uri: str) -> Iterator[bytes]:
-        raise NotImplementedError
-
-    def size(self, uri: str) -> int:
-        del uri
-        return len(self._data)
-
-    def read_range(self, uri: str, start: int, length: int) -> bytes:
-        if self._readable is not None:
-            self._readable -= length
-            if self._readable < 0:
-                raise StoreUnreachable(f"{uri} is gone")
-        return self._data[start : start + length]
 
 
 def parquet(columns: dict[str, Any], **options: Any) -> bytes:
@@ -72,7 +44,7 @@ def test_rows_that_are_too_long_are_flaws_and_the_others_are_whole(
     values: list[Any], long: list[int], dictionary: bool
 ) -> None:
     data = parquet({"value": values, "unused": [LONG * 2] * len(values)}, use_dictionary=dictionary)
-    records = list(parquet_rows(Bytes(data), "rows", ("value",), longest=1000))
+    records = list(parquet_rows(OneFile(data), "rows", ("value",), longest=1000))
     assert [record.number for record in records if isinstance(record.value, Flaw)] == long
     expected = [Record(number, {"value": value}) for number, value in enumerate(values, 1)]
     assert [record for record in records if record.number not in long] == [
@@ -84,7 +56,7 @@ def test_one_long_value_that_many_rows_refer_to_is_in_memory_once() -> None:
     values = pa.DictionaryArray.from_arrays(pa.array([0] * 400, pa.int32()), pa.array(["x" * 2**20]))
     data = parquet({"prompt": values, "n": list(range(400))}, store_schema=False)  # read back as plain text
     before = pa.total_allocated_bytes()
-    rows = parquet_rows(Bytes(data), "rows", ("prompt", "n"))
+    rows = parquet_rows(OneFile(data), "rows", ("prompt", "n"))
     first = next(rows).value
     assert not isinstance(first, Flaw)
     assert (len(first["prompt"]), first["n"]) == (2**20, 0)
@@ -96,10 +68,10 @@ def test_a_damaged_page_is_a_flaw_of_the_file() -> None:
     for at in range(2000, 40_000, 7):
         data[at] ^= 0x5A
     with pytest.raises(Undecodable, match="no Parquet file that can be read"):
-        list(parquet_rows(Bytes(bytes(data)), "rows", ("prompt",)))
+        list(parquet_rows(OneFile(bytes(data)), "rows", ("prompt",)))
 
 
 def test_a_store_that_goes_away_is_no_flaw_of_the_file() -> None:
     data = parquet({"prompt": [f"{row}" * 300 for row in range(20_000)]}, compression="none")
     with pytest.raises(StoreUnreachable):
-        list(parquet_rows(Bytes(data, len(data) // 2), "rows", ("prompt",)))
+        list(parquet_rows(OneFile(data, len(data) // 2), "rows", ("prompt",)))
