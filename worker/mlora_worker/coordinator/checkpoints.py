@@ -224,10 +224,10 @@ class Checkpoints:
         return state
 
     def _restoration(self, state: TaskState) -> Restoration:
-        History(state.history)  # raises here, where that is this task's failure alone
+        """Raises for what cannot be taken up, which is this task's failure alone."""
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
-        return Restoration(state.progress, parts[0], payloads, state.best, state.history)
+        return Restoration(state.progress, parts[0], payloads, state.best, History(state.history))
 
     def _persist(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
         return until_stored(

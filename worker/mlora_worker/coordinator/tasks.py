@@ -115,7 +115,7 @@ class Restoration:
     own: Mapping[str, Tensor]  # stage 0's part
     payloads: Mapping[int, bytes]  # of each other stage, as safetensors
     best: Mapping[str, Tensor] = field(default_factory=dict)
-    history: bytes = b""
+    history: History = field(default_factory=History)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +372,7 @@ class TaskRun:
         """It is in the stream again, as ``restoration`` says."""
         progress = restoration.progress
         self.evaluated = progress.evaluation or EvaluationProgress()
-        self.best, self.history = None, History(restoration.history)
+        self.best, self.history = None, restoration.history
         if restoration.best and self.evaluated.best is not None:
             self.best = Best(0, self.evaluated.best, {0: dict(restoration.best)})
         self.steps_done = self.taken_step = self.resumed_step = progress.step
