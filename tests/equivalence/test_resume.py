@@ -9,13 +9,19 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, Schedule, TaskPhase, Training
-from mlora_worker.storage.checkpoint import CheckpointMismatch, newest_progress
+from mlora_worker.storage.checkpoint import (
+    CheckpointMismatch,
+    newest_progress,
+    newest_state,
+    write_checkpoint,
+)
 from mlora_worker.storage.errors import AccessRefused, StoreUnreachable
 from mlora_worker.stream.items import Checkpoint, Load, Train, Unload
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference
@@ -375,6 +381,21 @@ def test_a_checkpoint_with_other_settings_is_refused_and_names_the_field(
     prepared.fingerprint["training.learningRate"] = 1.0  # type: ignore[index]
     with pytest.raises(Exception, match=r"training\.learningRate none, the task has 1\.0"):
         pipeline.run()
+
+
+def test_a_checkpoint_whose_history_is_damaged_fails_its_task_alone(
+    base: Base, subject: Task, neighbour: Task
+) -> None:
+    """Its files are whole, and where they lie its owner may write: it must not end the rank that reads it."""
+    store = MemoryStore()
+    play(base, 2, [subject, neighbour], store=store, script=crash_at(12, saved=10))
+    state = newest_state(store, "s3://checkpoints/subject")
+    assert state is not None
+    write_checkpoint(store, "s3://checkpoints/subject", replace(state, history=b"no json\n"))
+    second = play(base, 2, [subject, neighbour], store=store)
+    assert second.error is None
+    assert second.tasks["subject"].phase is TaskPhase.FAILED
+    assert second.tasks["neighbour"].phase is TaskPhase.SUCCEEDED
 
 
 def test_a_stage_at_another_step_makes_no_checkpoint(base: Base, subject: Task) -> None:
