@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
 RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
 RETRY = 1.0  # seconds after a pass in which something failed
+
+Watcher = Callable[[Snapshot, Decision], None]  # is told what a pass saw and decided; quick, and does no I/O
 
 
 def utc_now() -> datetime:
@@ -40,12 +43,14 @@ class Loop:
         *,
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._cluster = cluster
         self._coordinators = coordinators
         self._settings = settings
         self._now = now
         self._monotonic = monotonic
+        self._watchers = watchers
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
@@ -74,6 +79,11 @@ class Loop:
         """One pass: observe, decide, act. False when a write failed."""
         snapshot = await self._observe()
         decision = decide(snapshot, self._settings, self._now())
+        for watcher in self._watchers:
+            try:
+                watcher(snapshot, decision)
+            except Exception:  # who only watches must not stop the work
+                logger.exception("a watcher of the passes failed")
         return await self._writer.act(snapshot, decision, self._now())
 
     async def _observe(self) -> Snapshot:
