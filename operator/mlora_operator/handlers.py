@@ -26,6 +26,8 @@ from mlora_operator.coordinator import Links
 from mlora_operator.health import examine, running_tasks, serve_health
 from mlora_operator.leader import Elector, Terms, suspend_clock
 from mlora_operator.lease import ApiLeases, own_identity
+from mlora_operator.metrics.exporter import Exporter
+from mlora_operator.metrics.server import serve_metrics
 from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
@@ -54,6 +56,12 @@ class Runtime:
         self.loop: Loop | None = None  # while this replica leads
         self.elector: Elector | None = None
         self.work: asyncio.Task[None] | None = None
+        self.exporter = Exporter(
+            settings.metrics,
+            leads=lambda: self.elector is not None and self.elector.leads,
+            watching=self.indexed.is_set,
+            now=utc_now,
+        )
 
     def wake(self) -> None:
         """There is something new to see."""
@@ -79,11 +87,15 @@ class Runtime:
         async with contextlib.AsyncExitStack() as stack:
             try:
                 api = await stack.enter_async_context(client.ApiClient(await _credentials()))
-                elector = self._elector(KubeApi(api))
+                elector = self._elector(KubeApi(api, tally=self.exporter.measures.request))
                 new_token = functools.partial(secrets.token_urlsafe, 32)
-                cluster = ApiServer(KubeApi(api, elector.permit), indexes, self.settings, new_token)
+                counted = KubeApi(api, elector.permit, self.exporter.measures.request)
+                cluster = ApiServer(counted, indexes, self.settings, new_token)
                 runner = await serve_health(self.settings.health.port, self._check)
                 stack.push_async_callback(runner.cleanup)
+                if self.settings.metrics.enabled:
+                    runner = await serve_metrics(self.settings.metrics.port, self.exporter.registry)
+                    stack.push_async_callback(runner.cleanup)
             except BaseException as error:
                 ready.set_exception(error)
                 raise
@@ -106,11 +118,18 @@ class Runtime:
         """One term. What it learns ends with it: another may have written since."""
         await self._compare(cluster)  # while it followed, a cut watch may have left objects that are gone
         async with Links(self.wake_loop, utc_now, elector.permit) as links:
-            self.loop = Loop(cluster, links, self.settings)
+            self.loop = Loop(
+                cluster,
+                links,
+                self.settings,
+                watchers=(self.exporter.watch,),
+                witness=self.exporter.measures,
+            )
             try:
                 await self.loop.run()
             finally:
                 self.loop = None
+                self.exporter.end_of_term()
 
     def wake_loop(self) -> None:
         if self.loop is not None:

@@ -8,6 +8,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
       image: registry/worker:0.1.0   # of pipelines that name none; required
       imagePullPolicy: IfNotPresent
       imagePullSecrets: []
+      metricsPort: null              # of each rank's /metrics; null: none
     models:                          # the catalogue: base models that tasks may name without a LoRAPipeline
       - name: HuggingFaceTB/SmolLM2-135M-Instruct
         uri: s3://models/smollm2-135m
@@ -26,8 +27,9 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
+    metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
-    networkPolicy: {enabled: false, operatorLabels: {}, egress: []}   # of workers
+    networkPolicy: {enabled: false, operatorLabels: {}, ingress: [], egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
     allowPrivateEndpoints: false     # addresses of tasks on loopback, link-local and metadata services: as above
     coordinatorUrl: "http://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
@@ -89,6 +91,7 @@ class WorkerDefaults(Model):
     image: str = Field(min_length=1)
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: tuple[Opaque, ...] = ()
+    metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
 
 
 class LogSettings(Model):
@@ -99,6 +102,31 @@ class LogSettings(Model):
 class HealthSettings(Model):
     port: Annotated[int, Field(ge=1, le=65535)] = 8081
     max_silence_seconds: Annotated[float, Field(gt=0)] = 60
+
+
+class MetricsSettings(Model):
+    """``tasks``: series of each task in training, with its namespace and name; of at most ``mostTasks``.
+    ``priorities``: the steps of the label ``priority``."""
+
+    enabled: Annotated[bool, Field(strict=True)] = False
+    port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    tasks: Annotated[bool, Field(strict=True)] = False
+    most_tasks: Annotated[int, Field(strict=True, ge=0, le=10_000)] = 500
+    priorities: Annotated[
+        tuple[Annotated[int, Field(strict=True)], ...], Field(min_length=1, max_length=20)
+    ] = (
+        0,
+        1,
+        10,
+        100,
+        1000,
+    )
+
+    @model_validator(mode="after")
+    def _steps_ascend(self) -> MetricsSettings:
+        if list(self.priorities) != sorted(set(self.priorities)):
+            raise ValueError("priorities must ascend, each once")
+        return self
 
 
 class LeaderElection(Model):
@@ -119,10 +147,12 @@ class LeaderElection(Model):
 
 
 class NetworkPolicySettings(Model):
-    """``operatorLabels``: of the operator's pods; ``egress``: rules as in a NetworkPolicy, of workers."""
+    """``operatorLabels``: of the operator's pods; ``ingress`` and ``egress``: rules as in a NetworkPolicy, of workers,
+    beside those that they need."""
 
     enabled: Annotated[bool, Field(strict=True)] = False
     operator_labels: dict[str, str] = Field(default_factory=dict)
+    ingress: tuple[Opaque, ...] = ()
     egress: tuple[Opaque, ...] = ()
 
     @model_validator(mode="after")
@@ -139,6 +169,7 @@ class Settings(Model):
     models: tuple[CatalogueModel, ...] = ()
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     leader_election: LeaderElection = Field(default_factory=LeaderElection)
     network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
     allow_file_uris: bool = False

@@ -36,7 +36,7 @@ def network_policy(owner: Owner, settings: NetworkPolicySettings, operator_names
         "spec": {
             "podSelector": {"matchLabels": selector(owner.name)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": ingress,
+            "ingress": [*ingress, *settings.ingress],
             "egress": [{"to": [same_pipeline]}, {"ports": names_of_hosts}, *settings.egress],
         },
     }

@@ -15,6 +15,7 @@ from mlora_operator.reconcile.decision import Decision, Event
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.statuses import difference, is_due
+from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import Written
 
 logger = logging.getLogger(__name__)
@@ -24,9 +25,10 @@ AT_ONCE = 16  # writes in flight
 class Writer:
     """Carries decisions out. Its memory of own writes is a cache (see ``written``)."""
 
-    def __init__(self, cluster: Cluster, coordinators: Coordinators) -> None:
+    def __init__(self, cluster: Cluster, coordinators: Coordinators, witness: Witness | None = None) -> None:
         self._cluster = cluster
         self._coordinators = coordinators
+        self._witness = witness or Nobody()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
@@ -90,6 +92,8 @@ class Writer:
         )
         if done:
             self.tasks.wrote(task.uid, task.version, status, now)
+            if not self.tasks.is_gone(task.uid):
+                self._witness.task_written(task, status, now)
             await self._tell(story)
         return done
 
@@ -107,6 +111,8 @@ class Writer:
         )
         if done:
             self.pipelines.wrote(pipeline.uid, pipeline.version, status, now)
+            if not self.pipelines.is_gone(pipeline.uid):
+                self._witness.pipeline_written(pipeline, status)
             await self._tell(story)
         return done
 
@@ -132,5 +138,6 @@ class Writer:
             except Exception as error:
                 logger.warning("could not %s: %s", what, error)
                 logger.debug("could not %s", what, exc_info=error)
+                self._witness.write_failed()
                 return False
         return True

@@ -6,6 +6,7 @@ Server-side apply keeps every write idempotent: the server itself finds out whet
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +35,13 @@ PLURALS = {
 }
 
 
+# What a request was about may be no more than these, whatever a path holds.
+RESOURCES = frozenset({*PLURALS.values(), "configmaps", "namespaces"})
+
+# Is told of each request: method, what it was about, HTTP status (None: no answer), seconds.
+Tally = Callable[[str, str, int | None, float], None]
+
+
 class ApiError(Exception):
     """The API server refused a request; ``status`` is HTTP's, the message its own."""
 
@@ -45,12 +53,20 @@ class ApiError(Exception):
 class KubeApi:
     """Thin verbs. Each raises ApiError, or the client's own error when there is no answer.
 
-    ``permit`` is called just before each write and raises when there must be none.
+    ``permit`` is called just before each write and raises when there must be none; ``tally`` after each request.
     """
 
-    def __init__(self, api: client.ApiClient, permit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        api: client.ApiClient,
+        permit: Callable[[], None] = lambda: None,
+        tally: Tally | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._api = api
         self._permit = permit
+        self._tally = tally
+        self._monotonic = monotonic
 
     async def get(self, path: str) -> JSON:
         return await self._call("GET", path)
@@ -107,8 +123,14 @@ class KubeApi:
         )
         if method != "GET":
             self._permit()
-        answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT)
-        text = await answer.read()
+        begun, status = self._monotonic(), None
+        try:
+            answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT)
+            text = await answer.read()
+            status = answer.status
+        finally:
+            if self._tally is not None:
+                self._tally(method, resource_of(path), status, self._monotonic() - begun)
         content = json.loads(text) if text else {}
         if answer.status >= 400:
             raise ApiError(answer.status, content.get("message", str(answer.reason)))
@@ -127,3 +149,14 @@ def path_of(manifest: Mapping[str, Any]) -> str:
     return (
         f"{collection(manifest['apiVersion'], PLURALS[manifest['kind']], meta['namespace'])}/{meta['name']}"
     )
+
+
+def resource_of(path: str) -> str:
+    """Plural of what a path is about, with ``/status`` where it is that; ``other`` for what the operator does not use."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:]
+    if len(rest) > 2 and rest[0] == "namespaces":
+        rest = rest[2:]
+    if not rest or rest[0] not in RESOURCES:
+        return "other"
+    return f"{rest[0]}/status" if rest[2:] == ["status"] else rest[0]

@@ -16,6 +16,7 @@ from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
 from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
+from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
 from mlora_operator.settings import Settings
 
@@ -44,6 +45,7 @@ class Loop:
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
+        witness: Witness | None = None,
     ) -> None:
         self._cluster = cluster
         self._coordinators = coordinators
@@ -51,10 +53,11 @@ class Loop:
         self._now = now
         self._monotonic = monotonic
         self._watchers = watchers
+        self._witness = witness or Nobody()
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
-        self._writer = Writer(cluster, coordinators)
+        self._writer = Writer(cluster, coordinators, self._witness)
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
 
     def wake(self) -> None:
@@ -66,6 +69,7 @@ class Loop:
                 well = await self.step()
             except Exception:
                 logger.exception("a pass failed; the next one tries again")
+                self._witness.pass_failed()
                 well = False
             self.last_pass = self._monotonic()
             # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
@@ -77,14 +81,19 @@ class Loop:
 
     async def step(self) -> bool:
         """One pass: observe, decide, act. False when a write failed."""
+        begun = self._monotonic()
         snapshot = await self._observe()
+        observed = self._monotonic()
         decision = decide(snapshot, self._settings, self._now())
+        deciding = self._monotonic() - observed
         for watcher in self._watchers:
             try:
                 watcher(snapshot, decision)
             except Exception:  # who only watches must not stop the work
                 logger.exception("a watcher of the passes failed")
-        return await self._writer.act(snapshot, decision, self._now())
+        well = await self._writer.act(snapshot, decision, self._now())
+        self._witness.passed(self._monotonic() - begun, deciding)
+        return well
 
     async def _observe(self) -> Snapshot:
         objects = self._cluster.objects()

@@ -1,0 +1,125 @@
+"""What this process has done, counted as it happens (``reconcile.witness``).
+
+Counters begin at zero with each process, which Prometheus takes for what it is. What is counted was written: a decision
+that another pass repeats counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import Condition
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.metrics import families as f
+from mlora_operator.metrics.priorities import step_of
+from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, condition, is_true
+
+
+class Measures:
+    """The counters and histograms of ``families``. ``priorities``: steps, ascending."""
+
+    def __init__(self, registry: CollectorRegistry, priorities: Sequence[int]) -> None:
+        self._priorities = priorities
+        self._pass = _histogram(f.PASS, registry)
+        self._decision = _histogram(f.DECISION, registry)
+        self._errors = _counter(f.ERRORS, registry)
+        self._requests = _counter(f.API_REQUESTS, registry)
+        self._request_seconds = _histogram(f.API_DURATION, registry)
+        self._admitted = _counter(f.ADMITTED, registry)
+        self._preempted = _counter(f.PREEMPTED, registry)
+        self._restarted = _counter(f.RESTARTED, registry)
+        self._finished = _counter(f.FINISHED, registry)
+        self._wait = _histogram(f.WAIT, registry)
+        self._duration = _histogram(f.DURATION, registry)
+        self._stalls = _counter(f.STALLS, registry)
+        self._pipeline_restarts = _counter(f.PIPELINE_RESTARTS, registry)
+        self._of_pipelines = (
+            self._admitted, self._preempted, self._restarted, self._finished, self._stalls,
+            self._pipeline_restarts,
+        )  # fmt: skip
+        self._pipelines: frozenset[Key] = frozenset()
+        for stage in ("pass", "write"):
+            self._errors.labels(stage)
+
+    # --- reconcile.witness.Witness ---
+
+    def passed(self, whole: float, deciding: float) -> None:
+        self._pass.observe(whole)
+        self._decision.observe(deciding)
+
+    def pass_failed(self) -> None:
+        self._errors.labels("pass").inc()
+
+    def write_failed(self) -> None:
+        self._errors.labels("write").inc()
+
+    def task_written(self, task: Task, status: TaskStatus, now: datetime) -> None:
+        before = task.status
+        place = pipeline_labels(status.pipeline)
+        priority = step_of(task.spec.priority if task.spec is not None else 0, self._priorities)
+        if _came_true(c.ADMITTED, before.conditions, status.conditions):
+            self._admitted.labels(*place, priority).inc()
+        if status.start_time is not None and before.start_time is None:
+            since = parse_time(status.retry_time) if status.retry_time is not None else task.created
+            self._wait.labels(priority).observe(max(0.0, (now - since).total_seconds()))
+        _add(self._preempted, place, before.preemptions, status.preemptions)
+        _add(self._restarted, place, before.restarts, status.restarts)
+        for type_, result in ((c.SUCCEEDED, "succeeded"), (c.FAILED, "failed")):
+            if _came_true(type_, before.conditions, status.conditions):
+                held = condition(status.conditions, type_)
+                assert held is not None
+                self._finished.labels(*place, result, held.reason).inc()
+                if status.start_time is not None:
+                    seconds = (now - parse_time(status.start_time)).total_seconds()
+                    self._duration.labels(result).observe(max(0.0, seconds))
+
+    def pipeline_written(self, pipeline: Pipeline, status: PipelineStatus) -> None:
+        before, place = pipeline.status, (pipeline.key.namespace, pipeline.key.name)
+        if _came_true(c.STALLED, before.conditions, status.conditions):
+            self._stalls.labels(*place).inc()
+        _add(self._pipeline_restarts, place, before.restarts, status.restarts)
+
+    # --- reconcile.kubeapi.Tally ---
+
+    def request(self, method: str, resource: str, status: int | None, seconds: float) -> None:
+        self._requests.labels(method, resource, "none" if status is None else str(status)).inc()
+        self._request_seconds.labels(method).observe(seconds)
+
+    def keep_only(self, pipelines: frozenset[Key]) -> None:
+        """Forget what was counted of pipelines that are gone, so that names of the past do not add up."""
+        if pipelines == self._pipelines:
+            return
+        for gone in self._pipelines - pipelines:
+            for counter in self._of_pipelines:
+                counter.remove_by_labels({"pipeline_namespace": gone.namespace, "pipeline": gone.name})
+        self._pipelines = pipelines
+
+
+def pipeline_labels(name: str | None) -> tuple[str, str]:
+    """Of ``namespace/name``; two empty ones of a task that no pipeline has taken."""
+    namespace, _, own = (name or "").partition("/")
+    return namespace, own
+
+
+def _came_true(type_: str, before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:
+    return is_true(after, type_) and not is_true(before, type_)
+
+
+def _add(counter: Counter, labels: tuple[str, ...], before: int | None, after: int | None) -> None:
+    more = (after or 0) - (before or 0)
+    if more > 0:
+        counter.labels(*labels).inc(more)
+
+
+def _counter(family: f.Family, registry: CollectorRegistry) -> Counter:
+    return Counter(family.name, family.help, family.labels, registry=registry)
+
+
+def _histogram(family: f.Family, registry: CollectorRegistry) -> Histogram:
+    return Histogram(family.name, family.help, family.labels, buckets=family.buckets, registry=registry)

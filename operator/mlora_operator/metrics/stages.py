@@ -1,0 +1,36 @@
+"""Predicted and used memory of a pipeline's stages. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlora_operator.reconcile.places import memory_model
+from mlora_operator.reconcile.view import View
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """Bytes. ``budget``: that may be used; ``predicted``: for the tasks in training; ``used``: at most, by the samples that
+    the workers report, 0 where nothing is known."""
+
+    stage: int
+    budget: int
+    predicted: int
+    used: int
+
+
+def stage_memory(view: View) -> tuple[StageMemory, ...]:
+    """Of the tasks of ``view``, all of which train; none while the model's shape is not known."""
+    model = memory_model(view)
+    if model is None:
+        return ()
+    used = [0] * len(model.stages)
+    if view.report is not None:
+        for sample in view.report.memory:
+            if sample.stage < len(used) and not sample.calibration:
+                used[sample.stage] = max(used[sample.stage], sample.used_bytes)
+    verdicts = model.by_stage(task.uid for task in view.tasks)
+    return tuple(
+        StageMemory(verdict.stage, verdict.budget, verdict.needed, used[verdict.stage])
+        for verdict in verdicts
+    )
