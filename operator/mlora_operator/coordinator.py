@@ -83,9 +83,10 @@ class CoordinatorClient:
                 f"report not understood: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
             ) from error
 
-    async def get_timeline(self) -> Timeline:
-        """What the stages did lately. Raises CoordinatorError."""
-        text = await self._call("GET", "/v1/timeline", {}, None, TIMELINE_WITHIN)
+    async def get_timeline(self, microbatches: int | None = None) -> Timeline:
+        """What the stages did lately, or with the newest ``microbatches``. Raises CoordinatorError."""
+        query = {} if microbatches is None else {"microbatches": str(microbatches)}
+        text = await self._call("GET", "/v1/timeline", query, None, TIMELINE_WITHIN)
         try:
             return Timeline.model_validate_json(text)
         except ValidationError as error:
@@ -231,6 +232,10 @@ class Links:
 
     def contacts(self) -> Mapping[Key, Contact]:
         return {key: link.contact for key, link in self._links.items()}
+
+    def endpoints(self) -> Mapping[Key, Endpoint]:
+        """Of the coordinators that are followed."""
+        return {key: link.endpoint for key, link in self._links.items()}
 
     async def send_plan(self, pipeline: Key, plan: Plan) -> None:
         """Raises CoordinatorError; the contact remembers only a plan that was taken."""

@@ -121,6 +121,12 @@ class Elector:
         return self._clock() < self._until
 
     @property
+    def holder(self) -> str:
+        """Who held the lease when it was last read or written; empty: nobody, or that is not known."""
+        lease = self._seen.lease if self._seen is not None else None
+        return lease.holder if lease is not None else ""
+
+    @property
     def silence(self) -> float:
         """Seconds since the lease was last seen to."""
         return self._clock() - self.last_attempt

@@ -2,7 +2,7 @@
 
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
-``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py).
+``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
 All bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
@@ -33,7 +33,7 @@ from pydantic.alias_generators import to_camel
 
 PROTOCOL_VERSION = 1
 HUB_ENDPOINT = (
-    "https://huggingface.co"  # where hf:// data sets lie, unless an administrator names another place
+    "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
 
 
@@ -662,8 +662,9 @@ class Report(Message):
 
 class ModelSource(Message):
     name: str  # the name users write as baseModel, and what adapter_config.json says
-    uri: str  # s3://bucket/prefix or file:///folder with config.json, tokenizer and *.safetensors
+    uri: str  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
     revision: str | None = None
+    commit: str | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
 
 
@@ -684,7 +685,7 @@ class WorkerConfig(Message):
     storage_addressing: Addressing = Addressing.AUTO
     storage_checksums: Checksums = Checksums.AUTO
     storage_keys_dir: str | None = (
-        None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt; re-read at each use
+        None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt, HF_TOKEN; re-read at each use
     )
     cache_dir: str = "/tmp/mlora"
     checkpoints_uri: str | None = (
@@ -706,6 +707,9 @@ class WorkerConfig(Message):
         str, ...
     ] = ()  # CIDR: http(s) data sets may lie there though it is loopback, link-local, ...
     hub_endpoint: str = HUB_ENDPOINT
+    model_cache_bytes: Amount = (
+        100 * 2**30
+    )  # of a remote model's weights that are kept below cache_dir; 0: none
     dataset_cache_bytes: Amount = 20 * 2**30  # of tokenised rows that are kept below cache_dir
     log_format: Literal["text", "json"] = "text"
 
@@ -730,6 +734,7 @@ class SurveyQuestion(Message):
     model: ModelSource
     stages: Count
     storage: StorageAccess = StorageAccess()  # of the model; without keys, the identity that the SDK finds
+    hub_endpoint: str = HUB_ENDPOINT
     cache_dir: str = "/tmp/mlora"
     sample_rows: Amount = 0  # of each data set, at most; 0: none
     tasks: tuple[TaskQuestion, ...] = ()
@@ -781,6 +786,7 @@ class LookQuestion(Message):
     storage: StorageAccess = (
         StorageAccess()
     )  # of model and rows; without keys, the identity that the SDK finds
+    hub_endpoint: str = HUB_ENDPOINT
     cache_dir: str = "/tmp/mlora"
     dataset: Dataset
     training: Training

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.pipeline.collect import Unanswered
 from mlora_worker.protocol import Plan
+from mlora_worker.stream.timeline import latest
 
 _LONGEST_WAIT = 60.0  # seconds a report may be held back
 _SETTLE = 0.2  # seconds in which further changes ride along with a report
@@ -64,11 +65,17 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             report = await asyncio.to_thread(coordinator().wait_report, -1, 0.0)
         return web.Response(text=report.to_json(), content_type="application/json")
 
-    async def get_timeline(_: web.Request) -> web.Response:
+    async def get_timeline(request: web.Request) -> web.Response:
+        try:
+            newest = max(0, int(request.query.get("microbatches", "0")))
+        except ValueError:
+            raise web.HTTPBadRequest(text="microbatches must be an integer") from None
         try:
             timeline = await asyncio.to_thread(coordinator().timeline)
         except Unanswered as error:
             raise web.HTTPGatewayTimeout(text=str(error)) from None
+        if newest:
+            timeline = await asyncio.to_thread(latest, timeline, newest)
         return web.Response(text=timeline.to_json(), content_type="application/json")
 
     app = web.Application(middlewares=[authorize], client_max_size=_LARGEST_PLAN)

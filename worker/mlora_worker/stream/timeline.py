@@ -146,3 +146,14 @@ def typical(timeline: Timeline, microbatches: int) -> Timeline:
         return timeline
     last = max(microbatches, len(moments) * 3 // 4)
     return excerpt(timeline, moments[last - microbatches], moments[last])
+
+
+def latest(timeline: Timeline, microbatches: int) -> Timeline:
+    """The newest piece: from the return of the microbatch that came back so many before the last one, to the last one's.
+
+    The whole of it where there are not more.
+    """
+    moments = returns(timeline)
+    if len(moments) <= microbatches:
+        return timeline
+    return excerpt(timeline, moments[-microbatches - 1], moments[-1])

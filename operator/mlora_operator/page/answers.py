@@ -1,0 +1,255 @@
+"""From a pass of the loop to the API's documents. Pure: the same pass, the same answer, however often it is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Literal
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import Condition, timestamp
+from mlora_operator.page.board import Sight
+from mlora_operator.page.curves import Drawn, thinned
+from mlora_operator.page.documents import (
+    CurveDocument,
+    Losses,
+    Overview,
+    PipelineDocument,
+    StageDocument,
+    TaskDocument,
+    TaskList,
+)
+from mlora_operator.page.order import TRAINING_STATES, Lists, Standing
+from mlora_operator.reconcile.places import memory_model
+from mlora_operator.reconcile.snapshot import condition, is_true
+from mlora_operator.reconcile.standing import waits_since
+from mlora_operator.reconcile.view import View
+from mlora_worker.protocol import Report
+
+MOST_TASKS = 100  # of one answer
+MOST_PIPELINES = 100
+MOST_NAMESPACES = 500
+MOST_CURVES = 24
+POINTS_SHOWN = 160  # of a curve
+MESSAGE_SHOWN = 500  # characters
+
+ListName = Literal["waiting", "training", "finished"]
+
+# Whose message tells most of a task in a state; by default that of Admitted, or of Accepted where that is refused.
+_TELLING = {
+    "Succeeded": c.SUCCEEDED,
+    "Failed": c.FAILED,
+    "Training": c.RUNNING,
+    "Saving": c.RUNNING,
+    "UploadBlocked": c.UPLOAD_BLOCKED,
+}
+
+
+def overview(sight: Sight, lists: Lists, namespace: str | None) -> Overview:
+    """Of all namespaces, or what concerns one: its tasks, and the pipelines that it has or uses."""
+    everyone = (*lists.waiting, *lists.training, *lists.finished)
+    ours = [one for one in everyone if namespace is None or one.task.key.namespace == namespace]
+    used = {one.status.pipeline for one in ours}
+    views = [
+        view
+        for view in lists.views
+        if namespace is None or view.pipeline.key.namespace == namespace or str(view.pipeline.key) in used
+    ]
+    return Overview(
+        namespaces=tuple(sorted({one.task.key.namespace for one in everyone})[:MOST_NAMESPACES])
+        if namespace is None
+        else (namespace,),
+        states=dict(sorted(Counter(one.state for one in ours).items())),
+        tokens_per_second=_rounded(sum(_speed(one) or 0.0 for one in ours)),
+        pipelines=tuple(_pipeline(sight, view, lists) for view in views[:MOST_PIPELINES]),
+        pipelines_total=len(views),
+    )
+
+
+def tasks(
+    lists: Lists, colours: Mapping[str, int], name: ListName, namespace: str | None, offset: int, limit: int
+) -> TaskList:
+    """``limit`` tasks of a list, from the one at ``offset`` on."""
+    chosen = of_namespace(lists.named(name), namespace)
+    part = chosen[offset : offset + min(limit, MOST_TASKS)]
+    return TaskList(
+        list=name,
+        total=len(chosen),
+        offset=offset,
+        tasks=tuple(_task(one, colours.get(one.task.uid)) for one in part),
+    )
+
+
+def with_curves(lists: Lists, kept: Mapping[str, int], namespace: str | None) -> list[Standing]:
+    """Whose losses are kept: those in training, then those that are waiting again, then the last that finished."""
+    everyone = (*lists.training, *lists.waiting, *lists.finished)
+    return [one for one in of_namespace(everyone, namespace) if one.task.uid in kept]
+
+
+def losses(chosen: Iterable[Standing], total: int, curves: Mapping[str, Drawn]) -> Losses:
+    """Of ``chosen``, as far as there are ``curves``; ``total``: how many could have been chosen."""
+    return Losses(
+        total=total,
+        curves=tuple(
+            _curve(one, thinned(curves[one.task.uid], POINTS_SHOWN))
+            for one in chosen
+            if one.task.uid in curves
+        ),
+    )
+
+
+def of_namespace(standings: Iterable[Standing], namespace: str | None) -> tuple[Standing, ...]:
+    return tuple(one for one in standings if namespace is None or one.task.key.namespace == namespace)
+
+
+def _pipeline(sight: Sight, view: View, lists: Lists) -> PipelineDocument:
+    pipeline, here = view.pipeline, str(view.pipeline.key)
+    status = sight.pipeline_statuses.get(pipeline.key, pipeline.status)
+    spec, group, contact = pipeline.spec, view.group, view.contact
+    ready = condition(status.conditions, c.READY)
+    stalled = is_true(status.conditions, c.STALLED)
+    telling = condition(status.conditions, c.STALLED) if stalled else ready
+    training = [one for one in lists.training if one.status.pipeline == here]
+    waiting = sum(one.status.pipeline == here for one in lists.waiting)
+    up = group is not None and group.replicas > 0
+    if not up:
+        coordinator: Literal["answers", "starting", "lost", "none"] = "none"
+    elif contact.report is not None and contact.lost_since is None:
+        coordinator = "answers"
+    else:
+        coordinator = "lost" if contact.report is not None and not contact.starting else "starting"
+    lost = contact.lost_since if coordinator == "lost" else None
+    return PipelineDocument(
+        namespace=pipeline.key.namespace,
+        name=pipeline.key.name,
+        base_model=spec.model.name if spec is not None else "",
+        state=status.state or "Pending",
+        reason=telling.reason if telling is not None else "",
+        message=_short(telling),
+        policy=spec.scheduling.policy if spec is not None else "",
+        workers=group.replicas if group is not None else 0,
+        ready_workers=group.ready if group is not None else 0,
+        training=len(training),
+        waiting=waiting,
+        restarts=status.restarts or 0,
+        tokens_per_second=_rounded(sum(_speed(one) or 0.0 for one in training)),
+        coordinator=coordinator,
+        lost_since=timestamp(lost) if lost is not None else None,
+        stages=_stages(view, training),
+    )
+
+
+def _stages(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
+    """The stages with what is predicted of those who have a place there, by the memory model that admits them."""
+    model = memory_model(view)
+    if model is None:
+        return ()
+    placed = {one.task.uid for one in training} | {
+        task.uid for task in view.tasks if task.uid in view.active or _has_place(task.admitted)
+    }
+    verdicts = model.by_stage(sorted(uid for uid in placed if uid in model.demands))
+    used = _used(view.report)
+    return tuple(
+        StageDocument(
+            stage=stage.stage,
+            first_layer=stage.first_layer,
+            last_layer=stage.last_layer,
+            device=stage.device,
+            weights=stage.resident_bytes,
+            predicted=verdict.needed,
+            used=used.get(stage.stage) if placed else None,
+            budget=verdict.budget,
+        )
+        for stage, verdict in zip(model.stages, verdicts, strict=True)
+    )
+
+
+def _has_place(admitted: Condition | None) -> bool:
+    return admitted is not None and admitted.status == "True"
+
+
+def _used(report: Report | None) -> dict[int, int]:
+    """By stage, from the newest measurement; the whole process where a stage does not know its own allocations."""
+    samples = report.memory if report is not None else ()
+    return {one.stage: used for one in samples if (used := one.used_bytes or one.rss_bytes)}
+
+
+def _task(one: Standing, colour: int | None) -> TaskDocument:
+    task, status, spec = one.task, one.status, one.task.spec
+    finished = status.completion_time is not None
+    training = one.state in TRAINING_STATES
+    telling = _telling(one)
+    return TaskDocument(
+        uid=task.uid,
+        namespace=task.key.namespace,
+        name=task.key.name,
+        base_model=spec.base_model if spec is not None else "",
+        state=one.state,
+        reason=status.reason or (telling.reason if telling is not None else ""),
+        message=_short(telling),
+        priority=spec.priority if spec is not None else 0,
+        pipeline=status.pipeline,
+        place=one.place,
+        colour=colour,
+        created=timestamp(task.created),
+        waits_since=None if finished or training else timestamp(waits_since(task)),
+        started=status.start_time,
+        completed=status.completion_time,
+        step=status.step,
+        total_steps=status.total_steps,
+        loss=_number(status.loss),
+        evaluation_loss=_number(status.evaluation_loss),
+        tokens_per_second=_speed(one),
+        restarts=status.restarts or 0,
+        preemptions=status.preemptions or 0,
+        adapter=status.adapter.uri if status.adapter is not None and one.state == "Succeeded" else None,
+    )
+
+
+def _telling(one: Standing) -> Condition | None:
+    held = one.status.conditions
+    if one.state in _TELLING:
+        return condition(held, _TELLING[one.state])
+    accepted = condition(held, c.ACCEPTED)
+    if accepted is not None and accepted.status == "False":
+        return accepted
+    return condition(held, c.ADMITTED) or accepted
+
+
+def _curve(one: Standing, drawn: Drawn) -> CurveDocument:
+    key = one.task.key
+    return CurveDocument(
+        uid=one.task.uid,
+        namespace=key.namespace,
+        name=key.name,
+        colour=drawn.colour,
+        training=one.state in TRAINING_STATES,
+        total_steps=one.status.total_steps,
+        steps=drawn.steps,
+        losses=tuple(float(f"{loss:.5g}") for loss in drawn.losses),
+        evaluations=tuple((step, float(f"{loss:.5g}")) for step, loss in drawn.evaluations),
+    )
+
+
+def _speed(one: Standing) -> float | None:
+    """Tokens per second, of a task that trains now."""
+    return _number(one.status.tokens_per_second) if one.state in TRAINING_STATES else None
+
+
+def _number(text: str | None) -> float | None:
+    """Numbers stand in a status as text; somebody may have written another one by hand."""
+    try:
+        number = float(text) if text is not None else None
+    except ValueError:
+        return None
+    return number if number is not None and isfinite(number) else None
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+def _short(telling: Condition | None) -> str:
+    message = telling.message if telling is not None else ""
+    return message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
