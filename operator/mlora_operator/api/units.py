@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from fractions import Fraction
+from functools import lru_cache
 
 _BINARY = {unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), start=1)}
 _DECIMAL = {unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P", "E"), start=1)}
@@ -20,6 +21,7 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600)}
 
 
+@lru_cache(maxsize=1024)
 def parse_bytes(quantity: str) -> int:
     """Bytes of a quantity such as ``20Gi`` or ``1.5G``, rounded down. Raises ValueError."""
     match = _QUANTITY.match(quantity)
@@ -28,6 +30,7 @@ def parse_bytes(quantity: str) -> int:
     return int(Fraction(match[1]) * _FACTORS[match[2] or ""])
 
 
+@lru_cache(maxsize=1024)
 def parse_duration(text: str) -> timedelta:
     """A duration such as ``10m`` or ``1h30m``, at most ``LONGEST``. Raises ValueError."""
     parts = _DURATION.findall(text)

@@ -6,7 +6,7 @@ The bytes are the same to the last one (a property test compares them); the mode
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from mlora_worker.protocol import ModelFacts, StageReport
 from mlora_worker.stream.footprint import InputGroup, Shape, input_groups, low_rank
 from mlora_worker.stream.planner import tokens_held
 from mlora_worker.stream.targets import ranks_of
+
+ToldGroups = tuple[int, tuple[tuple[str, ...], ...]]  # number of a stage, its input groups as it reports them
 
 
 class Brought(NamedTuple):
@@ -49,23 +51,19 @@ class Inputs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StageReckoning:
-    """One stage under one model."""
+class StageLayout:
+    """The modules of one stage: what a task brings to it, whatever the memory is like."""
 
     facts: ModelFacts
-    stage: StageReport
-    stages: int
-    microbatch_tokens: int
+    stage: int
     recompute: bool
-    fit: StageFit
-    budget: int  # bytes
     groups: tuple[InputGroup, ...]
     layers: tuple[tuple[int, ...], ...]  # positions of each layer's groups
     inputs: dict[int, Inputs] = field(default_factory=dict)  # what was reckoned already
 
     def brought(self, demand: Demand) -> Brought:
         """A layer counts what a peak may be without: the last group of one layer; with recomputation all groups of one."""
-        lora, stage = demand.lora, self.stage.stage
+        lora, stage = demand.lora, self.stage
         ranks = ranks_of(self.facts, lora)
         lows = [low_rank(ranks, group) for group in self.groups]
         by_layer = tuple(sum(lows[index] for index in own) for own in self.layers)
@@ -80,6 +78,30 @@ class StageReckoning:
             groups=sum(1 << index for index, low in enumerate(lows) if low),
             by_layer=by_layer if self.recompute else (),
         )
+
+    def inputs_of(self, adapted: int) -> Inputs:
+        """Of the groups in ``adapted``, a bit each. Tasks adapt the same few sets, whatever else they ask for."""
+        known = self.inputs.get(adapted)
+        if known is None:
+            widths = [group.inputs if adapted >> index & 1 else 0 for index, group in enumerate(self.groups)]
+            by_layer = tuple(sum(widths[index] for index in own) for own in self.layers)
+            known = self.inputs[adapted] = Inputs(sum(widths), sum(widths[-1:]), by_layer)
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class StageReckoning:
+    """One stage under one model."""
+
+    layout: StageLayout
+    stage: StageReport
+    stages: int
+    microbatch_tokens: int
+    fit: StageFit
+    budget: int  # bytes
+
+    def brought(self, demand: Demand) -> Brought:
+        return self.layout.brought(demand)
 
     def fits(self, tasks: Sequence[Brought]) -> bool:
         certain = self.stage.resident_bytes + sum(one.adapter for one in tasks)
@@ -97,7 +119,7 @@ class StageReckoning:
         tokens = min(max(self.microbatch_tokens, longest), steps)
         exact, layer = self._exact(tasks, tokens)
         shape = widest_shape(
-            self.facts, self.stage, self.stages, tokens, longest, exact, layer,
+            self.layout.facts, self.stage, self.stages, tokens, longest, exact, layer,
             max(one.parameters for one in tasks),
         )  # fmt: skip
         return activation_bytes(self.fit, shape, tokens_held(steps, tokens, self.stages)[self.stage.stage])
@@ -105,7 +127,7 @@ class StageReckoning:
     def _exact(self, tasks: Sequence[Brought], tokens: int) -> tuple[int, int]:
         """``footprint.exact_parts`` of the microbatch with the most low-rank activations: all of it, and of a layer."""
         low = last_low = adapted = 0
-        by_layer = [0] * len(self.layers)
+        by_layer = [0] * len(self.layout.layers)
         left = tokens
         for one in sorted(tasks, reverse=True):
             own = min(one.step_tokens, left)
@@ -115,40 +137,40 @@ class StageReckoning:
             adapted |= one.groups
             for layer, low_there in enumerate(one.by_layer):
                 by_layer[layer] += low_there * own
-        inputs = self._inputs(adapted)
-        element, half = tokens * self.facts.dtype_bytes, product_bytes(self.facts, self.stage)
-        if self.recompute:
+        inputs = self.layout.inputs_of(adapted)
+        element, half = tokens * self.layout.facts.dtype_bytes, product_bytes(self.layout.facts, self.stage)
+        if self.layout.recompute:
             figures = zip(inputs.by_layer, by_layer, strict=True)
             return 0, max((wide * element + own * half for wide, own in figures), default=0)
         return inputs.whole * element + low * half, inputs.last * element + last_low * half
 
-    def _inputs(self, adapted: int) -> Inputs:
-        """Of the groups in ``adapted``, a bit each. Tasks adapt the same few sets, whatever else they ask for."""
-        known = self.inputs.get(adapted)
-        if known is None:
-            widths = [group.inputs if adapted >> index & 1 else 0 for index, group in enumerate(self.groups)]
-            by_layer = tuple(sum(widths[index] for index in own) for own in self.layers)
-            known = self.inputs[adapted] = Inputs(sum(widths), sum(widths[-1:]), by_layer)
-        return known
+
+def told_groups(stages: Iterable[StageReport]) -> tuple[ToldGroups, ...]:
+    return tuple((stage.stage, stage.input_groups) for stage in stages)
 
 
-def reckonings(model: MemoryModel) -> tuple[StageReckoning, ...]:
+def layouts(facts: ModelFacts, told: Sequence[ToldGroups], *, recompute: bool) -> tuple[StageLayout, ...]:
     """One for each stage."""
     made = []
-    for stage in model.stages:
-        groups = input_groups(model.facts, stage.stage, stage.input_groups)
+    for stage, names in told:
+        groups = input_groups(facts, stage, names)
         by_layer = groupby(enumerate(groups), key=lambda numbered: numbered[1].layer)
-        made.append(
-            StageReckoning(
-                facts=model.facts,
-                stage=stage,
-                stages=len(model.stages),
-                microbatch_tokens=model.microbatch_tokens,
-                recompute=model.recompute,
-                fit=model.fit_of(stage),
-                budget=model.budget_of(stage),
-                groups=groups,
-                layers=tuple(tuple(index for index, _ in own) for _, own in by_layer),
-            )
-        )
+        layers = tuple(tuple(index for index, _ in own) for _, own in by_layer)
+        made.append(StageLayout(facts, stage, recompute, groups, layers))
     return tuple(made)
+
+
+def reckonings(model: MemoryModel, laid_out: Sequence[StageLayout] = ()) -> tuple[StageReckoning, ...]:
+    """One for each stage. ``laid_out``: the ``layouts`` of the model's stages, where they are there already."""
+    own = laid_out or layouts(model.facts, told_groups(model.stages), recompute=model.recompute)
+    return tuple(
+        StageReckoning(
+            layout=layout,
+            stage=stage,
+            stages=len(model.stages),
+            microbatch_tokens=model.microbatch_tokens,
+            fit=model.fit_of(stage),
+            budget=model.budget_of(stage),
+        )
+        for layout, stage in zip(own, model.stages, strict=True)
+    )

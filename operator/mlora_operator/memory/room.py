@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
-from mlora_operator.memory.reckoning import Brought, StageReckoning, reckonings
+from mlora_operator.memory.reckoning import (
+    Brought,
+    StageLayout,
+    StageReckoning,
+    ToldGroups,
+    layouts,
+    reckonings,
+    told_groups,
+)
 from mlora_operator.scheduling.admission import Verdict
 from mlora_worker.protocol import ModelFacts, StageReport
 
@@ -36,34 +44,65 @@ class Held(NamedTuple):
 
 
 @dataclass(slots=True)
+class Kinds:
+    """What tasks bring to the stages of one base model, each kind once. That outlives what is learned of the memory, and
+    pipelines of the same model share it."""
+
+    layouts: tuple[StageLayout, ...]
+    brought: dict[int, tuple[Brought, ...]] = field(default_factory=dict)  # to each stage, by number
+    _numbers: dict[Kind, int] = field(default_factory=dict)
+    _known: dict[int, tuple[int, Demand]] = field(
+        default_factory=dict
+    )  # numbers by the identity of the demand, which each entry keeps alive
+    _asked: dict[int, tuple[Mapping[str, Demand], Mapping[str, int]]] = field(
+        default_factory=dict
+    )  # what was asked and answered last, in the same way
+    _next: int = 0  # a number is never given twice: answers about forgotten kinds are about nobody
+
+    def numbers_of(self, demands: Mapping[str, Demand]) -> Mapping[str, int]:
+        """The number of what each asks for, by uid. A mapping that was asked about must not be changed any more."""
+        asked = self._asked.get(id(demands))
+        if asked is not None:
+            return asked[1]
+        known = self._known
+        for demand in [one for one in demands.values() if id(one) not in known]:
+            if len(known) >= _ANSWERS + len(demands):
+                self._forget()
+                return self.numbers_of(demands)
+            known[id(demand)] = self._number(demand), demand
+        if len(self._asked) >= _MODELS:
+            self._asked.clear()
+        numbers = {uid: known[id(demand)][0] for uid, demand in demands.items()}
+        self._asked[id(demands)] = demands, numbers
+        return numbers
+
+    def _number(self, demand: Demand) -> int:
+        kind = _kind(demand)
+        number = self._numbers.get(kind)
+        if number is None:
+            number = self._numbers[kind] = self._next
+            self._next += 1
+            self.brought[number] = tuple(layout.brought(demand) for layout in self.layouts)
+        return number
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._numbers.clear()
+        self.brought.clear()
+        self._asked.clear()
+
+
+@dataclass(slots=True)
 class Answers:
     """About one model."""
 
+    kinds: Kinds
     stages: tuple[StageReckoning, ...]
-    numbers: dict[Kind, int] = field(default_factory=dict)
-    brought: list[tuple[Brought, ...]] = field(default_factory=list)  # to each stage, by number of the kind
-    alone: list[bool] = field(default_factory=list)  # whether one of the kind fits, by number
-    known: dict[int, tuple[int, Demand]] = field(
-        default_factory=dict
-    )  # numbers by the identity of the demand, which each entry keeps alive
+    alone: dict[int, bool] = field(default_factory=dict)  # whether one of the kind fits, by number
     fits: dict[tuple[int, ...], bool] = field(default_factory=dict)  # by numbers of kinds, sorted
     beside: dict[tuple[int, ...], dict[int, bool]] = field(
         default_factory=dict
     )  # the same, as ``Held`` has it
-
-    def numbers_of(self, demands: Mapping[str, Demand]) -> Mapping[str, int]:
-        """The number of what each asks for, by uid."""
-        known = self.known
-        for demand in [one for one in demands.values() if id(one) not in known]:
-            if len(known) >= _ANSWERS + len(demands):
-                known.clear()
-                return self.numbers_of(demands)
-            number = self.numbers.setdefault(_kind(demand), len(self.numbers))
-            if number == len(self.brought):
-                self.brought.append(tuple(stage.brought(demand) for stage in self.stages))
-                self.alone.append(self.fit((number,)))
-            known[id(demand)] = number, demand
-        return {uid: known[id(demand)][0] for uid, demand in demands.items()}
 
     def fit(self, kinds: tuple[int, ...]) -> bool:
         known = self.fits.get(kinds)
@@ -71,7 +110,9 @@ class Answers:
             if len(self.fits) >= _ANSWERS:
                 self.fits.clear()
                 self.beside.clear()
-            tasks = [self.brought[number] for number in kinds]
+                self.alone.clear()
+            brought = self.kinds.brought
+            tasks = [brought[number] for number in kinds]
             known = self.fits[kinds] = all(
                 stage.fits([one[index] for one in tasks]) for index, stage in enumerate(self.stages)
             )
@@ -94,7 +135,11 @@ class ModelRoom:
         return self._held((*held.uids, uid), _with(held.kinds, self.numbers[uid]))
 
     def fits_alone(self, uid: str) -> bool:
-        return self.answers.alone[self.numbers[uid]]
+        number = self.numbers[uid]
+        known = self.answers.alone.get(number)
+        if known is None:
+            known = self.answers.alone[number] = self.answers.fit((number,))
+        return known
 
     def fits(self, held: Held) -> bool:
         return self.answers.fit(held.kinds)
@@ -125,7 +170,7 @@ def room_of(model: MemoryModel) -> ModelRoom:
         model.recompute,
         learned,
     )
-    return ModelRoom(model, answers, answers.numbers_of(model.demands))
+    return ModelRoom(model, answers, answers.kinds.numbers_of(model.demands))
 
 
 @lru_cache(maxsize=_MODELS)
@@ -139,7 +184,13 @@ def _answers(
     learned: tuple[tuple[int, StageFit], ...],
 ) -> Answers:
     model = MemoryModel(facts, stages, microbatch_tokens, budget, margin, {}, recompute, dict(learned))
-    return Answers(reckonings(model))
+    kinds = _kinds(facts, told_groups(stages), recompute)
+    return Answers(kinds, reckonings(model, kinds.layouts))
+
+
+@lru_cache(maxsize=_MODELS)
+def _kinds(facts: ModelFacts, told: tuple[ToldGroups, ...], recompute: bool) -> Kinds:
+    return Kinds(layouts(facts, told, recompute=recompute))
 
 
 def _with(kinds: tuple[int, ...], number: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Whether a group moves: what one report says over the one before. Pure.
+"""What one report says over the one before, and whether a group moves. Pure.
 
 Progress is a microbatch that was trained, so that a step may take as long as it takes.
 """
@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
 from mlora_operator.reconcile.snapshot import Contact
 from mlora_worker.protocol import Report, TaskPhase, TaskReport
+
+_Part = TypeVar("_Part")
 
 
 def heard(contact: Contact, report: Report, now: datetime) -> Contact:
@@ -19,6 +22,8 @@ def heard(contact: Contact, report: Report, now: datetime) -> Contact:
     moves; while nobody trains, nobody stands still.
     """
     before = contact.report
+    if before is not None:
+        report = _with_what_is_the_same(before, report)
     moved = before is not None and _moved(before, report)
     fresh = before is None or before.run_id != report.run_id
     since = None
@@ -33,6 +38,24 @@ def heard(contact: Contact, report: Report, now: datetime) -> Contact:
         progressed=now if moved else contact.progressed,
         still_since=since,
     )
+
+
+def _with_what_is_the_same(before: Report, after: Report) -> Report:
+    """``after``, in which all that says the same as before is the same object: of a thousand tasks few have moved, and a
+    decision knows by that what it need not read again (``roster``)."""
+    known = {task.uid: task for task in before.tasks}
+    tasks = tuple(_same_or_new(known.get(task.uid), task) for task in after.tasks)
+    return after.model_copy(
+        update={
+            "tasks": tasks,
+            "facts": _same_or_new(before.facts, after.facts),
+            "stages": _same_or_new(before.stages, after.stages),
+        }
+    )
+
+
+def _same_or_new(before: _Part | None, after: _Part) -> _Part:
+    return before if before is not None and before == after else after
 
 
 def _moved(before: Report, after: Report) -> bool:

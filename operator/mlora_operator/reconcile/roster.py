@@ -15,7 +15,7 @@ from mlora_operator.reconcile.asks import AsksOfModel, of_model
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import entrant, told
 from mlora_operator.reconcile.view import View
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.entrant import Entrant, Progress, State
 from mlora_worker.protocol import Failure, TaskReport
 
 _PIPELINES = 1000  # that are remembered
@@ -33,6 +33,7 @@ class Roster:
     refused: Mapping[str, Failure]
     unready: tuple[str, ...]
     suspended: tuple[str, ...]
+    positions: Mapping[str, tuple[int, Task]]  # of entrants, by uid
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ def fresh_roster(view: View) -> Roster:
     refused: dict[str, Failure] = {}
     unready: list[str] = []
     suspended: list[str] = []
+    positions: dict[str, tuple[int, Task]] = {}
     for task in view.tasks:
         if task.spec is None:
             continue
@@ -96,6 +98,7 @@ def fresh_roster(view: View) -> Roster:
         if asks is not None:
             demands[uid] = asks.demand
         if one is not None and one.state is not State.WAITING:
+            positions[uid] = len(entrants), task
             entrants.append(one)
             if task.spec.suspend:
                 suspended.append(uid)
@@ -106,8 +109,9 @@ def fresh_roster(view: View) -> Roster:
         elif one is None or draining:
             unready.append(uid)
         else:
+            positions[uid] = len(entrants), task
             entrants.append(one)
-    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended))
+    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions)
 
 
 def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
@@ -116,14 +120,28 @@ def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | N
     moved = [(new, old) for new, old in pairs if new is not old]
     if any(new.uid != old.uid for new, old in moved):
         return None
-    reports = {new.uid: new for new, _ in moved}
-    tasks = {task.uid: task for task in view.tasks if task.uid in reports and task.spec is not None}
     entrants = list(made.entrants)
-    for position, one in enumerate(made.entrants):
-        uid = one.task.uid
-        if uid in tasks:
-            newer = entrant(view, tasks.pop(uid), reports[uid], now.told.get(uid))
-            if newer is None or newer.state is not one.state:
-                return None  # it counts otherwise now
-            entrants[position] = newer
-    return replace(made, entrants=tuple(entrants)) if not tasks else None
+    for new, old in moved:
+        where = made.positions.get(new.uid)
+        if where is None:
+            return None  # it may count now
+        position, task = where
+        one = entrants[position]
+        if _only_stepped(old, new):
+            _, total, tokens = one.progress
+            entrants[position] = Entrant(one.task, one.state, one.since, Progress(new.step, total, tokens))
+            continue
+        newer = entrant(view, task, new, now.told.get(new.uid))
+        if newer is None or newer.state is not one.state:
+            return None  # it counts otherwise now
+        entrants[position] = newer
+    return replace(made, entrants=tuple(entrants))
+
+
+def _only_stepped(before: TaskReport, after: TaskReport) -> bool:
+    """As far as an entrant is made of a report, nothing but its step is another one."""
+    return (
+        after.phase is before.phase
+        and after.total_steps == before.total_steps
+        and (after.data is before.data or after.data == before.data)
+    )

@@ -41,6 +41,21 @@ def test_progress_is_work_that_was_done(
         assert contact.still_since == (make.now + MINUTE if moved else make.now), story
 
 
+def test_what_a_report_repeats_is_kept_as_the_same_object(make: Any) -> None:
+    def told(step: int) -> Report:
+        tasks = [make.reported("Training", "t1", step=step), make.reported("Prepared", "t2")]
+        return Report.model_validate_json(report(make, step, *tasks).to_json())
+
+    first = heard(Contact(), told(3), make.now).report
+    assert first is not None and first.facts is not None
+    second = heard(Contact(report=first), told(4), make.now).report
+    assert second is not None
+    assert second == told(4)
+    assert second.tasks[1] is first.tasks[1]
+    assert second.facts is first.facts
+    assert second.stages is first.stages
+
+
 def test_who_does_not_train_does_not_stand_still(make: Any) -> None:
     idle = heard(Contact(), report(make, 5, make.reported("Prepared")), make.now)
     assert idle.still_since is None

@@ -49,13 +49,19 @@ class World:
 
     def happen(self) -> None:
         rng, task = self.rng, self.rng.choice(self.tasks)
-        match rng.choice(["steps", "steps", "steps", "report", "come", "go", "suspend", "forget"]):
+        match rng.choice(["steps", "steps", "steps", "report", "counts", "come", "go", "suspend", "forget"]):
             case "steps":
                 for uid, one in self.reports.items():
                     if one.phase is TaskPhase.TRAINING:
                         self.reports[uid] = one.model_copy(update={"step": one.step + 1})
             case "report":
                 self.report(task.uid)
+            case "counts" if task.uid in self.reports:
+                counted = {
+                    "total_steps": rng.choice([10, 20]),
+                    "data": ROWS.model_copy(update={"tokens": rng.choice([20_000, 40_000])}),
+                }
+                self.reports[task.uid] = self.reports[task.uid].model_copy(update=counted)
             case "come":
                 self.come()
             case "go" if len(self.tasks) > 3:
