@@ -28,6 +28,9 @@ from mlora_operator.leader import Elector, Terms, suspend_clock
 from mlora_operator.lease import ApiLeases, own_identity
 from mlora_operator.metrics.exporter import Exporter
 from mlora_operator.metrics.server import serve_metrics
+from mlora_operator.page.board import Board
+from mlora_operator.page.desk import Desk
+from mlora_operator.page.server import PageServer
 from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
@@ -56,6 +59,7 @@ class Runtime:
         self.loop: Loop | None = None  # while this replica leads
         self.elector: Elector | None = None
         self.work: asyncio.Task[None] | None = None
+        self.board = Board()  # what the page shows
         self.exporter = Exporter(
             settings.metrics,
             leads=lambda: self.elector is not None and self.elector.leads,
@@ -96,6 +100,10 @@ class Runtime:
                 if self.settings.metrics.enabled:
                     runner = await serve_metrics(self.settings.metrics.port, self.exporter.registry)
                     stack.push_async_callback(runner.cleanup)
+                if self.settings.page.enabled:
+                    page = PageServer(Desk(self.board, self._leader, utc_now), None, self.settings.page.port)
+                    page.start()
+                    stack.push_async_callback(asyncio.to_thread, page.stop)
             except BaseException as error:
                 ready.set_exception(error)
                 raise
@@ -114,21 +122,28 @@ class Runtime:
         )
         return Elector(store, own_identity(os.environ), terms, suspend_clock)
 
+    def _leader(self) -> str:
+        """Who leads instead of this replica; empty where it leads itself, or nobody knows."""
+        holder = self.elector.holder if self.elector is not None else ""
+        return holder if self.elector is not None and holder != self.elector.me else ""
+
     async def _lead(self, cluster: ApiServer, elector: Elector) -> None:
         """One term. What it learns ends with it: another may have written since."""
         await self._compare(cluster)  # while it followed, a cut watch may have left objects that are gone
         async with Links(self.wake_loop, utc_now, elector.permit) as links:
+            shown = (self.board.watcher(links),) if self.settings.page.enabled else ()
             self.loop = Loop(
                 cluster,
                 links,
                 self.settings,
-                watchers=(self.exporter.watch,),
+                watchers=(self.exporter.watch, *shown),
                 witness=self.exporter.measures,
             )
             try:
                 await self.loop.run()
             finally:
                 self.loop = None
+                self.board.clear()
                 self.exporter.end_of_term()
 
     def wake_loop(self) -> None:

@@ -28,6 +28,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
     metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
+    page: {enabled: false, port: 8082}   # a read-only page of tasks and pipelines, for whoever reaches the port
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
     networkPolicy: {enabled: false, operatorLabels: {}, ingress: [], egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
@@ -129,6 +130,11 @@ class MetricsSettings(Model):
         return self
 
 
+class PageSettings(Model):
+    enabled: Annotated[bool, Field(strict=True)] = False
+    port: Annotated[int, Field(ge=1, le=65535)] = 8082
+
+
 class LeaderElection(Model):
     """Of all replicas that share a lease, one acts. It stops ``deadlineSeconds`` after its last renewal; another may begin
     ``leaseSeconds`` after it."""
@@ -169,6 +175,7 @@ class Settings(Model):
     models: tuple[CatalogueModel, ...] = ()
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
+    page: PageSettings = Field(default_factory=PageSettings)
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     leader_election: LeaderElection = Field(default_factory=LeaderElection)
     network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
@@ -182,6 +189,13 @@ class Settings(Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"models: each name may stand once, not twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _each_port_once(self) -> Settings:
+        taken = {self.health.port, *([self.metrics.port] if self.metrics.enabled else ())}
+        if self.page.enabled and self.page.port in taken:
+            raise ValueError("page.port must be another than health.port and metrics.port")
         return self
 
     @property

@@ -24,7 +24,7 @@ from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, read_manifests
-from mlora_operator.local.place import Place
+from mlora_operator.local.place import PageNotServed, Place
 
 
 def run(
@@ -61,6 +61,15 @@ def run(
             help="Write what each stage did when: a Chrome trace, and a picture beside it (FILE.svg).",
         ),
     ] = None,
+    page: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            metavar="PORT",
+            help="Show the run in a browser: http://127.0.0.1:PORT, on this machine.",
+        ),
+    ] = None,
     restarts: Annotated[
         int | None,
         typer.Option(min=0, help="How often in a row a pipeline that died is started again; 5 by default."),
@@ -93,7 +102,10 @@ def run(
         machine=machine,
         environment=dict(os.environ),
         timeline=timeline,
+        page=page,
     )
+    if page is not None:
+        stderr().print(f"page: http://127.0.0.1:{page}/ until the run ends")
     view: View = Lines() if output is Output.JSON else Bars()
     ends: list[End] = []
     try:
@@ -102,6 +114,8 @@ def run(
     except TimeoutError:
         message = f"not all tasks had finished after {timeout:g} seconds; state and logs: {folder}"
         raise CommandError(message, exit_codes.TIMEOUT) from None
+    except PageNotServed as error:
+        raise CommandError(f"--page {page}: {error}", exit_codes.INVALID) from error
     finally:
         good = bool(ends) and not any(end.bad for end in ends)
         if good and state is None:

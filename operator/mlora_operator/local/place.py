@@ -10,6 +10,10 @@ from mlora_operator.local.machine import Machine
 from mlora_operator.local.ranks import WORKER
 
 
+class PageNotServed(Exception):
+    """The port of the page is taken, or not ours to take."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     state: Path  # statuses and logs
@@ -18,3 +22,4 @@ class Place:
     environment: Mapping[str, str]  # of the ranks
     command: Sequence[str] = WORKER
     timeline: Path | None = None  # where to write what the stages did
+    page: int | None = None  # port of the page, on the loopback address

@@ -15,13 +15,36 @@ from mlora_operator.local.audience import Audience
 from mlora_operator.local.cluster import LocalCluster, Surroundings
 from mlora_operator.local.ending import End, endings
 from mlora_operator.local.objects import Objects
-from mlora_operator.local.place import Place
+from mlora_operator.local.place import PageNotServed, Place
+from mlora_operator.local.ranks import HOST
 from mlora_operator.local.timelines import save_timelines
+from mlora_operator.page.board import Board
+from mlora_operator.page.desk import Desk
+from mlora_operator.page.server import LOOPBACK, PageServer
 from mlora_operator.reconcile.loop import Loop, utc_now
 
 
 async def run(world: World, place: Place, audience: Audience) -> list[End]:
-    """Train every task to its end. All processes have ended when this returns, also by cancellation."""
+    """Train every task to its end. All processes have ended when this returns, also by cancellation.
+
+    Raises PageNotServed before anything has begun.
+    """
+    board = Board()
+    page = None
+    if place.page is not None:
+        page = PageServer(Desk(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
+        try:
+            page.start()
+        except OSError as error:
+            raise PageNotServed(error.strerror or str(error)) from error
+    try:
+        return await _run(world, place, audience, board)
+    finally:
+        if page is not None:
+            await asyncio.to_thread(page.stop)
+
+
+async def _run(world: World, place: Place, audience: Audience, board: Board) -> list[End]:
     objects = Objects(place.state, utc_now)
     for manifest in world.tasks:
         if not objects.resume(manifest):
@@ -53,7 +76,7 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
     try:
         for task in objects.of_kind(loratask.KIND):
             audience.task_changed(task)
-        ends = await _reconcile(cluster, objects, world, changed)
+        ends = await _reconcile(cluster, objects, world, changed, board)
         if place.timeline is not None:
             await save_timelines(place.timeline, cluster.endpoints())
         return ends
@@ -65,7 +88,7 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
 
 
 async def _reconcile(
-    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event
+    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event, board: Board
 ) -> list[End]:
     loop: Loop | None = None
 
@@ -75,7 +98,7 @@ async def _reconcile(
         changed.set()
 
     async with Links(wake, utc_now) as links:
-        loop = Loop(cluster, links, world.settings)
+        loop = Loop(cluster, links, world.settings, watchers=(board.watcher(links),))
         cluster.wake = wake
         running = asyncio.create_task(loop.run(), name="reconcile loop")
         try:

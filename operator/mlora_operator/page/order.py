@@ -1,4 +1,4 @@
-"""Tasks in the order in which people want to see them: who waits, in the scheduler's order; who trains; who is done. Pure."""
+"""Tasks in the order in which people look for them: who waits, who trains, who is done. Pure."""
 
 from __future__ import annotations
 
