@@ -82,7 +82,7 @@ def prepare_task(
             base.tokenizer,
             reading.source(store, task.storage),
             base.facts.max_positions,
-            text=task.dataset_text if dataset.config_map_ref is not None else None,
+            text=task.dataset_text,
             cache=reading.cache(task.namespace),
         )
 

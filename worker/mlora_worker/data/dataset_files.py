@@ -28,7 +28,8 @@ class DatasetFiles:
         """See ``prepare``. Raises StorageError when an address stands for nothing."""
         self._dataset = dataset
         self._source = source
-        self._text = dataset.inline if dataset.inline is not None else text
+        # ``text`` is that of the task's ConfigMap; rows of an evaluation may lie elsewhere.
+        self._text = text if dataset.config_map_ref is not None else dataset.inline
         self._rows_left = most_rows
         self.whole = True  # False once a row was left unread because of ``most_rows``
         self._uris = [uri for address in dataset.addresses for uri in source.find(address, dataset.split)]

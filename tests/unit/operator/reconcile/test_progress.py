@@ -47,7 +47,8 @@ def test_what_a_report_repeats_is_kept_as_the_same_object(make: Any) -> None:
         return Report.model_validate_json(report(make, step, *tasks).to_json())
 
     first = heard(Contact(), told(3), make.now).report
-    assert first is not None and first.facts is not None
+    assert first is not None
+    assert first.facts is not None
     second = heard(Contact(report=first), told(4), make.now).report
     assert second is not None
     assert second == told(4)

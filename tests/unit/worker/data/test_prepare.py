@@ -276,6 +276,17 @@ def test_rows_of_a_config_map_come_as_text_and_its_key_tells_their_kind(tokenize
         prepare(dataset, Training(), tokenizer, SOURCE, 1000, text=text + "2\n")
 
 
+def test_rows_that_lie_elsewhere_are_not_those_of_the_config_map(tokenizer: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,completion\n2?,2\n")
+    elsewhere = (
+        Dataset(uri=(tmp_path / "rows.csv").as_uri()),
+        Dataset(inline='{"prompt": "2?", "completion": "2"}'),
+    )
+    for dataset in elsewhere:
+        prepared = prepare(dataset, Training(), tokenizer, SOURCE, 1000, text="prompt,completion\n1?,1\n")
+        assert answers(prepared.rows, tokenizer) == [2]
+
+
 def test_texts_are_learnt_whole(tokenizer: Any) -> None:
     prepared = run(
         Dataset(inline='{"text": "It is four."}\n{"text": " "}', format=DatasetFormat.TEXT), tokenizer
