@@ -7,17 +7,16 @@ again.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import signal
 import sys
-import time
 from types import FrameType
 
 from pydantic import ValidationError
 
+from mlora_worker.log_lines import set_up_logging
 from mlora_worker.protocol import WorkerConfig
 from mlora_worker.termination import Termination
 
@@ -30,7 +29,7 @@ def main() -> None:
     except ValueError as error:
         print(f"mlora_worker: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
-    set_up_logging(config.log_format, rank)
+    set_up_logging(config.log_format, rank, config.pipeline)
     termination = Termination(config.termination_seconds, lambda: _leave(0))
 
     def stop(signum: int, _: FrameType | None) -> None:
@@ -84,32 +83,6 @@ def read_environment(environment: dict[str, str]) -> tuple[WorkerConfig, int]:
     if not number.isdigit() or int(number) >= config.stages:
         raise ValueError(f"rank {number} does not exist in a pipeline of {config.stages} stages")
     return config, int(number)
-
-
-class JsonFormatter(logging.Formatter):
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self._rank = rank
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-            + f".{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "rank": self._rank,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry)
-
-
-def set_up_logging(style: str, rank: int) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter(rank) if style == "json" else text)
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def _leave(code: int) -> None:

@@ -416,6 +416,7 @@ class TaskPlan(Message):
     uid: str = Field(min_length=1)
     namespace: str
     name: str
+    generation: Amount | None = None  # of its spec, for logs
     priority: int = 0
     admitted: bool = False
     started: bool = (
@@ -712,6 +713,7 @@ class WorkerConfig(Message):
     )  # of a remote model's weights that are kept below cache_dir; 0: none
     dataset_cache_bytes: Amount = 20 * 2**30  # of tokenised rows that are kept below cache_dir
     log_format: Literal["text", "json"] = "text"
+    metrics_port: Count | None = None  # of each rank's /metrics, in a pod; None: there is none
 
 
 # --- what is asked before anything is trained: `mlora plan` asks ``mlora_worker.survey`` over its standard input -------

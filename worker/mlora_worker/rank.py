@@ -8,18 +8,20 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry
 from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.coordinator.checkpoints import OpenPlace
+from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
@@ -43,7 +45,7 @@ from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
-from mlora_worker.protocol import MemorySample, ModelFacts, StageReport, TaskPlan, WorkerConfig
+from mlora_worker.protocol import MemorySample, ModelFacts, Report, StageReport, TaskPlan, WorkerConfig
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.s3_client import Manners
@@ -142,6 +144,7 @@ class _FirstRank:
         self._spans = collect.SpanCollector(recorder, config.stages, ask)
         coordinator = Coordinator(
             Surroundings(
+        meter = _serve_metrics(config, 0, recorder, self._told)
                 base=BaseModel(config.model, architecture, facts, tokenizer),
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
@@ -161,6 +164,7 @@ class _FirstRank:
             ),
             self._changed,
         )
+                meter=meter,
         loop = StageLoop(
             first=True,
             last=config.stages == 1,
@@ -185,6 +189,9 @@ class _FirstRank:
     def _note_ready(self, rank: int, report: StageReport) -> None:
         with self._changed:
             self._ready[rank] = report
+    def _told(self) -> Report | None:
+        return self._coordinator.wait_report(-1, 0.0) if self._coordinator is not None else None
+
             self._changed.notify_all()
 
     def _heard(self, rank: int, header: Header, payload: bytes) -> None:
@@ -240,6 +247,7 @@ def _run_later_rank(
     def heard(_: int, header: Header, payload: bytes) -> None:
         if header["kind"] == collect.QUESTION:
             spoke.send(*collect.answer(recorder, header))
+    _serve_metrics(config, rank, recorder, None)
             return
         item = ITEM.validate_python(header)
         if isinstance(item, Train | Evaluate):
@@ -319,6 +327,21 @@ def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> M
     """The engine of ``stage``, measured before it serves and limited to its budget."""
     sampling = Sampling(config.measure_every)
     engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations, sampling=sampling)
+def _serve_metrics(
+    config: WorkerConfig, rank: int, recorder: SpanRecorder, told: Callable[[], Report | None] | None
+) -> Meter:
+    """Where the configuration names a port. ``told``: the coordinator's report, which rank 0 alone has."""
+    if config.metrics_port is None:
+        return Unmetered()
+    own = _has_own_network()
+    host, port = (None, config.metrics_port) if own else (config.coordinator_host, config.metrics_port + rank)
+    registry = CollectorRegistry()
+    RankMetrics(config.pipeline, rank, recorder.busy, registry)
+    meter = PipelineMetrics(config.pipeline, told, registry) if told is not None else Unmetered()
+    serve_in_thread(metrics_app(registry, recorder.busy), host, port)
+    return meter
+
+
     if config.calibrate:
         calibrate(engine, config.microbatch_tokens)
     if config.memory_budget is not None:

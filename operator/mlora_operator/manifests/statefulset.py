@@ -90,7 +90,9 @@ def _pod_spec(
 ) -> dict[str, Any]:
     worker = spec.worker
     volumes, mounts = _volumes(owner, spec)
-    config = worker_config(owner, spec, log_format, allow_file_uris=allow_file_uris)
+    config = worker_config(
+        owner, spec, log_format, allow_file_uris=allow_file_uris, metrics_port=defaults.metrics_port
+    )
     pull_secrets = worker.image_pull_secrets or defaults.image_pull_secrets
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
@@ -126,7 +128,9 @@ def _container(
     mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     worker = spec.worker
-    ports = (("http", HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT))
+    ports = [("http", HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT)]
+    if config.metrics_port is not None:
+        ports.append(("metrics", config.metrics_port))
     alive = {"httpGet": {"path": "/healthz", "port": "http"}}
     container: dict[str, Any] = {
         "name": "worker",

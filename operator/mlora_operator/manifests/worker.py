@@ -28,7 +28,12 @@ def coordinator_host(owner: Owner) -> str:
 
 
 def worker_config(
-    owner: Owner, spec: LoRAPipelineSpec, log_format: Literal["text", "json"], *, allow_file_uris: bool
+    owner: Owner,
+    spec: LoRAPipelineSpec,
+    log_format: Literal["text", "json"],
+    *,
+    allow_file_uris: bool,
+    metrics_port: int | None = None,
 ) -> WorkerConfig:
     """The same for all ranks of a pipeline; a rank knows its number by its pod's name."""
     model, storage = spec.model, spec.storage
@@ -57,3 +62,4 @@ def worker_config(
         allowed_networks=spec.worker.allowed_networks,
         log_format=log_format,
     )
+        metrics_port=metrics_port,

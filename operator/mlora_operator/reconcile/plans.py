@@ -88,6 +88,7 @@ def _task_plan(task: Task, admitted: bool, access: StorageAccess, text: str | No
         uid=task.uid,
         namespace=task.key.namespace,
         name=task.key.name,
+        generation=task.generation,
         priority=spec.priority,
         admitted=admitted,
         started=bool(task.status.step),

@@ -17,8 +17,10 @@ from typing import TypeVar
 from safetensors.torch import save as save_safetensors
 
 from mlora_worker.coordinator.history import History
+from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
+from mlora_worker.log_lines import told_by_task
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.checkpoint import (
@@ -63,6 +65,7 @@ class Checkpoints:
         turn: AbstractContextManager[object],
         kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
+        meter: Meter | None = None,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
         self._tasks = tasks
@@ -71,6 +74,7 @@ class Checkpoints:
         self._pause, self._turn = pause, turn
         self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
+        self._meter = meter or Unmetered()
 
     # --- with the lock held -------------------------------------------------------------------------------------
 
@@ -145,6 +149,7 @@ class Checkpoints:
         except StorageError as error:
             log.warning("checkpoints of %s stay: %s", task.name, error)
 
+    @told_by_task
     def _write(self, task: TaskRun) -> None:
         """Bring the newest state of ``task`` to the store, again if a newer one came meanwhile."""
         while True:
@@ -180,7 +185,8 @@ class Checkpoints:
             raise Withdrawn(task.name)
         try:
             store, folder = self._open(task.plan)
-            write_checkpoint(store, folder, state, scratch=self._kept.scratch_for(state.bytes))
+            with self._meter.storing("checkpoint"):
+                write_checkpoint(store, folder, state, scratch=self._kept.scratch_for(state.bytes))
         except StorageError:
             self._kept.keep_state(task.uid, state)
             raise
@@ -191,6 +197,7 @@ class Checkpoints:
         self._kept.forget_states(task.uid)
         return state.progress.step
 
+    @told_by_task
     def _restore(self, task: TaskRun) -> None:
         try:
             state = self._persist(lambda: self._newest_state(task), task, "fetching a checkpoint")

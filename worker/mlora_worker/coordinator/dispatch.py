@@ -36,6 +36,7 @@ from mlora_worker.coordinator.evaluation import Assessment, Best, assessment
 from mlora_worker.coordinator.explain import explain
 from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
+from mlora_worker.log_lines import fields_of
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
@@ -83,15 +84,18 @@ class Dispatcher:
         clock: Callable[[], float],
         on_wanted: Callable[[TaskRun], None] | None = None,
         costs: Sequence[StageCost] | None = None,
+        on_stepped: Callable[[float], None] = lambda _: None,
     ) -> None:
         """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them.
-        ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``.
+        ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``; ``on_stepped``, how
+        many seconds each step took that came back whole.
         """
         self._stages = stages
         self._tasks = tasks
         self._rule = IssueRule(stages, budget, costs)
         self._announce, self._on_change, self._clock = announce, on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
+        self._on_stepped = on_stepped
         self._winding_down = self._stopped = False
         self._number = 0
         self._shared = 0  # number of the newest item that was issued with several tasks in the stream
@@ -235,6 +239,8 @@ class Dispatcher:
         assert flight is not None
         if not flight.void or task.phase is not TaskPhase.TRAINING:
             self._trials.clear(task.uid)
+            if flight.issued is not None and not flight.void:
+                self._on_stepped(self._clock() - flight.issued)
             task.finish_step(self._clock())
         elif flight.own_fault is not None:
             if self._lacks_room(task, flight.own_fault):
@@ -247,7 +253,7 @@ class Dispatcher:
                 log.warning(
                     "step %d of %s repeats alone: %s of stage %d failed: %s",
                     flight.step, task.name, flight.charge.fault.phase, flight.charge.fault.stage,
-                    flight.charge.fault.error,
+                    flight.charge.fault.error, extra=fields_of(task.plan),
                 )  # fmt: skip
                 tokens = self._trials.accuse(task.uid, flight.charge)
                 if tokens is not None:
@@ -290,7 +296,13 @@ class Dispatcher:
         task.roll_back()
 
     def _crowd_out(self, task: TaskRun, fault: Fault) -> None:
-        log.warning("%s leaves: memory of stage %d ran out (%s)", task.name, fault.stage, fault.error)
+        log.warning(
+            "%s leaves: memory of stage %d ran out (%s)",
+            task.name,
+            fault.stage,
+            fault.error,
+            extra=fields_of(task.plan),
+        )
         together = self._inside | {task.uid}
         task.crowded_out = max(2, len(together))
         if (
@@ -316,14 +328,19 @@ class Dispatcher:
                 task.crowded_out = 0
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
-        log.warning("microbatches of %s have at most %d tokens from now on", task.name, tokens)
+        log.warning(
+            "microbatches of %s have at most %d tokens from now on",
+            task.name,
+            tokens,
+            extra=fields_of(task.plan),
+        )
         self._rule.limit(task.uid, tokens)
 
     def _fail(self, task: TaskRun, fault: Fault) -> None:
         self._trials.drop(task.uid)
         reason = FailureReason.OUT_OF_MEMORY if fault.out_of_memory else FailureReason.INTERNAL_ERROR
         message = explain(fault, task.in_flight.step if task.in_flight else task.steps_done)
-        log.warning("%s failed: %s", task.name, message)
+        log.warning("%s failed: %s", task.name, message, extra=fields_of(task.plan))
         task.fail(reason, message)
 
     def _next_number(self) -> int:
@@ -380,7 +397,7 @@ class Dispatcher:
         task.resume(restoration)
         if not task.writing:
             task.state = None
-        log.info("%s goes on after step %d", task.name, task.steps_done)
+        log.info("%s goes on after step %d", task.name, task.steps_done, extra=fields_of(task.plan))
         item = item.model_copy(update={"updates": task.updates})
         self._announce(item, restoration.payloads)
         self._on_change()
@@ -460,6 +477,7 @@ class Dispatcher:
             assert task.prepared is not None
             update, discard = None, False
             if part.first_row == 0:
+                flight.issued = self._clock()
                 update, task.update = task.update, None
                 discard, task.discard = task.discard, False
             segments.append(

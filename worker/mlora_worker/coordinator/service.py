@@ -18,11 +18,13 @@ from torch import Tensor
 
 from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.patience import Withdrawn, until_stored
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
+from mlora_worker.log_lines import told_by_task
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -78,6 +80,7 @@ class Surroundings:
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
+    meter: Meter = field(default_factory=Unmetered)
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[float], None] = time.sleep
 
@@ -105,6 +108,7 @@ class Coordinator:
             on_change=self._note_change,
             pause=surroundings.pause,
             turn=self._turn,
+            meter=surroundings.meter,
         )
         self._dispatcher = Dispatcher(
             stages=len(surroundings.stages),
@@ -116,6 +120,7 @@ class Coordinator:
             clock=surroundings.clock,
             on_wanted=self._checkpoints.want,
             costs=surroundings.costs,
+            on_stepped=surroundings.meter.stepped,
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
@@ -202,6 +207,7 @@ class Coordinator:
 
     # --- pools --------------------------------------------------------------------------------------------------
 
+    @told_by_task
     def _prepare(self, task: TaskRun) -> None:
         try:
             result, step, state = self._prepared(task)
@@ -263,6 +269,7 @@ class Coordinator:
                 self._with.pause(pause)
         return once()
 
+    @told_by_task
     def _publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
         assert task.prepared is not None
         try:
@@ -272,9 +279,11 @@ class Coordinator:
             return
         self._upload(task, finished)
 
+    @told_by_task
     def _upload(self, task: TaskRun, finished: FinishedAdapter) -> None:
         def once() -> AdapterInfo:
-            return upload(task.plan, finished, self._with.open_store(task.plan.storage), self._with.kept)
+            with self._with.meter.storing("adapter"):
+                return upload(task.plan, finished, self._with.open_store(task.plan.storage), self._with.kept)
 
         try:
             adapter = self._until_stored(once, task, "uploading the adapter")
@@ -291,6 +300,11 @@ class Coordinator:
         self._forget(task)
         log.info("adapter of %s is published at %s", task.name, adapter.uri)
 
+    @told_by_task
+    def _forget_kept(self, task: TaskRun) -> None:
+        self._with.kept.forget(task.uid)
+
+    @told_by_task
     def _forget(self, task: TaskRun) -> None:
         """It is published: nothing of it is needed to go on."""
         self._with.kept.forget(task.uid)
@@ -326,14 +340,14 @@ class Coordinator:
 
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
-            del self._tasks[uid]
-            self._with.publishing.submit(self._with.kept.forget, uid)
+            self._with.publishing.submit(self._forget_kept, self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
             if diverged and task.stored_step:  # what led there is of no use
                 task.stored_step = 0
                 self._with.publishing.submit(self._forget, task)
         self._sequence += 1
+        self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()
 
     def _report(self) -> Report:

@@ -79,6 +79,7 @@ class StepInFlight:
     rows: tuple[int, ...]  # indices into the prepared rows
     supervised: int
     tokens: int
+    issued: float | None = None  # monotonic seconds: when its first microbatch was
     loss_sum: float = 0.0
     squared_norm: float = 0.0
     void: bool = False  # a microbatch of it came back with a fault

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import torch
 
@@ -90,6 +90,7 @@ class SpanRecorder:
         self._lock = threading.Lock()
         self._open: deque[_Entry] = deque(maxlen=capacity)  # recorded; the device may not have come so far
         self._spans: deque[Span] = deque(maxlen=capacity)
+        self._busy: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)  # nanoseconds of all spans
 
     @property
     def clock(self) -> str:
@@ -109,15 +110,26 @@ class SpanRecorder:
     def spans(self) -> tuple[Span, ...]:
         """The last ones that are over, oldest first."""
         with self._lock:
-            while self._open and self._marks.passed(self._open[0][-1]):
-                kind, number, tasks, tokens, start, end = self._open.popleft()
-                self._spans.append(
-                    Span(
-                        stage=self._stage, kind=kind, number=number, tasks=tasks, tokens=tokens,
-                        start=self._marks.nanoseconds(start), end=self._marks.nanoseconds(end),
-                    )
-                )  # fmt: skip
+            self._settle()
             return tuple(self._spans)
+
+    def busy(self) -> dict[Kind, float]:
+        """Seconds of all spans since the start, by kind, but for those that were pushed out of the ring before anybody
+        asked."""
+        with self._lock:
+            self._settle()
+            return {kind: total / 1e9 for kind, total in self._busy.items()}
+
+    def _settle(self) -> None:
+        """Read the marks of what is over."""
+        while self._open and self._marks.passed(self._open[0][-1]):
+            kind, number, tasks, tokens, start, end = self._open.popleft()
+            span = Span(
+                stage=self._stage, kind=kind, number=number, tasks=tasks, tokens=tokens,
+                start=self._marks.nanoseconds(start), end=self._marks.nanoseconds(end),
+            )  # fmt: skip
+            self._spans.append(span)
+            self._busy[kind] += span.duration
 
 
 Record = Callable[[Kind, int, tuple[str, ...], int], AbstractContextManager[None]]

@@ -1,0 +1,96 @@
+"""A rank's log lines say whom they are about."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mlora_worker.log_lines import about, fields_of, set_up_logging, told_by_task
+from mlora_worker.protocol import Dataset, LoRAConfig, StorageAccess, TaskPlan, Training
+
+log = logging.getLogger("mlora_worker.somewhere")
+
+
+def plan(name: str) -> TaskPlan:
+    return TaskPlan(
+        uid=f"uid-{name}", namespace="team-a", name=name, generation=3, base_model="m", lora=LoRAConfig(),
+        dataset=Dataset(inline="{}"), training=Training(), output_uri="s3://b/p",
+        storage=StorageAccess.model_validate({"accessKey": "AKIA", "secretKey": "topsecret"}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = []
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+OF_A = {"task": "a", "namespace": "team-a", "generation": 3, "pipeline": "ml/toy", "rank": 1}
+
+
+def test_what_is_logged_during_work_on_a_task_bears_its_name(stream: io.StringIO) -> None:
+    set_up_logging("json", 1, "ml/toy", stream)
+    with about(plan("a")):
+        log.info("one")
+        with about(plan("b")):
+            log.info("two")
+        log.info("three")
+    log.info("four")
+    one, two, three, four = lines(stream)
+    assert OF_A.items() <= one.items()
+    assert two["task"] == "b"
+    assert three["task"] == "a"
+    assert not {"task", "namespace", "generation"} & four.keys()
+    assert (four["pipeline"], four["message"]) == ("ml/toy", "four")
+
+
+def test_threads_of_a_pool_keep_their_tasks_apart(stream: io.StringIO) -> None:
+    set_up_logging("json", 1, "ml/toy", stream)
+
+    class Pool:
+        @told_by_task
+        def work(self, task: Any, word: str) -> str:
+            log.info("%s of %s", word, task.plan.name)
+            return word
+
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(Pool().work, SimpleNamespace(plan=plan(f"t{n}")), "work") for n in range(20)]
+    assert [future.result() for future in futures] == ["work"] * 20
+    found = lines(stream)
+    assert len(found) == 20
+    assert all(line["message"] == f"work of {line['task']}" for line in found)
+
+
+def test_a_line_itself_may_say_whom_it_is_about_and_never_with_keys(stream: io.StringIO) -> None:
+    set_up_logging("json", 1, "ml/toy", stream)
+    log.warning("it leaves", extra=fields_of(plan("a")))
+    with about(plan("a")):
+        try:
+            raise OSError("no")
+        except OSError:
+            log.exception("failed")
+    first, second = lines(stream)
+    assert OF_A.items() <= first.items()
+    assert "OSError: no" in second["error"]
+    assert "topsecret" not in stream.getvalue()
+
+
+def test_text_lines_are_for_people(stream: io.StringIO) -> None:
+    set_up_logging("text", 1, "ml/toy", stream)
+    log.warning("mind the gap")
+    assert "rank 1 WARNING mlora_worker.somewhere: mind the gap" in stream.getvalue()

@@ -1,0 +1,101 @@
+"""Log lines of a rank, as text or as JSON, and whom they are about.
+
+Work on one task in a pool is done inside ``about(task)`` (``told_by_task``): whatever is logged there, by the store's
+client too, bears the task's name. Where many tasks are in hand at once, the line itself says which:
+``extra=fields_of(task)``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar
+
+from mlora_worker.protocol import TaskPlan
+
+FIELDS = ("task", "namespace", "generation")  # of a record about a task
+
+_about: ContextVar[TaskPlan | None] = ContextVar("about", default=None)
+
+
+def fields_of(task: TaskPlan) -> dict[str, object]:
+    """What a record about ``task`` says of it."""
+    return {"task": task.name, "namespace": task.namespace, "generation": task.generation}
+
+
+@contextmanager
+def about(task: TaskPlan) -> Iterator[None]:
+    """All that this thread logs in the block is about ``task``."""
+    former = _about.set(task)
+    try:
+        yield
+    finally:
+        _about.reset(former)
+
+
+class OfTask(Protocol):
+    plan: TaskPlan
+
+
+Whose = TypeVar("Whose")
+Who = TypeVar("Who", bound=OfTask)
+More = ParamSpec("More")
+Given = TypeVar("Given")
+
+
+def told_by_task(
+    work: Callable[Concatenate[Whose, Who, More], Given],
+) -> Callable[Concatenate[Whose, Who, More], Given]:
+    """A method whose first argument is a task: ``about`` it."""
+
+    @wraps(work)
+    def wrapped(self: Whose, task: Who, /, *more: More.args, **named: More.kwargs) -> Given:
+        with about(task.plan):
+            return work(self, task, *more, **named)
+
+    return wrapped
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line. ``pipeline``: namespace/name."""
+
+    def __init__(self, rank: int, pipeline: str) -> None:
+        super().__init__()
+        self._rank, self._pipeline = rank, pipeline
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "pipeline": self._pipeline,
+            "rank": self._rank,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        entry |= _whom(record)
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def _whom(record: logging.LogRecord) -> dict[str, object]:
+    task = _about.get()
+    known = fields_of(task) if task is not None else {}
+    known |= {name: getattr(record, name) for name in FIELDS if hasattr(record, name)}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def set_up_logging(
+    style: Literal["text", "json"], rank: int, pipeline: str, stream: TextIO = sys.stderr
+) -> None:
+    handler = logging.StreamHandler(stream)
+    text = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines(rank, pipeline) if style == "json" else text)
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
