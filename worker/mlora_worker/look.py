@@ -18,13 +18,12 @@ from mlora_worker.data.prepare import prepare
 from mlora_worker.data.token_rows import TokenRow, TokenRows
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.protocol import HistogramBar, LookAnswer, LookQuestion, ShownPart
-from mlora_worker.question import failure_of, reply, users_store
+from mlora_worker.question import ALL_NETWORKS, failure_of, reply, users_remote, users_store
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.model_source import open_model
 from mlora_worker.storage.sources import open_sources
 
 _BARS = 10
-_ALL_NETWORKS = ("0.0.0.0/0", "::/0")  # who asks, and who reads, are one and the same
 
 
 def main() -> None:
@@ -36,8 +35,12 @@ def look(question: LookQuestion) -> LookAnswer:
     access = question.storage
     try:
         store = users_store(access)
-        tokenizer = load_tokenizer(ModelFiles(store, question.model, Path(question.cache_dir)).folder())
-        source = open_sources(store, access, allowed_networks=_ALL_NETWORKS)
+        remote = users_remote(access, question.hub_endpoint)
+        folder = open_model(store, question.model, Path(question.cache_dir), remote).folder()
+        tokenizer = load_tokenizer(folder)
+        source = open_sources(
+            store, access, allowed_networks=ALL_NETWORKS, hub_endpoint=question.hub_endpoint
+        )
         limit = question.training.max_seq_length
         prepared = prepare(question.dataset, question.training, tokenizer, source, limit)
     except (DataError, StorageError) as error:

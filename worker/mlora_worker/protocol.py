@@ -10,13 +10,14 @@ The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very t
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
 are not numbers.
 
-Both apply one rule about network addresses, too: ``is_refused``.
+Both apply one rule about network addresses, too: ``is_refused``; and one about what may be shown: ``without_credentials``.
 
 Pure: pydantic only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from ipaddress import (
@@ -884,3 +885,28 @@ def embedded_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | None:
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour
+
+
+# --- what may be shown in logs, statuses and events -----------------------------------------------------------------
+
+_USER_OF_A_URL = re.compile(r"(?<=://)[^/@\s'\"]+@")
+_QUERY_OF_A_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\"]+")
+
+
+def without_credentials(text: str) -> str:
+    """``text`` with user, password and query of each web address in it as ``***``: a query may be a signature."""
+    if "://" not in text:
+        return text
+    return _QUERY_OF_A_URL.sub(r"\1?***", _USER_OF_A_URL.sub("***@", text))
+
+
+def without_keys(text: str, access: StorageAccess) -> str:
+    """The same, and without the keys of ``access``, which a store may send back in an error."""
+    for key in (access.secret_key, access.session_token, access.hub_token, access.access_key):
+        value = key.get_secret_value() if key is not None else ""
+        if len(value) >= _SHORTEST_KEY:
+            text = text.replace(value, "***")
+    return without_credentials(text)
+
+
+_SHORTEST_KEY = 4  # what is shorter is a word in a trial, and would blot out half of the text

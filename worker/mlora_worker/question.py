@@ -15,10 +15,12 @@ from mlora_worker.data.errors import DataError
 from mlora_worker.model.errors import ModelError
 from mlora_worker.protocol import Failure, Message, StorageAccess
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.model_source import RemoteAccess
 from mlora_worker.storage.s3 import PATIENT, Patience
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 
 Question = TypeVar("Question", bound=Message)
+ALL_NETWORKS = ("0.0.0.0/0", "::/0")  # who asks, and who reads, are one and the same
 _EXIT_USAGE = 2
 _LONGEST_MESSAGE = 2048  # characters
 
@@ -41,6 +43,17 @@ def users_store(access: StorageAccess, patience: Patience = PATIENT) -> Store:
             access.endpoint, access.region, None, allow_files=True, patience=patience
         )
     return open_store(access, allow_files=True, patience=patience)
+
+
+def users_remote(access: StorageAccess, hub_endpoint: str, patience: Patience = PATIENT) -> RemoteAccess:
+    """For a model on a hub or on the web, of which configuration and tokenizer are read."""
+    token = access.hub_token.get_secret_value().strip() if access.hub_token is not None else ""
+    return RemoteAccess(
+        hub_endpoint=hub_endpoint,
+        hub_token=lambda: token or None,
+        allowed_networks=ALL_NETWORKS,
+        patience=patience,
+    )
 
 
 def failure_of(error: ModelError | StorageError | DataError) -> Failure:

@@ -47,9 +47,10 @@ from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
 from mlora_worker.protocol import MemorySample, ModelFacts, Report, StageReport, TaskPlan, WorkerConfig
 from mlora_worker.storage.kept import KeptWork
-from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.model_source import ModelFiles, RemoteAccess, pinned
+from mlora_worker.storage.model_source import open_model as open_model_files
 from mlora_worker.storage.s3_client import Manners
-from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.store import Store, open_store, open_store_from_files, read_hub_token
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import launch_tokens, stage_costs
 from mlora_worker.stream.items import ITEM, Checkpoint, Evaluate, Item, Keep, Train
@@ -102,7 +103,9 @@ class _FirstRank:
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
         host = None if _has_own_network() else config.coordinator_host
         serve_in_thread(app, host, config.http_port)
-        hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "")
+        config = self._config = with_pinned_model(config)
+        told = {"commit": config.model.commit}
+        hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "", told=told)
         log.info("run %s: all %d ranks are here", run_id, config.stages)
         mailbox = Mailbox(
             self._changed,
@@ -141,10 +144,10 @@ class _FirstRank:
                 hub.broadcast(question, {})
 
         recorder = SpanRecorder(0, marks_of(self._device))
+        meter = _serve_metrics(config, 0, recorder, self._told)
         self._spans = collect.SpanCollector(recorder, config.stages, ask)
         coordinator = Coordinator(
             Surroundings(
-        meter = _serve_metrics(config, 0, recorder, self._told)
                 base=BaseModel(config.model, architecture, facts, tokenizer),
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
@@ -161,10 +164,10 @@ class _FirstRank:
                 timeline=self._spans.collect,
                 memory=self._samples.all,
                 wire=lambda: (transport.payload_bytes + sum(self._wire.values()), hub.sent_bytes),
+                meter=meter,
             ),
             self._changed,
         )
-                meter=meter,
         loop = StageLoop(
             first=True,
             last=config.stages == 1,
@@ -186,12 +189,12 @@ class _FirstRank:
         with self._changed:  # a link that is closed with something unread in it may lose what was sent last
             self._changed.wait_for(lambda: config.stages == 1 or mailbox.failed, _PEERS_LEAVE)
 
-    def _note_ready(self, rank: int, report: StageReport) -> None:
-        with self._changed:
-            self._ready[rank] = report
     def _told(self) -> Report | None:
         return self._coordinator.wait_report(-1, 0.0) if self._coordinator is not None else None
 
+    def _note_ready(self, rank: int, report: StageReport) -> None:
+        with self._changed:
+            self._ready[rank] = report
             self._changed.notify_all()
 
     def _heard(self, rank: int, header: Header, payload: bytes) -> None:
@@ -238,16 +241,17 @@ def _run_later_rank(
     if _has_own_network():
         serve_in_thread(health_app(), None, config.http_port)
     spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
+    config = with_commit(config, spoke.told["commit"])
     last = rank == config.stages - 1
     mailbox = Mailbox(threading.Condition(), turns=_turns(config, rank))
     transport: Transport | None = None
 
     recorder = SpanRecorder(rank, marks_of(device))
+    _serve_metrics(config, rank, recorder, None)
 
     def heard(_: int, header: Header, payload: bytes) -> None:
         if header["kind"] == collect.QUESTION:
             spoke.send(*collect.answer(recorder, header))
-    _serve_metrics(config, rank, recorder, None)
             return
         item = ITEM.validate_python(header)
         if isinstance(item, Train | Evaluate):
@@ -323,10 +327,6 @@ def _run_later_rank(
     ).run()
 
 
-def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> MeteredEngine:
-    """The engine of ``stage``, measured before it serves and limited to its budget."""
-    sampling = Sampling(config.measure_every)
-    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations, sampling=sampling)
 def _serve_metrics(
     config: WorkerConfig, rank: int, recorder: SpanRecorder, told: Callable[[], Report | None] | None
 ) -> Meter:
@@ -342,6 +342,10 @@ def _serve_metrics(
     return meter
 
 
+def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> MeteredEngine:
+    """The engine of ``stage``, measured before it serves and limited to its budget."""
+    sampling = Sampling(config.measure_every)
+    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations, sampling=sampling)
     if config.calibrate:
         calibrate(engine, config.microbatch_tokens)
     if config.memory_budget is not None:
@@ -364,7 +368,26 @@ def open_model(config: WorkerConfig) -> ModelFiles:
         allow_files=True,
         manners=Manners(config.storage_addressing, config.storage_checksums),
     )
-    return ModelFiles(store, config.model, Path(config.cache_dir))
+    return open_model_files(store, config.model, Path(config.cache_dir), remote_access(config))
+
+
+def remote_access(config: WorkerConfig) -> RemoteAccess:
+    keys_dir = config.storage_keys_dir
+    return RemoteAccess(
+        hub_endpoint=config.hub_endpoint,
+        hub_token=lambda: None if keys_dir is None else read_hub_token(Path(keys_dir)),
+        allowed_networks=config.allowed_networks,
+        cache_bytes=config.model_cache_bytes,
+    )
+
+
+def with_pinned_model(config: WorkerConfig) -> WorkerConfig:
+    """With the commit that a model on a hub is at now."""
+    return with_commit(config, pinned(config.model, remote_access(config)).commit)
+
+
+def with_commit(config: WorkerConfig, commit: str | None) -> WorkerConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"commit": commit})})
 
 
 def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
@@ -425,6 +448,7 @@ def capacity_bytes(device: torch.device) -> int:
 def _load(config: WorkerConfig, rank: int, files: ModelFiles, device: torch.device) -> Stage:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
     stage = load_stage(files.folder(), files, rank, config.stages, dtype, device)
+    files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
     return stage
 

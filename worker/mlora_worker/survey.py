@@ -26,9 +26,9 @@ from mlora_worker.protocol import (
     TaskAnswer,
     TaskQuestion,
 )
-from mlora_worker.question import failure_of, reply, users_store
+from mlora_worker.question import failure_of, reply, users_remote, users_store
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.model_source import ModelFiles
+from mlora_worker.storage.model_source import open_model
 from mlora_worker.storage.s3 import Patience
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
@@ -60,7 +60,8 @@ def survey(question: SurveyQuestion) -> SurveyAnswer:
 
 def _folder(question: SurveyQuestion) -> Path:
     store = users_store(question.storage, _PATIENCE)
-    return ModelFiles(store, question.model, Path(question.cache_dir)).folder()
+    remote = users_remote(question.storage, question.hub_endpoint, _PATIENCE)
+    return open_model(store, question.model, Path(question.cache_dir), remote).folder()
 
 
 def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) -> TaskAnswer:

@@ -69,7 +69,8 @@ class Storage(Model):
     secret_ref: SecretReference | None = Field(
         default=None,
         description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and perhaps ca.crt: the certificates (PEM) "
-        "that may sign the store's own. Absent: anonymous (a task) or the workers' own identity (a pipeline).",
+        "that may sign the store's own, and HF_TOKEN for hf:// addresses. "
+        "Absent: anonymous (a task) or the workers' own identity (a pipeline).",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError, stdout
 from mlora_operator.local.manifests import Manifests
 from mlora_operator.local.survey import SurveyFailed, look
-from mlora_worker.protocol import Dataset, FailureReason, LookAnswer, LookQuestion, ModelSource, Training
+from mlora_worker.protocol import (
+    HUB_ENDPOINT,
+    Dataset,
+    FailureReason,
+    LookAnswer,
+    LookQuestion,
+    ModelSource,
+    Training,
+)
 
 _BAR = 40  # characters of the longest
 
@@ -51,9 +60,11 @@ def question_of(
             )
         settings.setdefault("fields", {})[name] = column
     uri = data if "://" in data else Path(data).absolute().as_uri()
+    base = _base_of(manifests, model)
     try:
         return LookQuestion(
-            model=ModelSource(name=model, uri=_model_uri(manifests, model)),
+            model=ModelSource(name=model, uri=base.uri, revision=base.revision),
+            hub_endpoint=base.hub_endpoint,
             cache_dir=str(
                 Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora-operator"
             ),
@@ -121,15 +132,23 @@ def _printable(text: str) -> str:
     )
 
 
-def _model_uri(manifests: Manifests, model: str) -> str:
+@dataclass(frozen=True, slots=True)
+class _Base:
+    uri: str
+    revision: str | None = None
+    hub_endpoint: str = HUB_ENDPOINT
+
+
+def _base_of(manifests: Manifests, model: str) -> _Base:
     """A LoRAPipeline's that serves the name, or a folder, or an address."""
     for pipeline in manifests.pipelines:
-        if pipeline.spec.model.name == model:
-            return pipeline.spec.model.uri
+        spec = pipeline.spec
+        if spec.model.name == model:
+            return _Base(spec.model.uri, spec.model.revision, spec.worker.hub_endpoint or HUB_ENDPOINT)
     if "://" in model:
-        return model
+        return _Base(model)
     if Path(model).is_dir():
-        return Path(model).absolute().as_uri()
+        return _Base(Path(model).absolute().as_uri())
     raise CommandError(
         f"--model {model}: no LoRAPipeline in the files serves it, and it is no folder; name the model's folder or its "
         "address, or add the LoRAPipeline's file",

@@ -27,9 +27,10 @@ from mlora_operator.local.manifests import Manifests, PipelineManifest, read_man
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
 from mlora_operator.memory.origin import named_origin, origin_of
-from mlora_operator.reconcile.accept import ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, storage_access
+from mlora_operator.reconcile.accept import ACCESS_KEY, HUB_TOKEN, SECRET_KEY, SESSION_TOKEN, storage_access
 from mlora_operator.reconcile.snapshot import Key, SecretData, Task
 from mlora_worker.protocol import (
+    HUB_ENDPOINT,
     ModelSource,
     StageShape,
     StorageAccess,
@@ -170,6 +171,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
         model=ModelSource.model_validate(spec.model.model_dump()),
         stages=spec.stages,
         storage=_access(spec.storage.endpoint, spec.storage.region, keys),
+        hub_endpoint=spec.worker.hub_endpoint or HUB_ENDPOINT,
         cache_dir=str(_models_folder()),
         sample_rows=rows,
         tasks=tuple(
@@ -204,6 +206,7 @@ def _access(endpoint: str | None, region: str, keys: SecretData | None) -> Stora
             "accessKey": held.get(ACCESS_KEY, "").strip() or None,
             "secretKey": held.get(SECRET_KEY, "").strip() or None,
             "sessionToken": held.get(SESSION_TOKEN, "").strip() or None,
+            "hubToken": held.get(HUB_TOKEN, "").strip() or None,
         }
     )
 

@@ -53,7 +53,7 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
     1. ``wishes.s3_endpoint`` replaces every endpoint: names inside a cluster do not resolve here.
     2. A LoRAPipeline of the manifests serves its model as it says, with the wished stages, type and threads.
     3. Any other base model comes from ``wishes.models``, like from a chart's catalogue.
-    4. Ranks on one machine share its processors and its memory.
+    4. Ranks on one machine share its processors and its memory, so a pipeline has no replicas.
     """
     if not manifests.tasks:
         raise InvalidRun("there is no LoRATask in these files")
@@ -85,11 +85,13 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
 
 
 def model_uri(place: str, base: Path) -> str:
-    """``s3://``, ``file://`` or a path, relative to ``base``, as a URI. Raises InvalidRun."""
-    if place.startswith(("s3://", "file://")):
+    """An address, or a path relative to ``base`` as one. Raises InvalidRun."""
+    if place.startswith(("s3://", "file://", "hf://", "http://", "https://")):
         return place
     if "://" in place:
-        raise InvalidRun(f"{place!r}: a base model lies in a folder or under s3://")
+        raise InvalidRun(
+            f"{place!r}: a base model lies in a folder or under s3://, hf://, http:// or https://"
+        )
     folder = (base / place).resolve()
     if not (folder / "config.json").is_file():
         raise InvalidRun(f"{folder} is not a model's folder: it has no config.json")
@@ -111,6 +113,9 @@ def _pipeline(manifest: PipelineManifest, wishes: Wishes, machine: Machine) -> d
         spec["stages"] = wishes.stages
     threads = wishes.threads or manifest.spec.worker.threads
     spec["worker"]["threads"] = threads or machine.threads_of(spec["stages"])
+    spec.pop(
+        "replicas", None
+    )  # of one machine's memory and processors another group would only take its share
     if wishes.restarts is not None:
         spec["restarts"]["limit"] = wishes.restarts
     if manifest.spec.memory.budget is None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from urllib.parse import urlsplit
 
+from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_worker.protocol import embedded_ipv4, is_refused
 
@@ -27,6 +28,21 @@ def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None
             return (
                 f"{field}: {host} is loopback, link-local or a metadata service, which tasks may not name; use the "
                 "store's own address, or ask the pipeline's owner to list its network in spec.worker.allowedNetworks"
+            )
+    return None
+
+
+def forbidden_model(spec: LoRAPipelineSpec) -> str | None:
+    """What is wrong with the address of a pipeline's model on the web, or of its hub; or None."""
+    urls = [("spec.model.uri", spec.model.uri)] if spec.model.uri.startswith(("http://", "https://")) else []
+    if spec.worker.hub_endpoint is not None:
+        urls.append(("spec.worker.hubEndpoint", spec.worker.hub_endpoint))
+    for field, url in urls:
+        host = _host(url)
+        if host is not None and _is_forbidden(host, spec.worker.allowed_networks):
+            return (
+                f"{field}: {host} is loopback, link-local or a metadata service, which workers do not read from; use "
+                "another address, or list its network in spec.worker.allowedNetworks"
             )
     return None
 

@@ -138,7 +138,7 @@ def start_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     """
     groups: list[Group] = []
 
-    def start(model: Path, stages: int, **options: object) -> Group:
+    def start(model: Path, /, stages: int, **options: object) -> Group:
         folder = tmp_path_factory.mktemp(f"group-{len(groups)}")
         token = secrets.token_hex(16)
         (folder / "token").write_text(token)

@@ -34,9 +34,18 @@ class Hub:
 
     @classmethod
     def gather(
-        cls, port: int, world: int, token: str, run_id: str, *, host: str = "", timeout: float = 600.0
+        cls,
+        port: int,
+        world: int,
+        token: str,
+        run_id: str,
+        *,
+        host: str = "",
+        told: Header | None = None,
+        timeout: float = 600.0,
     ) -> Hub:
-        """Wait until all other ranks have called, then start the group. Raises ``TimeoutError`` naming who is missing."""
+        """Wait until all other ranks have called, then start the group; each gets to know what is ``told``. Raises
+        ``TimeoutError`` naming who is missing."""
         listener = socket.create_server((host, port), backlog=world + 8, reuse_port=False)
         peers: dict[int, socket.socket] = {}
         deadline = time.monotonic() + timeout
@@ -57,7 +66,7 @@ class Hub:
                 peers[rank].close()
             peers[rank] = sock
         for sock in peers.values():
-            send_frame(sock, {"run": run_id})
+            send_frame(sock, {"run": run_id, "told": told or {}})
         return cls(peers, listener, token, run_id)
 
     def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
@@ -94,10 +103,11 @@ class Hub:
 class Spoke:
     """The end of every other rank."""
 
-    def __init__(self, sock: socket.socket, run_id: str) -> None:
+    def __init__(self, sock: socket.socket, run_id: str, told: Header) -> None:
         self._sock = sock
         self._lock = threading.Lock()
         self.run_id = run_id
+        self.told = told  # by rank 0, to all alike
         self.sent_bytes = 0
 
     @classmethod
@@ -119,7 +129,7 @@ class Spoke:
         sock.settimeout(max(1.0, deadline - time.monotonic()))
         header, _ = receive_frame(sock)
         sock.settimeout(None)
-        return cls(sock, str(header["run"]))
+        return cls(sock, str(header["run"]), header["told"])
 
     def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
         threading.Thread(

@@ -1,4 +1,5 @@
-"""Data sets of a hub that speaks Hugging Face's HTTP protocol, under ``hf://datasets/OWNER/NAME[@REVISION]/PATH``.
+"""Repositories of a hub that speaks Hugging Face's HTTP protocol: data sets under
+``hf://datasets/OWNER/NAME[@REVISION]/PATH``, models under ``hf://OWNER/NAME``.
 
 A revision is resolved to its commit once, so that all files of a run are of one state. The token goes to the hub alone,
 never to where its answers lead on.
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 from urllib.parse import quote
 
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
@@ -18,7 +19,9 @@ from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageEr
 from mlora_worker.storage.web import WebFiles
 
 _ADDRESS = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([^/]+))?(?:/(.*))?")
+_MODEL = re.compile(r"hf://([^/@]+)/([^/@]+)(?:/(.*))?")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PAGES = 100
 
 
@@ -28,13 +31,24 @@ class HubAddress:
     name: str
     revision: str  # a branch, tag or commit
     path: str  # within the repository; may be empty or a pattern
+    kind: Literal["datasets", "models"] = "datasets"
 
     def at(self, revision: str, path: str) -> str:
         return f"hf://datasets/{self.owner}/{self.name}@{revision}/{path}"
 
 
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """What a hub says of a file of one commit."""
+
+    path: str
+    size: int | None = None
+    sha256: str | None = None  # of large files
+    git_blob: str | None = None  # SHA-1 of the others, as git reckons it
+
+
 def hub_address(uri: str) -> HubAddress:
-    """Raises StorageError (InvalidSpec)."""
+    """Of a data set. Raises StorageError (InvalidSpec)."""
     found = _ADDRESS.fullmatch(uri)
     if found is None:
         raise StorageError(
@@ -45,13 +59,31 @@ def hub_address(uri: str) -> HubAddress:
     return HubAddress(owner, name, revision or "main", (path or "").strip("/"))
 
 
-class Hub:
-    """One hub with one task's token. Thread-safe."""
+def model_address(uri: str, revision: str | None) -> HubAddress:
+    """Of a model, or of a folder in its repository. Raises StorageError (InvalidSpec)."""
+    found = _MODEL.fullmatch(uri)
+    if found is None or found[1] == "datasets":
+        raise StorageError(
+            FailureReason.INVALID_SPEC,
+            f"{uri!r} is no model of a hub: write hf://OWNER/NAME, and a revision into model.revision",
+        )
+    return HubAddress(found[1], found[2], revision or "main", (found[3] or "").strip("/"), "models")
 
-    def __init__(self, web: WebFiles, token: str | None, endpoint: str = HUB_ENDPOINT) -> None:
+
+class Hub:
+    """One hub with one token. Thread-safe. ``where``: of the Secret that a token belongs into, for messages."""
+
+    def __init__(
+        self,
+        web: WebFiles,
+        token: str | None,
+        endpoint: str = HUB_ENDPOINT,
+        where: str = "the task's Secret",
+    ) -> None:
         self._web = web
         self._token = token
-        self._endpoint = endpoint.rstrip("/")
+        self.endpoint = endpoint.strip().rstrip("/")
+        self._advice = f"put one that may read it as HF_TOKEN into {where}"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -59,23 +91,25 @@ class Hub:
 
     def commit(self, at: HubAddress) -> str:
         """The commit that a branch or tag stands for now."""
-        answer = self._ask(f"/api/datasets/{at.owner}/{at.name}/revision/{quote(at.revision, safe='')}", at)
+        answer = self._ask(f"{_api(at)}/revision/{quote(at.revision, safe='')}", at)
         commit = answer.get("sha") if isinstance(answer, dict) else None
         if not isinstance(commit, str) or not commit:
-            raise StoreUnreachable(f"{self._endpoint} does not say at which commit {at.owner}/{at.name} is")
+            raise StoreUnreachable(f"{self.endpoint} does not say at which commit {at.owner}/{at.name} is")
         return commit
 
     def files(self, at: HubAddress, commit: str) -> list[str]:
-        """Paths of all files of the data set, sorted."""
-        url: str | None = (
-            f"{self._endpoint}/api/datasets/{at.owner}/{at.name}/tree/{quote(commit, safe='')}?recursive=true"
-        )
-        paths: list[str] = []
+        """Paths of all files of the repository, sorted."""
+        return [file.path for file in self.entries(at, commit)]
+
+    def entries(self, at: HubAddress, commit: str) -> list[HubFile]:
+        """All files of the repository, by path."""
+        url: str | None = f"{self.endpoint}{_api(at)}/tree/{quote(commit, safe='')}?recursive=true"
+        found: list[HubFile] = []
         for _ in range(_MOST_PAGES):
             data, headers = self._read(str(url), at)
             entries = _json(data, str(url))
-            paths += [
-                entry["path"]
+            found += [
+                _file(entry)
                 for entry in entries
                 if isinstance(entry, dict)
                 and entry.get("type") == "file"
@@ -83,34 +117,53 @@ class Hub:
             ]
             more = _NEXT.search(headers.get("Link", ""))
             url = more.group(1) if more else None
-            if url is None or not url.startswith(self._endpoint + "/"):
+            if url is None or not url.startswith(self.endpoint + "/"):
                 break
-        return sorted(paths)
+        return sorted(found, key=lambda file: file.path)
 
     def url(self, uri: str) -> str:
         """Where a file of a data set is read from."""
-        at = hub_address(uri)
+        return self.url_of(hub_address(uri))
+
+    def url_of(self, at: HubAddress) -> str:
+        kind = "" if at.kind == "models" else f"/{at.kind}"
         revision, path = quote(at.revision, safe=""), quote(at.path)
-        return f"{self._endpoint}/datasets/{at.owner}/{at.name}/resolve/{revision}/{path}"
+        return f"{self.endpoint}{kind}/{at.owner}/{at.name}/resolve/{revision}/{path}"
 
     def _ask(self, path: str, at: HubAddress) -> Any:
-        url = self._endpoint + path
+        url = self.endpoint + path
         return _json(self._read(url, at)[0], url)
 
     def _read(self, url: str, at: HubAddress) -> tuple[bytes, Mapping[str, str]]:
-        what = f"data set {at.owner}/{at.name}, revision {at.revision}"
+        kind = "model" if at.kind == "models" else "data set"
+        what = f"{kind} {at.owner}/{at.name}, revision {at.revision}"
         try:
             return self._web.read(url, self.headers)
         except ObjectNotFound:
             raise ObjectNotFound(
-                FailureReason.DATASET_NOT_FOUND,
-                f"{self._endpoint} has no {what}, or it needs a token: {_TOKEN}",
+                FailureReason.DATASET_NOT_FOUND if at.kind == "datasets" else FailureReason.INVALID_SPEC,
+                f"{self.endpoint} has no {what}, or it needs a token: {self._advice}",
             ) from None
         except AccessRefused:
-            raise AccessRefused(f"{self._endpoint} does not give the {what}: {_TOKEN}") from None
+            raise AccessRefused(f"{self.endpoint} does not give the {what}: {self._advice}") from None
 
 
-_TOKEN = "put one that may read it as HF_TOKEN into the task's Secret"
+def _api(at: HubAddress) -> str:
+    return f"/api/{at.kind}/{at.owner}/{at.name}"
+
+
+def _file(entry: dict[str, Any]) -> HubFile:
+    size, blob, large = entry.get("size"), entry.get("oid"), entry.get("lfs")
+    file = HubFile(entry["path"], size if isinstance(size, int) else None)
+    if isinstance(large, dict):
+        digest = str(large.get("oid", "")).removeprefix("sha256:")
+        whole = large.get("size")
+        return replace(
+            file,
+            size=whole if isinstance(whole, int) else file.size,
+            sha256=digest if _SHA256.fullmatch(digest) else None,
+        )
+    return replace(file, git_blob=blob if isinstance(blob, str) and len(blob) == 40 else None)
 
 
 def _json(data: bytes, url: str) -> Any:

@@ -4,45 +4,98 @@ from __future__ import annotations
 
 import hashlib
 import json
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
-from mlora_worker.protocol import ModelSource
+from mlora_worker.protocol import HUB_ENDPOINT, ModelSource
 from mlora_worker.storage import uri as address
+from mlora_worker.storage.cached_weights import CachedWeights
+from mlora_worker.storage.destinations import Destinations
+from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.files import replacing
+from mlora_worker.storage.hub import Hub, model_address
+from mlora_worker.storage.model_folder import HubFolder, ModelFolder, RemoteFolder, WebFolder
+from mlora_worker.storage.model_names import INDEX_FILE, SINGLE_FILE, is_pickle, is_small
+from mlora_worker.storage.s3 import PATIENT, Patience
 from mlora_worker.storage.safetensors_reader import BrokenModel, SafetensorsReader
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.web import WebFiles
+from mlora_worker.storage.weight_cache import WeightCache
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+_HUB = "hf://"
+_WEB = ("http://", "https://")
+_WHERE = "the Secret of storage.secretRef, or name another model.uri"
 
-# What configuration and tokenizer are made of; weights are never copied.
-_SMALL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer*",
-    "special_tokens*",
-    "added_tokens*",
-    "chat_template*",
-    "vocab*",
-    "merges*",
-    "*.model",
-)
-_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+@dataclass(frozen=True, slots=True)
+class RemoteAccess:
+    """How models that lie in no store are read. ``hub_token`` is asked at each opening."""
+
+    hub_endpoint: str = HUB_ENDPOINT
+    hub_token: Callable[[], str | None] = lambda: None
+    allowed_networks: Sequence[str] = ()
+    cache_bytes: int = 0  # of weights that may be kept below the cache's folder; 0: none
+    patience: Patience = PATIENT
+
+    def web(self) -> WebFiles:
+        return WebFiles(Destinations(self.allowed_networks), self.patience)
+
+    def hub(self, web: WebFiles) -> Hub:
+        return Hub(web, self.hub_token(), self.hub_endpoint, _WHERE)
+
+
+def pinned(source: ModelSource, remote: RemoteAccess) -> ModelSource:
+    """``source`` with the commit that its revision stands for now; itself where it lies on no hub. Raises StorageError.
+
+    One rank asks, and tells the others: a branch may move while they start.
+    """
+    if not source.uri.startswith(_HUB) or source.commit is not None:
+        return source
+    at = model_address(source.uri, source.revision)
+    try:
+        return source.model_copy(update={"commit": remote.hub(remote.web()).commit(at)})
+    except ObjectNotFound as error:
+        raise BrokenModel(str(error)) from None
+
+
+def open_model(store: Store, source: ModelSource, cache_dir: Path, remote: RemoteAccess) -> ModelFiles:
+    """The model of ``source``, which may lie in ``store``, on a hub or on a web server. Raises StorageError."""
+    web = remote.web()
+    folder: RemoteFolder
+    if source.uri.startswith(_HUB):
+        source = pinned(source, remote)
+        assert source.commit is not None
+        at = model_address(source.uri, source.revision)
+        folder = HubFolder(remote.hub(web), web, at, source.commit, source.uri)
+    elif source.uri.startswith(_WEB):
+        folder = WebFolder(web, source.uri)
+    else:
+        return ModelFiles(store, source, cache_dir)
+    cache = WeightCache(cache_dir / "weights", remote.cache_bytes) if remote.cache_bytes else None
+    return ModelFiles(folder, source, cache_dir, CachedWeights(folder, cache))
 
 
 class ModelFiles:
     """A model below ``source.uri``. Lists the folder once, reads headers when first asked for tensors.
 
     Raises StorageError: BrokenModel when the folder is no model that can be read, ObjectNotFound when it is
-    not there.
+    not there. ``weights``: from where tensors are read, if not from ``store``.
     """
 
-    def __init__(self, store: Store, source: ModelSource, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        store: ModelFolder,
+        source: ModelSource,
+        cache_dir: Path,
+        weights: CachedWeights | None = None,
+    ) -> None:
         self._store = store
+        self._weights = weights
+        self.source = source  # with its commit, where it has one
         self._uri = source.uri
         self._cache_dir = cache_dir
         self._files = {address.name_below(source.uri, uri): uri for uri in store.list(source.uri)}
@@ -58,11 +111,12 @@ class ModelFiles:
         replaced is never mixed with an older one; each is renamed into place, so that ranks on one node may
         do it at the same time.
         """
-        if address.scheme(self._uri) == address.FILE:
+        if address.is_file(self._uri):
             return address.file_path(self._uri)
-        folder = self._cache_dir / "models" / hashlib.sha256(self._uri.encode()).hexdigest()[:16]
+        which = self._uri if self.source.commit is None else f"{self._uri} {self.source.commit}"
+        folder = self._cache_dir / "models" / hashlib.sha256(which.encode()).hexdigest()[:16]
         for name, uri in sorted(self._files.items()):
-            if any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES) and "/" not in name:
+            if is_small(name):
                 data = self._store.read(uri)
                 if len(data) != self._store.size(uri):
                     raise BrokenModel(
@@ -86,18 +140,22 @@ class ModelFiles:
         """On the CPU, in the file's dtype; only its own bytes are read."""
         return self._reader.tensor(name)
 
+    def prove(self) -> None:
+        """Look at the weights that were read, where somebody says what they should be. Raises BrokenModel."""
+        if self._weights is not None:
+            self._weights.prove()
+
     @cached_property
     def _reader(self) -> SafetensorsReader:
-        return SafetensorsReader(self._store, self._weight_files())
+        headers = self._store if self._weights is None else self._weights.headers
+        return SafetensorsReader(headers, self._weight_files(), self._weights)
 
     def _weight_files(self) -> list[str]:
         if SINGLE_FILE in self._files:
             return [self._files[SINGLE_FILE]]
         if INDEX_FILE in self._files:
             return self._shards()
-        pickles = sorted(
-            name for name in self._files if any(fnmatchcase(name, pattern) for pattern in _PICKLES)
-        )
+        pickles = sorted(filter(is_pickle, self._files))
         if pickles:
             raise BrokenModel(
                 f"{self._uri} has its weights as pickle files ({pickles[0]}), which can run code and are not "

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from safetensors import safe_open
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.store import Store
 
 _DTYPES = {
     "F64": torch.float64,
@@ -60,11 +59,20 @@ class Entry:
     length: int
 
 
-class SafetensorsReader:
-    """Reads the headers of all ``uris`` at once, and nothing else. Thread-safe."""
+class Ranges(Protocol):
+    """What is read from. Methods raise StorageError."""
 
-    def __init__(self, store: Store, uris: Iterable[str]) -> None:
-        self._store = store
+    def size(self, uri: str) -> int: ...
+
+    def read_range(self, uri: str, start: int, length: int) -> bytes: ...
+
+
+class SafetensorsReader:
+    """Reads the headers of all ``uris`` at once, and nothing else. Thread-safe. ``tensors``: from where these are read, if
+    not as the headers."""
+
+    def __init__(self, store: Ranges, uris: Iterable[str], tensors: Ranges | None = None) -> None:
+        self._store = tensors or store
         self._entries: dict[str, Entry] = {}
         for uri in uris:
             for name, entry in read_header(store, uri).items():
@@ -88,7 +96,7 @@ class SafetensorsReader:
         copied.
         """
         entry = self._entry(name)
-        if address.scheme(entry.uri) == address.FILE:
+        if address.is_file(entry.uri):
             with safe_open(address.file_path(entry.uri), framework="pt") as file:
                 found: torch.Tensor = file.get_tensor(name)
                 return found
@@ -116,7 +124,7 @@ class SafetensorsReader:
             raise BrokenModel(f"the model has no tensor {name}; it has {len(self._entries)} others") from None
 
 
-def read_header(store: Store, uri: str) -> dict[str, Entry]:
+def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
     """Where each tensor of one file lies. Raises BrokenModel when header, shapes and the file's size do not
     agree.
     """

@@ -16,6 +16,7 @@ from mlora_worker.storage.s3 import S3Store
 from mlora_worker.storage.s3_client import AMBIENT, PATIENT, PLAIN, Keys, Manners, Patience
 
 CA_CERTIFICATE = "ca.crt"  # in a storage Secret
+HUB_TOKEN = "HF_TOKEN"
 
 
 class Store(Protocol):
@@ -111,14 +112,21 @@ def open_store_from_files(
 
 def read_ca_certificate(folder: Path) -> str | None:
     """Of those who may sign the store's certificate; None: the usual ones. Raises AccessRefused for an unreadable file."""
+    return _optional(folder / CA_CERTIFICATE, "certificate")
+
+
+def read_hub_token(folder: Path) -> str | None:
+    """For models on a hub; None: they are asked for without one. Raises AccessRefused for an unreadable file."""
+    return _optional(folder / HUB_TOKEN, "token")
+
+
+def _optional(path: Path, what: str) -> str | None:
     try:
-        return (folder / CA_CERTIFICATE).read_text(encoding="utf-8").strip() or None
+        return path.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise AccessRefused(
-            f"the certificate {folder / CA_CERTIFICATE} cannot be read ({type(error).__name__})"
-        ) from None
+        raise AccessRefused(f"the {what} {path} cannot be read ({type(error).__name__})") from None
 
 
 def read_keys(folder: Path) -> Keys:

@@ -30,6 +30,10 @@ def scheme(uri: str) -> str:
     )
 
 
+def is_file(uri: str) -> bool:
+    return uri.startswith(f"{FILE}://")
+
+
 def s3_address(uri: str) -> S3Address:
     """Keys are taken literally: S3 keys may hold ``%``, ``?`` and ``#``."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -63,6 +67,6 @@ def join(folder: str, name: str) -> str:
 
 def name_below(folder: str, uri: str) -> str:
     """``uri`` relative to ``folder``, such as ``config.json``; both of the same kind."""
-    if scheme(uri) == FILE:
+    if is_file(uri):
         return file_path(uri).relative_to(file_path(folder)).as_posix()
     return uri.removeprefix(folder.rstrip("/") + "/")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
@@ -22,8 +24,12 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # another attempt may work
 _PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
 _PAUSES = (0.5, 2.0, 5.0)
+_LONGEST_PAUSE: Final = 60.0  # seconds, whatever a server asks for
 _LEAST_RATE: Final = 1024  # bytes a second, on average; a server that sends less would keep a thread for days
 _GRACE_SECONDS: Final = 60.0  # of waiting, before the rate counts
+_PART = re.compile(
+    r"bytes (?:(\d+)-\d+|\*)/(\d+)"
+)  # of a Content-Range header: first byte and the whole's size
 
 Headers = Mapping[str, str]
 
@@ -36,6 +42,13 @@ class Resource:
     etag: str | None  # a strong one: equal tags mean equal bytes
     ranges: bool  # parts can be asked for
     revision: str | None = None  # a hub's commit
+
+
+class NoRanges(StorageError):
+    """The server gives whole files only."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(FailureReason.INVALID_SPEC, f"{url}: the server gives no parts of a file")
 
 
 class WebFiles:
@@ -90,6 +103,39 @@ class WebFiles:
             raise StoreUnreachable(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
         return data
 
+    def probe(self, url: str, headers: Headers | None = None) -> Resource:
+        """What ``look`` says, of servers that know GET alone, too. ``ranges`` is tried and not believed."""
+        wanted = {**(headers or {}), "Range": "bytes=0-0"}
+        with self._answer("GET", url, wanted, also=(416,)) as answer:
+            part = _PART.fullmatch(answer.headers.get("Content-Range", ""))
+            size = part[2] if part is not None else answer.headers.get("Content-Length")
+            return Resource(
+                size=int(size) if size and size.isdecimal() else None,
+                etag=_strong_tag(answer.headers),
+                ranges=answer.status != 200,
+            )
+
+    def range_pieces(
+        self, url: str, start: int, length: int, headers: Headers | None = None, *, expected: Resource
+    ) -> Iterator[bytes]:
+        """Exactly these bytes; a connection that breaks is taken up where it broke. Raises NoRanges; StoreUnreachable when
+        the file is not the ``expected`` one any more."""
+        done, pace = 0, _Pace(url, self._clock)
+        for attempt in range(self._patience.attempts):
+            wanted = {**(headers or {}), "Range": f"bytes={start + done}-{start + length - 1}"}
+            with self._answer("GET", url, wanted) as answer:
+                if answer.status != 206:
+                    raise NoRanges(url)
+                _check_same(url, answer.headers, start + done, expected)
+                with contextlib.suppress(HTTPError, OSError):
+                    while done < length and (piece := pace.read(answer, min(PIECE, length - done))):
+                        done += len(piece)
+                        yield piece
+            if done == length:
+                return
+            self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+        raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} of {length} bytes")
+
     def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
         """The whole file. After a break it goes on only where the server proves that the file is still the same."""
         done, tag = 0, None
@@ -105,8 +151,7 @@ class WebFiles:
                     raise StoreUnreachable(
                         f"{url} changed while it was read: start again when it is complete"
                     )
-                etag = answer.headers.get("ETag")
-                tag = etag if etag and not etag.startswith("W/") else None
+                tag = _strong_tag(answer.headers)
                 try:
                     while piece := pace.read(answer, PIECE):
                         done += len(piece)
@@ -129,10 +174,14 @@ class WebFiles:
         return b"".join(pieces)
 
     @contextlib.contextmanager
-    def _answer(self, method: str, url: str, headers: Headers) -> Iterator[_Answer]:
-        """A good answer, after redirects and repeated attempts."""
+    def _answer(
+        self, method: str, url: str, headers: Headers, also: tuple[int, ...] = ()
+    ) -> Iterator[_Answer]:
+        """A good answer, or one with a status of ``also``, after redirects and repeated attempts. A server that is busy is
+        given the time that it asks for."""
         for attempt in range(self._patience.attempts):
             last = attempt == self._patience.attempts - 1
+            asked = 0.0
             try:
                 answer = self._followed(method, url, headers)
             except HTTPError as error:
@@ -142,7 +191,7 @@ class WebFiles:
                         f"cannot read {url}: no connection to {host} ({type(error).__name__})"
                     ) from None
             else:
-                if answer.status < 300:
+                if answer.status < 300 or answer.status in also:
                     try:
                         yield answer
                     finally:
@@ -151,7 +200,8 @@ class WebFiles:
                 answer.close()
                 if answer.status not in _PASSING or last:
                     raise _refusal(url, answer.status)
-            self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
+                asked = _asked_pause(answer.headers)
+            self._pause(max(asked, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
 
     def _followed(self, method: str, url: str, headers: Headers) -> _Answer:
         at, sent, first = url, {**_PLAIN, **headers}, None
@@ -247,3 +297,31 @@ def _refusal(url: str, status: int) -> StorageError:
     if status in (401, 403):
         return AccessRefused(f"may not read {url}: the server answered {status}")
     return StoreUnreachable(f"cannot read {url}: the server answered {status}")
+
+
+def _strong_tag(headers: Headers) -> str | None:
+    tag = headers.get("ETag")
+    return tag if tag and not tag.startswith("W/") else None
+
+
+def _check_same(url: str, headers: Headers, start: int, expected: Resource) -> None:
+    """Raises StoreUnreachable unless a part begins at ``start`` and is of the ``expected`` file."""
+    part = _PART.fullmatch(headers.get("Content-Range", ""))
+    if part is None or part[1] != str(start):
+        raise StoreUnreachable(f"{url}: asked for bytes from {start}, the server sent others")
+    tag = _strong_tag(headers)
+    changed = expected.etag is not None and tag is not None and tag != expected.etag
+    if changed or (expected.size is not None and int(part[2]) != expected.size):
+        raise StoreUnreachable(f"{url} changed while it was read: start again when it is complete")
+
+
+def _asked_pause(headers: Headers) -> float:
+    """Seconds that a busy server wants to be left alone, no more than ``_LONGEST_PAUSE``; 0 when it says nothing."""
+    asked = headers.get("Retry-After", "")
+    if asked.isdecimal():
+        return min(float(asked), _LONGEST_PAUSE)
+    try:  # a date is compared with the server's own clock
+        waits = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
+    except (TypeError, ValueError):
+        return 0.0
+    return max(0.0, min(waits.total_seconds(), _LONGEST_PAUSE))

@@ -1,0 +1,48 @@
+"""Names of the files that make up a base model. Pure."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+# What configuration and tokenizer are made of.
+_SMALL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens*",
+    "added_tokens*",
+    "chat_template*",
+    "vocab*",
+    "merges*",
+    "*.model",
+)
+_PICKLES = ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
+
+# The same by name, for servers that list nothing.
+PROBED_FILES = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    SINGLE_FILE,
+    INDEX_FILE,
+)
+PROBED_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+def is_small(name: str) -> bool:
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
+
+
+def is_pickle(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _PICKLES)
