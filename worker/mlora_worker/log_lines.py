@@ -1,5 +1,8 @@
 """Log lines of a rank, as text or as JSON, and whom they are about.
 
+What is secret is blotted out of every line: the keys of the task that it is about, and users, passwords and queries of
+web addresses.
+
 Work on one task in a pool is done inside ``about(task)`` (``told_by_task``): whatever is logged there, by the store's
 client too, bears the task's name. Where many tasks are in hand at once, the line itself says which:
 ``extra=fields_of(task)``.
@@ -17,7 +20,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar
 
-from mlora_worker.protocol import TaskPlan
+from mlora_worker.protocol import TaskPlan, without_credentials, without_keys
 
 FIELDS = ("task", "namespace", "generation")  # of a record about a task
 
@@ -77,12 +80,27 @@ class JsonLines(logging.Formatter):
             "pipeline": self._pipeline,
             "rank": self._rank,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _shown(record.getMessage()),
         }
         entry |= _whom(record)
         if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
+            entry["error"] = _shown(self.formatException(record.exc_info))
         return json.dumps(entry, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """Time, rank, level and message."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _shown(super().format(record))
+
+
+def _shown(text: str) -> str:
+    task = _about.get()
+    return without_keys(text, task.storage) if task is not None else without_credentials(text)
 
 
 def _whom(record: logging.LogRecord) -> dict[str, object]:
@@ -96,6 +114,5 @@ def set_up_logging(
     style: Literal["text", "json"], rank: int, pipeline: str, stream: TextIO = sys.stderr
 ) -> None:
     handler = logging.StreamHandler(stream)
-    text = logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonLines(rank, pipeline) if style == "json" else text)
+    handler.setFormatter(JsonLines(rank, pipeline) if style == "json" else TextLines(rank))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -90,6 +90,27 @@ def test_a_line_itself_may_say_whom_it_is_about_and_never_with_keys(stream: io.S
     assert "topsecret" not in stream.getvalue()
 
 
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_keys_that_a_store_sends_back_and_those_in_addresses_are_blotted_out(
+    stream: io.StringIO, style: Any
+) -> None:
+    set_up_logging(style, 1, "ml/toy", stream)
+    with about(plan("a")):
+        log.warning("the store says: <Key>AKIA</Key> topsecret is wrong")
+        try:
+            raise OSError("http://me:pa55@s3.local:8333/b?X-Amz-Signature=deadbeef&x=1 is away")
+        except OSError:
+            log.exception("cannot read 'https://host/rows.jsonl?token=deadbeef'")
+    log.info("read s3://bucket/what?is=this and https://user@host/x")
+    text = stream.getvalue()
+    assert "the store says: <Key>***</Key> *** is wrong" in text
+    assert "http://***@s3.local:8333/b?*** is away" in text
+    assert "https://host/rows.jsonl?***'" in text
+    assert "s3://bucket/what?is=this and https://***@host/x" in text  # a key of a bucket may have such a name
+    for secret in ("AKIA", "topsecret", "pa55", "deadbeef"):
+        assert secret not in text
+
+
 def test_text_lines_are_for_people(stream: io.StringIO) -> None:
     set_up_logging("text", 1, "ml/toy", stream)
     log.warning("mind the gap")

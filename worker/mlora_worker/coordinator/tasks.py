@@ -42,6 +42,7 @@ from mlora_worker.protocol import (
     TaskPhase,
     TaskPlan,
     TaskReport,
+    without_keys,
 )
 from mlora_worker.storage.adapter import FinishedAdapter
 from mlora_worker.storage.checkpoint import EvaluationProgress, Fingerprint, Progress, TaskState
@@ -426,14 +427,14 @@ class TaskRun:
 
     def fail(self, reason: FailureReason, message: str) -> None:
         self.phase = TaskPhase.FAILED
-        self.failure = Failure(reason=reason, message=message[:2048])
+        self.failure = Failure(reason=reason, message=without_keys(message, self.plan.storage)[:2048])
         self.parts = {}
         self.snapshot = self.state = self.restoration = self.blocked = None
         self.best, self.assessment, self.keep_is_due = None, None, False
 
     def block(self, reason: FailureReason, message: str) -> None:
         """Something of it cannot be stored at present, and is tried again."""
-        self.blocked = Failure(reason=reason, message=message[:2048])
+        self.blocked = Failure(reason=reason, message=without_keys(message, self.plan.storage)[:2048])
 
     def finish_with(self, adapter: FinishedAdapter) -> None:
         """An earlier run has done all its steps: it has only to be published."""
