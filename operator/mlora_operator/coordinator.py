@@ -19,6 +19,7 @@ from datetime import datetime
 import aiohttp
 from pydantic import ValidationError
 
+from mlora_operator.reconcile.about import about_key
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.progress import heard
 from mlora_operator.reconcile.snapshot import Contact, Key
@@ -176,7 +177,7 @@ class _Link:
         else:
             self.contact = replace(before, lost_since=since, error=str(error), starting=False)
         if before.lost_since is None:
-            logger.warning("lost the coordinator of %s: %s", key, error, extra={"pipeline": str(key)})
+            logger.warning("lost the coordinator of %s: %s", key, error, extra=about_key(key))
         if before.lost_since is None or before.starting != self.contact.starting:
             self._links.wake()
 

@@ -1,4 +1,8 @@
-"""Log lines for people (text) or for a log store (JSON), with the task's and the pipeline's name where there is one."""
+"""Log lines for people (text) or for a log store (JSON).
+
+A line about a task or a pipeline has fields that say which (``reconcile.about``). Users, passwords and queries of web
+addresses are blotted out; keys of stores never come here, since the operator only passes them on.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,24 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from mlora_operator.settings import LogSettings
+from mlora_worker.protocol import without_credentials
 
-NAMES = ("task", "pipeline")  # extra fields of a record
+NAMES = ("task", "namespace", "generation", "pipeline")  # extra fields of a record
 
 
 class JsonLines(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, str] = {
+        line: dict[str, str | int] = {
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_credentials(record.getMessage()),
         }
-        line |= {name: str(value) for name in NAMES if (value := getattr(record, name, None)) is not None}
+        line |= {name: value for name in NAMES if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = without_credentials(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -34,7 +39,8 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        whole = f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return without_credentials(whole)
 
 
 def configure_logging(settings: LogSettings, stream: TextIO = sys.stderr) -> None:

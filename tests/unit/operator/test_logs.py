@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -24,9 +25,11 @@ def stream() -> Iterator[io.StringIO]:
 
 def test_a_json_line_names_task_and_pipeline(stream: io.StringIO) -> None:
     configure_logging(LogSettings(format="json"), stream)
-    logging.getLogger("x").info("it %s", "runs", extra={"task": "a/b"})
+    fields = {"task": "b", "namespace": "a", "generation": 3, "pipeline": "ml/toy"}
+    logging.getLogger("x").info("it %s", "runs", extra=fields)
     line = json.loads(stream.getvalue())
-    assert (line["message"], line["level"], line["task"], line["logger"]) == ("it runs", "info", "a/b", "x")
+    assert (line["message"], line["level"], line["logger"]) == ("it runs", "info", "x")
+    assert fields.items() <= line.items()
     assert line["time"].endswith("Z")
 
 
@@ -51,3 +54,14 @@ def test_what_kopf_says_of_every_event_is_for_debugging(stream: io.StringIO, lev
     configure_logging(LogSettings.model_validate({"level": level}), stream)
     logging.getLogger("kopf.objects").info("Handler 'wake' succeeded.")
     assert bool(stream.getvalue()) is said
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_credentials_in_addresses_are_blotted_out(stream: io.StringIO, style: str) -> None:
+    configure_logging(LogSettings.model_validate({"format": style}), stream)
+    try:
+        raise OSError("https://host/rows.jsonl?X-Amz-Signature=deadbeef cannot be read")
+    except OSError:
+        logging.getLogger("x").exception("the store at http://me:pa55@s3.local:8333 is away")
+    assert "http://***@s3.local:8333 is away" in stream.getvalue()
+    assert not {"pa55", "deadbeef"} & set(re.findall(r"[a-z0-9]+", stream.getvalue()))
