@@ -91,10 +91,9 @@ class Curves:
         return Drawn(curve.colour, tuple(curve.steps), tuple(curve.losses), tuple(curve.evaluations))
 
     def _free_colour(self) -> int:
-        """The one that the fewest of the newest curves have, so that those in training are told apart."""
-        lately = [curve.colour for curve in self._curves.values()][-COLOURS:]
-        taken = [lately.count(colour) for colour in range(COLOURS)]
-        return taken.index(min(taken))
+        """The one of which was heard longest ago, so that those in training are told apart."""
+        heard = {curve.colour: position for position, curve in enumerate(self._curves.values())}
+        return min(range(COLOURS), key=lambda colour: heard.get(colour, -1))
 
 
 def thinned(drawn: Drawn, most: int) -> Drawn:

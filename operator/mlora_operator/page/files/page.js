@@ -16,7 +16,7 @@ function fill(node, attributes, children) {
     if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : String(value));
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined) node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    if (child !== null && child !== undefined && child !== "") node.append(child instanceof Node ? child : document.createTextNode(String(child)));
   }
   return node;
 }
@@ -84,11 +84,11 @@ function took(task) {
 
 const KINDS = {
   Succeeded: "good", Ready: "good", Failed: "bad", Rejected: "bad", Stalled: "bad", UploadBlocked: "bad",
-  Training: "busy", Saving: "busy", Queued: "wait", Preempted: "wait", Waiting: "wait",
+  Training: "busy", Saving: "busy", Queued: "wait", Preempted: "wait", Waiting: "wait", Starting: "wait",
 };
 const state = (word) => el("span", { class: "state", "data-is": KINDS[word] || "other" }, word);
 const colour = (index) => (Number.isInteger(index) && index >= 0 && index < COLOURS ? `k${index}` : "");
-const chip = (index) => el("span", { class: `chip ${colour(index)}`, "aria-hidden": "true" });
+const chip = (index) => colour(index) && el("span", { class: `chip ${colour(index)}`, "aria-hidden": "true" });
 
 function named(thing) {
   return el("span", { class: "task", title: `${thing.namespace}/${thing.name}` }, el("span", { class: "space" }, `${thing.namespace}/`), el("strong", {}, thing.name));
@@ -200,14 +200,14 @@ function drawPipeline(node, pipeline) {
   const speed = pipeline.tokensPerSecond ? ` · ${number(pipeline.tokensPerSecond)} tokens/s` : "";
   const restarts = pipeline.restarts ? ` · ${number(pipeline.restarts)} restarts` : "";
   const workers = `${number(pipeline.readyWorkers)} of ${number(pipeline.workers)} workers ready`;
-  const lost = pipeline.coordinator === "lost" ? [el("b", {}, "Its coordinator does not answer"), ", since ", time(pipeline.lostSince), ". "] : [];
-  const words = pipeline.state === "Ready" && !lost.length ? "" : pipeline.message;
+  const lost = pipeline.coordinator === "lost" ? [" (last heard of ", time(pipeline.lostSince), ")"] : [];
+  const words = pipeline.state === "Ready" ? (lost.length ? "its coordinator does not answer" : "") : pipeline.message;
   node.querySelector(".top").replaceChildren(
     el("div", { class: "head" },
       el("h3", {}, el("span", { class: "space" }, `${pipeline.namespace}/`), pipeline.name),
       state(pipeline.state)),
     el("p", { class: "facts" }, `${pipeline.baseModel} · ${pipeline.training} training, ${number(pipeline.waiting)} waiting · ${workers}${speed}${restarts}`),
-    words || lost.length ? el("p", { class: "message" }, lost, words) : "",
+    words ? el("p", { class: "message" }, el("b", {}, pipeline.reason), " — ", words, lost) : "",
     pipeline.stages.length ? stageTable(pipeline) : "",
   );
   node.querySelector("details").hidden = pipeline.coordinator !== "answers" && pipeline.coordinator !== "lost";
@@ -426,7 +426,7 @@ function timelineChart(timeline) {
     svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, parts),
     el("ul", { class: "legend" },
       timeline.tasks.map((task) => el("li", {}, chip(task.colour), task.name || "a task of another namespace")),
-      el("li", { class: "muted" }, "light: forward, full: backward, grey: update")),
+      el("li", { class: "muted" }, "pale: forward, solid: backward, grey: update")),
   ];
 }
 
@@ -445,7 +445,7 @@ function tell(kind, words, notice) {
 
 const WORDS = {
   following: (message) => `This replica of the operator follows, and ${message}. Forward a port to that pod, or ask the Service again.`,
-  starting: () => "The operator has just started and has not looked at its tasks yet.",
+  starting: () => "The operator has looked at nothing yet: it has just started, or there is no task and no pipeline.",
 };
 
 async function look() {
