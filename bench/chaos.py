@@ -13,7 +13,8 @@ that a fault before has caused. Each time, the world has to go on by itself with
 
 **Faults**: SIGKILL of a rank, of rank 0, of the operator; SIGSTOP of either rank; a drain (``kubectl delete pod``); two
 operators at once; a store that refuses (500, 403), waits, resets connections before or after it has done what it was asked;
-SIGKILL while it refuses. In bad weather no task is applied: what the store refuses before a task has trained is its end, by
+SIGKILL while it refuses. With ``--cluster`` all of this on a real node, where nothing stands in for Kubernetes
+(``chaos_parts/node.py``). In bad weather no task is applied: what the store refuses before a task has trained is its end, by
 design.
 
 **Counted**: ``lost`` adapters that never came or that PEFT does not load; ``duplicates`` that were written, withdrawn or
@@ -36,6 +37,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -43,16 +45,18 @@ from typing import Any
 
 from bench.chaos_parts import work
 from bench.chaos_parts.judge import Redone, duplicates, redone
+from bench.chaos_parts.local import LocalWorld
 from bench.chaos_parts.player import Played, Player
-from bench.chaos_parts.story import Fault, tell
+from bench.chaos_parts.story import NODE_SHARES, SHARES, Fault, tell
 from bench.chaos_parts.world import Feeder, Stuck, World
 from bench.options import parser
 from bench.report import last_line, table
 
 FAULTS, LONG, QUICK = 56, 1000, 6
+NODE_FAULTS, NODE_LONG, NODE_QUICK = 15, 100, 3
 ACTIVE = 4  # tasks at once
 STEPS, EVERY = 150, 25
-STALL = "5s"
+STALL, NODE_STALL = "5s", "15s"
 STILL = "still"
 
 
@@ -69,18 +73,27 @@ def main(arguments: list[str]) -> int:
     options = parser("chaos", __doc__)
     options.add_argument("--seed", type=int, default=1, help="names the whole story (default: 1)")
     options.add_argument(
-        "--faults", type=int, help=f"(default: {FAULTS}; {LONG} with --long, {QUICK} with --quick)"
+        "--faults",
+        type=int,
+        help=f"(default: {FAULTS}; {LONG} with --long, {QUICK} with --quick; with --cluster {NODE_FAULTS}, {NODE_LONG}, "
+        f"{NODE_QUICK})",
+    )
+    options.add_argument(
+        "--cluster",
+        action="store_true",
+        help="on the test cluster's node: the chart, real pods, a real kubelet",
     )
     options.add_argument("--keep", action="store_true", help="keep the logs also when all went well")
     chosen = options.parse_args(arguments)
-    count = chosen.faults or (QUICK if chosen.quick else LONG if chosen.long else FAULTS)
-    story = tell(count, chosen.seed, quick=chosen.quick)
+    usual, long, quick = (NODE_FAULTS, NODE_LONG, NODE_QUICK) if chosen.cluster else (FAULTS, LONG, QUICK)
+    count = chosen.faults or (quick if chosen.quick else long if chosen.long else usual)
+    story = tell(count, chosen.seed, chosen.quick, NODE_SHARES if chosen.cluster else SHARES)
     folder = Path(tempfile.mkdtemp(prefix="mlora-chaos-"))
     steps, every = (80, 20) if chosen.quick else (STEPS, EVERY)
     good = False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the store and all ranks end, too
     try:
-        with World(folder, chosen.seed, STALL) as world:
+        with world_in(folder, chosen.seed, chosen.cluster) as world:
             result = run(world, story, chosen.seed, steps, every)
         good = not result["broken"]
         line = last_line("chaos", result, repetitions=1, threads=1, quick=chosen.quick)
@@ -96,6 +109,14 @@ def main(arguments: list[str]) -> int:
     return 0 if good else 1
 
 
+def world_in(folder: Path, seed: int, cluster: bool) -> AbstractContextManager[World]:
+    if not cluster:
+        return LocalWorld(folder, seed, STALL)
+    from bench.chaos_parts.node import NodeWorld  # imports a client for Kubernetes, which takes a second
+
+    return NodeWorld(folder, seed, NODE_STALL)
+
+
 def run(world: World, story: Sequence[Fault], seed: int, steps: int, every: int) -> dict[str, Any]:
     """Play ``story`` and judge."""
     undisturbed(world, steps, every)
@@ -103,7 +124,8 @@ def run(world: World, story: Sequence[Fault], seed: int, steps: int, every: int)
     feeder = Feeder(world, ACTIVE, steps, every)
     player = Player(world, feeder, Random(seed))
     world.until(
-        lambda: any(raw["status"].get("step") for raw in world.unfinished().values()), "a first task trains"
+        lambda: any(raw.get("status", {}).get("step") for raw in world.unfinished().values()),
+        "a first task trains",
     )
     try:
         for fault, after in zip(story, [*story[1:], None], strict=True):
@@ -125,7 +147,7 @@ def run(world: World, story: Sequence[Fault], seed: int, steps: int, every: int)
         *(f"{name}: {flaw}" for name, flaw in checked.flaws.items()),
         *again,
         *world.reader.half_written,
-        *world.api.broken,
+        *world.broken,
     ]
     if cost.usual > every:
         broken.append(f"{cost.usual} steps were redone, more than checkpointEverySteps {every}")
@@ -147,11 +169,12 @@ def run(world: World, story: Sequence[Fault], seed: int, steps: int, every: int)
         "forgotten_checkpoints": cost.forgotten,
         "checkpoint_every": every,
         "same_weights": {"equal": checked.equal, "relative": checked.relative},
-        "adapters": sum(not name.startswith(STILL) for name in world.uids),
+        **world.facts(),
+        "adapters": sum(not name.startswith(STILL) for name in world.tasks.uids),
         "faults": dict(Counter(str(one.fault.kind) for one in player.played)),
         "faults_in_all": len(player.played),
         "interrupted": len(player.costs),
-        "rank_starts": world.kubelet.starts,
+        "group_runs": len(player.runs),
         "requests": world.weather.requests,
         "requests_spoilt": world.weather.spoilt,
         "looks": world.reader.looks,
@@ -165,18 +188,18 @@ def undisturbed(world: World, steps: int, every: int) -> None:
     """One task of each kind, before any fault."""
     for kind in range(len(work.KINDS)):
         world.apply(kind, f"{STILL}-{kind}", steps, every)
-    world.until(lambda: not world.unfinished(), "the undisturbed tasks end", 300)
+    world.until(lambda: not world.unfinished(), "the undisturbed tasks end", 600)
 
 
 def check(world: World) -> Checked:
     """Fetch all adapters from the store as anybody would, load them with PEFT, compare them."""
     place = world.folder / "adapters"
     flaws = {
-        name: world.why.get(name, "it never ended")
-        for name in world.uids
-        if world.ends.get(name) != "Succeeded"
+        name: world.tasks.why.get(name, "it never ended")
+        for name in world.tasks.uids
+        if world.tasks.ends.get(name) != "Succeeded"
     }
-    good = [name for name in world.uids if name not in flaws]
+    good = [name for name in world.tasks.uids if name not in flaws]
     for name in good:
         if f"chaos/{name}" not in world.reader.whole:
             flaws[name] = "the reader never saw it whole"

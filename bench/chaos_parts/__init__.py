@@ -9,4 +9,8 @@
 ``work``      the tasks
 ``story``     which faults come, and at which moments
 ``judge``     what a fault cost, and what must never be seen
+``world``     what a world is for those that play in it and judge it
+``local``     the one on this machine, with all of the above
+``node``      the one in a real cluster: the chart, its pods, their kubelet; ``watched`` are its tasks, ``containers`` its processes
+``player``    plays a story in a world
 """

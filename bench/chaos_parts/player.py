@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -12,10 +11,7 @@ from typing import Any
 
 from bench.chaos_parts.judge import Cost, Place, places, resumed
 from bench.chaos_parts.story import Fault
-from bench.chaos_parts.world import Feeder, World
-
-_MOMENT_WITHIN = 20.0  # seconds; then the fault comes all the same
-_START_TO_WATCH = 60.0
+from bench.chaos_parts.world import Feeder, World, all_started
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +36,7 @@ class Player:
         self._pending: dict[str, Pending] = {}
         self._run = ""  # of the coordinator, when the last fault came
         self._microbatches = 0
+        self.runs: set[str] = set()  # of all coordinators that were heard
         self.costs: list[Cost] = []
         self.played: list[Played] = []
 
@@ -49,14 +46,13 @@ class Player:
         in_time = True
         if fault.weather is not None:
             self._feeder.pause(True)
-            self._world.until(self._world.all_started, "tasks start", _START_TO_WATCH)
+            self._world.until(lambda: all_started(self._world), "tasks start")
         if fault.moment is not None:
             in_time = self._at_moment(fault)
         else:
             time.sleep(fault.delay)
             self._strike(fault)
-        if fault.kind == "kill_operator":
-            self._restart_operator(fault)
+        self._world.mend(fault)
         if fault.weather is not None:
             time.sleep(fault.seconds)
             self._world.weather.turn(None)
@@ -68,7 +64,7 @@ class Player:
     # --- the blow -----------------------------------------------------------------------------------------------
 
     def _at_moment(self, fault: Fault) -> bool:
-        """Whether the moment came in time. Strikes in any case."""
+        """Whether the moment came in time. Strikes in any case: else the time is over, and the fault comes all the same."""
         assert fault.moment is not None
         struck, lock = threading.Event(), threading.Lock()
 
@@ -79,52 +75,22 @@ class Player:
                     struck.set()
 
         self._world.weather.when(fault.moment, strike)
-        came = struck.wait(_MOMENT_WITHIN)
+        came = struck.wait(self._world.moment_within)
         self._world.weather.forget_waits()
         strike()
         return came
 
     def _strike(self, fault: Fault) -> None:
-        world = self._world
         if fault.weather is not None:
             self._look()
-            world.weather.turn(fault.weather, fault.share)
-        match fault.kind:
-            case "kill_rank":
-                self._signal(fault, self._random.randrange(1, world.kubelet.stages), signal.SIGKILL)
-            case "kill_coordinator":
-                self._signal(fault, 0, signal.SIGKILL)
-            case "freeze_rank":
-                self._signal(fault, self._random.randrange(1, world.kubelet.stages), signal.SIGSTOP)
-            case "freeze_coordinator":
-                self._signal(fault, 0, signal.SIGSTOP)
-            case "drain_rank":
-                self._drain(fault, self._random.randrange(1, world.kubelet.stages))
-            case "drain_coordinator":
-                self._drain(fault, 0)
-            case "kill_while_s3_is_away":
-                time.sleep(fault.seconds / 2)
-                self._signal(fault, self._random.randrange(world.kubelet.stages), signal.SIGKILL)
-            case "kill_operator":
-                world.operators.pop().send(signal.SIGKILL)
-            case "two_operators":
-                world.start_operator()
-                time.sleep(2 + fault.seconds)
-                world.operators.pop(0).send(signal.SIGKILL)
+            self._world.weather.turn(fault.weather, fault.share)
+        self._world.strike(fault, self._victim(fault), lambda: self._look(fault))
 
-    def _signal(self, fault: Fault, rank: int, number: signal.Signals) -> None:
-        """To a rank; one that is between two starts is waited for."""
-        self._world.until(lambda: self._world.kubelet.process(rank) is not None, f"rank {rank} runs")
-        self._look(fault)
-        process = self._world.kubelet.process(rank)
-        if process is not None:
-            process.send(number)
-
-    def _drain(self, fault: Fault, rank: int) -> None:
-        self._look(fault)
-        uid = self._world.kubelet.uid(rank)
-        if uid is not None:
-            self._world.kubelet.delete(uid)
+    def _victim(self, fault: Fault) -> int:
+        """The rank that is meant; any one where none is."""
+        if fault.kind.endswith("_coordinator"):
+            return 0
+        return self._random.randrange(0 if fault.kind == "kill_while_s3_is_away" else 1, self._world.stages)
 
     def _look(self, fault: Fault | None = None) -> None:
         """Note who goes on; with ``fault``, also where all stand now, as it will interrupt them."""
@@ -138,12 +104,6 @@ class Player:
                 self._pending[uid] = Pending(place, fault, self._run)
 
     # --- and after it -------------------------------------------------------------------------------------------
-
-    def _restart_operator(self, fault: Fault) -> None:
-        time.sleep(fault.seconds / 2)
-        looks = self._world.control.looks
-        self._world.start_operator()
-        self._world.until(lambda: self._world.control.looks > looks + 1, "the new operator looks")
 
     def _recover(self, fault: Fault) -> None:
         self._world.until(lambda: self._goes_on(), f"the world goes on after fault {fault.number}, {fault}")
@@ -165,6 +125,7 @@ class Player:
         return not left or (moved and report["wire"]["microbatches"] > 0)
 
     def _hear(self, report: Mapping[str, Any]) -> None:
+        self.runs.add(report["runId"])
         for uid, at in resumed(report).items():
             pending = self._pending.get(uid)
             if pending is None or report["runId"] == pending.run:

@@ -32,9 +32,13 @@ class Reader:
 
     def stop(self) -> None:
         """After one more look."""
+        self.close()
+        self._look()
+
+    def close(self) -> None:
+        """Without a further look."""
         self._stop.set()
         self._thread.join(60)
-        self._look()
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):

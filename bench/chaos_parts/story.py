@@ -11,7 +11,8 @@ from bench.chaos_parts.weather import Kind, Moment
 
 FaultKind = Literal[
     "kill_rank", "kill_coordinator", "freeze_rank", "freeze_coordinator", "drain_rank", "drain_coordinator",
-    "kill_operator", "two_operators", "s3_500", "s3_403", "s3_slow", "s3_reset", "kill_while_s3_is_away",
+    "delete_rank", "delete_coordinator", "kill_operator", "restart_operator", "two_operators",
+    "s3_500", "s3_403", "s3_slow", "s3_reset", "kill_while_s3_is_away",
 ]  # fmt: skip
 
 SHARES: Mapping[FaultKind, int] = {
@@ -30,6 +31,23 @@ SHARES: Mapping[FaultKind, int] = {
     "kill_while_s3_is_away": 3,
 }
 """Of every 56 faults. A frozen coordinator costs the half minute of silence that the operator allows, so it is rare."""
+NODE_SHARES: Mapping[FaultKind, int] = {
+    "kill_rank": 1,
+    "kill_coordinator": 2,
+    "freeze_rank": 1,
+    "drain_rank": 1,
+    "delete_rank": 1,
+    "delete_coordinator": 1,
+    "kill_operator": 1,
+    "restart_operator": 1,
+    "two_operators": 1,
+    "s3_500": 1,
+    "s3_403": 1,
+    "s3_slow": 1,
+    "s3_reset": 1,
+    "kill_while_s3_is_away": 1,
+}
+"""Of every 15 faults on a real node, where pods can be deleted by force, and the operator is a Deployment."""
 QUICK: tuple[FaultKind, ...] = (
     "kill_coordinator", "kill_rank", "s3_reset", "kill_operator", "drain_rank", "kill_while_s3_is_away",
 )  # fmt: skip
@@ -53,7 +71,10 @@ RESTORING = (
 _AT_A_REQUEST = ("s3_500", "s3_403", "s3_reset", "kill_while_s3_is_away")
 _KILLS = ("kill_rank", "kill_coordinator", "kill_operator")
 # What the ranks start anew after at once. A frozen rank is none of these: in its place the kubelet's probe would act.
-_RESTARTS = ("kill_rank", "kill_coordinator", "kill_while_s3_is_away", "drain_rank", "drain_coordinator")
+_RESTARTS = (
+    "kill_rank", "kill_coordinator", "kill_while_s3_is_away", "drain_rank", "drain_coordinator",
+    "delete_rank", "delete_coordinator",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +109,12 @@ class Fault:
         return f"{self.kind} {when}{' (hasty)' if self.hasty else ''}"
 
 
-def tell(count: int, seed: int, quick: bool = False) -> tuple[Fault, ...]:
-    """``count`` faults, each kind as often as ``SHARES`` says, in an order of their own."""
+def tell(
+    count: int, seed: int, quick: bool = False, shares: Mapping[FaultKind, int] = SHARES
+) -> tuple[Fault, ...]:
+    """``count`` faults, each kind as often as ``shares`` says, in an order of their own."""
     random = Random(seed)
-    kinds = list(QUICK[:count]) if quick else _kinds(count)
+    kinds = list(QUICK[:count]) if quick else _kinds(count, shares)
     if not quick:
         random.shuffle(kinds)
     before = [None, *kinds[:-1]]
@@ -101,10 +124,10 @@ def tell(count: int, seed: int, quick: bool = False) -> tuple[Fault, ...]:
     )
 
 
-def _kinds(count: int) -> list[FaultKind]:
-    """Largest remainders first; of 20 faults or more, each kind comes at least once."""
-    whole = sum(SHARES.values())
-    exact = {kind: share * count / whole for kind, share in SHARES.items()}
+def _kinds(count: int, shares: Mapping[FaultKind, int]) -> list[FaultKind]:
+    """Largest remainders first; of enough faults (20 of the usual shares) each kind comes at least once."""
+    whole = sum(shares.values())
+    exact = {kind: share * count / whole for kind, share in shares.items()}
     taken = {kind: max(1, int(part)) for kind, part in exact.items()}
     while sum(taken.values()) != count:
         missing = sum(taken.values()) < count

@@ -53,10 +53,10 @@ class Moment:
 
 
 class Weather:
-    """Listens on ``port`` of the loopback address from ``__init__`` on; thread-safe."""
+    """Listens on a free port from ``__init__`` on; thread-safe."""
 
-    def __init__(self, upstream: str, random: Random, remembered: str) -> None:
-        """``remembered``: pattern of the keys whose writes are kept in ``deeds``."""
+    def __init__(self, upstream: str, random: Random, remembered: str, host: str = "127.0.0.1") -> None:
+        """``remembered``: pattern of the keys whose writes are kept in ``deeds``. ``host``: the address to listen on."""
         self._upstream = urlsplit(upstream).netloc
         self._random = random
         self._remembered = re.compile(remembered)
@@ -72,9 +72,9 @@ class Weather:
         class Handler(_Handler):
             proxy = weather
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.endpoint = f"http://{host}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), name="weather", daemon=True).start()
 
     @property

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.chaos_parts.processes import Processes
+from tests.fixtures.storage import Storage
+
 BASE_MODEL = "chaos/tiny"
 MODEL_URI, ROWS_KEY = "s3://models/tiny", "rows.jsonl"
 SECRET = "store"
@@ -62,6 +65,14 @@ def task_spec(kind: int, name: str, steps: int, every: int, endpoint: str) -> di
 
 def output_uri(name: str) -> str:
     return f"s3://adapters/chaos/{name}"
+
+
+def fill(store: Storage, nursery: Processes, folder: Path) -> None:
+    """The model, made in ``folder``, and the rows, in the store."""
+    nursery.run("model", {"CHAOS_MODEL": str(folder)}, "model.log")
+    for path in sorted(folder.iterdir()):
+        store.client.put_object(Bucket="models", Key=f"tiny/{path.name}", Body=path.read_bytes())
+    store.client.put_object(Bucket="datasets", Key=ROWS_KEY, Body=rows())
 
 
 def pipeline_spec(endpoint: str, stall: str) -> dict[str, Any]:

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.cluster.gobinaries import helm
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
 from tests.fixtures.loratask import loratask
+from tests.fixtures.release import installed, restricted, secret
 from tests.fixtures.storage import Storage
 
-ROOT = Path(__file__).parents[2]
 RELEASE, OPERATOR_NAMESPACE, TASK_NAMESPACE = "e2e", "mlora-e2e", "mlora-e2e-tasks"
 MODEL = "Org/Tiny-Llama"
 IDLE_TIMEOUT = 25  # seconds
@@ -71,6 +69,12 @@ class WholePath:
         """What lies below a task's output."""
         return self.store.keys("adapters", f"{TASK_NAMESPACE}/{name}/")
 
+    def weights(self, name: str) -> bytes:
+        """A task's adapter as it lies in the store."""
+        key = f"{TASK_NAMESPACE}/{name}/adapter_model.safetensors"
+        body: bytes = self.store.client.get_object(Bucket="adapters", Key=key)["Body"].read()
+        return body
+
     def pods(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.system.json(
             "get", "pods", "-l", "app.kubernetes.io/name=mlora-worker"
@@ -104,23 +108,12 @@ def task_manifest(name: str, store: Storage, spec: dict[str, Any]) -> dict[str, 
     return loratask(name, good | spec)
 
 
-def secret(name: str, access_key: str, secret_key: str) -> dict[str, Any]:
-    data = {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": data}
-
-
-def restricted(name: str) -> dict[str, Any]:
-    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-
-
 @pytest.fixture(scope="session")
 def path(
     cluster: Cluster,
     kubectl: Kubectl,
     s3: Storage,
     tiny_model: Path,
-    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[WholePath]:
     """An installed release that looks at one namespace; uninstalled at the end of the run."""
     for file in tiny_model.iterdir():
@@ -129,52 +122,17 @@ def path(
     system, tasks = kubectl.within(OPERATOR_NAMESPACE), kubectl.within(TASK_NAMESPACE)
     for one in (system, tasks):
         one.apply(secret("s3-credentials", s3.access_key, s3.secret_key))
-    values = tmp_path_factory.mktemp("helm") / "values.yaml"
-    values.write_text(yaml.safe_dump(chart_values(cluster, s3)))
-    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
-    run = [str(helm()), "--namespace", OPERATOR_NAMESPACE]
-    chart = str(ROOT / "charts/mlora-operator")
-    subprocess.run(
-        # The CRDs may be there from other tests.
-        [
-            *run,
-            "upgrade",
-            "--install",
-            RELEASE,
-            chart,
-            "--values",
-            str(values),
-            "--take-ownership",
-            "--wait",
-            "--timeout",
-            "3m",
-        ],
-        check=True,
-        env=environment,
-    )
-    system("rollout", "restart", "deployment")  # the image's tag stays when the code changes
-    system("rollout", "status", "deployment", "--timeout=120s")
-    try:
-        yield WholePath(tasks, system, s3, environment)
-    finally:
-        tasks("delete", "loratasks", "--all", "--wait=false")
-        system("delete", "lorapipelines", "--all", "--wait=false")
-        subprocess.run([*run, "uninstall", RELEASE, "--wait"], check=False, env=environment)
-        kubectl("delete", "namespace", OPERATOR_NAMESPACE, TASK_NAMESPACE, "--wait=true", "--timeout=120s")
+    with installed(cluster, kubectl, RELEASE, OPERATOR_NAMESPACE, chart_values(s3)):
+        try:
+            yield WholePath(tasks, system, s3, {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
+        finally:
+            tasks("delete", "loratasks", "--all", "--wait=false")
+            system("delete", "lorapipelines", "--all", "--wait=false")
+    kubectl("delete", "namespace", OPERATOR_NAMESPACE, TASK_NAMESPACE, "--wait=true", "--timeout=120s")
 
 
-def chart_values(cluster: Cluster, s3: Storage) -> dict[str, Any]:
-    def image(name: str) -> dict[str, str]:
-        repository, tag = name.rsplit(":", 1)
-        return {
-            "repository": repository,
-            "tag": tag,
-            "pullPolicy": "Never" if cluster.own else "IfNotPresent",
-        }
-
+def chart_values(s3: Storage) -> dict[str, Any]:
     return {
-        "image": image(cluster.operator_image),
-        "worker": {"image": image(cluster.worker_image)},
         "watchNamespaces": [TASK_NAMESPACE],
         "models": [{"name": MODEL, "uri": "s3://models/tiny-e2e", "dtype": "float32", "stages": 2}],
         "pipelineDefaults": {

@@ -11,7 +11,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.conftest import MODEL, OPERATOR_NAMESPACE, TASK_NAMESPACE, WholePath, secret
+from tests.e2e.conftest import MODEL, OPERATOR_NAMESPACE, TASK_NAMESPACE, WholePath
+from tests.fixtures.release import secret
 
 pytestmark = pytest.mark.e2e
 
@@ -97,19 +98,29 @@ def test_a_late_secret_is_picked_up_by_itself(path: WholePath) -> None:
     path.wait("waits-for-secret", "Succeeded")
 
 
-def test_a_killed_worker_pod_costs_time_but_no_task(path: WholePath) -> None:
-    names = [
-        path.apply(f"survivor-{i}", training={"batchSize": 4, "maxSteps": 400, "maxSeqLength": 128})
-        for i in (1, 2)
-    ]
-    path.wait(names[0], "Running")
-    path.until("some steps", lambda: path.task(names[0])["status"].get("step", 0) >= 1)
+def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_no_bit(
+    path: WholePath,
+) -> None:
+    """The pod is killed while one operator gives way to the next, so neither has to have seen all of it. No neighbour
+    trains, so that the microbatches, and with them all bits, are those of the undisturbed task."""
+    rows = "\n".join(
+        json.dumps({"prompt": f"How much is {i}?", "completion": f"It is {i}."}) for i in range(16)
+    )
+    training = {"batchSize": 4, "maxSteps": 400, "maxSeqLength": 128, "checkpointEverySteps": 100}
+    spec = {"dataset": {"inline": rows}, "training": training}
+    path.apply("undisturbed", **spec)
+    path.wait("undisturbed", "Succeeded")
+    path.apply("survivor", **spec)
+    path.until("some steps", lambda: path.task("survivor")["status"].get("step", 0) >= 1)
     victim = path.pods()[-1]["metadata"]["name"]
+    path.system("rollout", "restart", "deployment")
     path.system("delete", "pod", victim, "--grace-period=0", "--force")
-    for name in names:
-        task = path.wait(name, "Succeeded", seconds=400)
-        assert task["status"]["progress"] == "400/400"
-    assert path.task(names[0])["status"]["restarts"] >= 1
+    path.system("rollout", "status", "deployment", "--timeout=120s")
+    status = path.wait("survivor", "Succeeded", seconds=400)["status"]
+    assert (status["progress"], status["restarts"]) == ("400/400", 1)
+    [pipeline] = path.system.json("get", "lorapipelines")["items"]
+    assert pipeline["status"].get("restarts") is None, "a pod that was deleted is no failure of the workers"
+    assert path.weights("survivor") == path.weights("undisturbed")
 
 
 def test_idle_workers_go_and_finished_tasks_never_run_again(path: WholePath) -> None:

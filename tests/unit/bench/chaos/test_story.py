@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from bench.chaos_parts.story import MOMENTS, QUICK, RESTORING, SHARES, tell
+from bench.chaos_parts.story import MOMENTS, NODE_SHARES, QUICK, RESTORING, SHARES, tell
 
 KILLS = {"kill_rank", "kill_coordinator", "kill_operator"}
 
@@ -26,6 +26,11 @@ def test_every_kind_of_fault_comes_and_they_are_as_many_as_asked_for(count: int)
 
 def test_the_usual_story_has_the_shares() -> None:
     assert Counter(fault.kind for fault in tell(56, 1)) == dict(SHARES)
+
+
+def test_a_story_on_a_node_has_its_own_kinds_each_as_often_as_it_says() -> None:
+    assert Counter(fault.kind for fault in tell(15, 1, shares=NODE_SHARES)) == dict(NODE_SHARES)
+    assert {fault.kind for fault in tell(100, 2, shares=NODE_SHARES)} == set(NODE_SHARES)
 
 
 def test_fewer_faults_than_kinds_are_as_many_as_asked_for() -> None:
