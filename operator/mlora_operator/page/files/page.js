@@ -302,15 +302,20 @@ function showPager(list) {
   if (!pager.firstChild) {
     const turn = (by, words) => {
       const button = el("button", { type: "button", "aria-label": `${words} page of ${SECTION[list.list]}` }, words);
-      button.addEventListener("click", () => { page.offsets[list.list] = Math.max(0, page.offsets[list.list] + by); look(); });
+      button.addEventListener("click", () => {
+        if (button.getAttribute("aria-disabled") === "true") return;
+        page.offsets[list.list] = Math.max(0, page.offsets[list.list] + by);
+        look();
+      });
       return button;
     };
     pager.append(el("span", { "aria-live": "polite" }), turn(-ROWS, "Previous"), turn(ROWS, "Next"));
   }
   const [range, previous, next] = pager.children;
   range.textContent = `${number(list.offset + 1)}–${number(list.offset + list.tasks.length)} of ${number(list.total)}`;
-  previous.disabled = list.offset === 0;
-  next.disabled = list.offset + list.tasks.length >= list.total;
+  // Not disabled: a button that has the focus would lose it.
+  previous.setAttribute("aria-disabled", list.offset === 0);
+  next.setAttribute("aria-disabled", list.offset + list.tasks.length >= list.total);
   return undefined;
 }
 
