@@ -53,7 +53,7 @@ from bench.options import parser
 from bench.report import last_line, table
 
 FAULTS, LONG, QUICK = 56, 1000, 6
-NODE_FAULTS, NODE_LONG, NODE_QUICK = 15, 100, 3
+NODE_FAULTS, NODE_LONG, NODE_QUICK = 14, 100, 3
 ACTIVE = 4  # tasks at once
 STEPS, EVERY = 150, 25
 STALL, NODE_STALL = "5s", "15s"

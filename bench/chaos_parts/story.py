@@ -33,7 +33,7 @@ SHARES: Mapping[FaultKind, int] = {
 """Of every 56 faults. A frozen coordinator costs the half minute of silence that the operator allows, so it is rare."""
 NODE_SHARES: Mapping[FaultKind, int] = {
     "kill_rank": 1,
-    "kill_coordinator": 2,
+    "kill_coordinator": 1,
     "freeze_rank": 1,
     "drain_rank": 1,
     "delete_rank": 1,
@@ -47,7 +47,7 @@ NODE_SHARES: Mapping[FaultKind, int] = {
     "s3_reset": 1,
     "kill_while_s3_is_away": 1,
 }
-"""Of every 15 faults on a real node, where pods can be deleted by force, and the operator is a Deployment."""
+"""Of every 14 faults on a real node, where pods can be deleted by force, and the operator is a Deployment."""
 QUICK: tuple[FaultKind, ...] = (
     "kill_coordinator", "kill_rank", "s3_reset", "kill_operator", "drain_rank", "kill_while_s3_is_away",
 )  # fmt: skip

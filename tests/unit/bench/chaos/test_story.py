@@ -29,7 +29,7 @@ def test_the_usual_story_has_the_shares() -> None:
 
 
 def test_a_story_on_a_node_has_its_own_kinds_each_as_often_as_it_says() -> None:
-    assert Counter(fault.kind for fault in tell(15, 1, shares=NODE_SHARES)) == dict(NODE_SHARES)
+    assert Counter(fault.kind for fault in tell(14, 1, shares=NODE_SHARES)) == dict(NODE_SHARES)
     assert {fault.kind for fault in tell(100, 2, shares=NODE_SHARES)} == set(NODE_SHARES)
 
 
