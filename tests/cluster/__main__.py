@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tests.cluster import gobinaries, images, lifecycle
 from tests.cluster.cache import locked
-from tests.cluster.debian import install_missing
+from tests.cluster.debian import BROWSER, EVIDENCE, install_missing
 from tests.cluster.layout import this_state
 from tests.cluster.nodes import containerd_socket
 from tests.cluster.pause import pause_archive
@@ -52,7 +52,7 @@ def image() -> None:
 
 def prepare() -> None:
     """Make everything that is slow to make and kept; needs no Python environment."""
-    install_missing()
+    install_missing({**EVIDENCE, **BROWSER})
     slow: list[tuple[str, Callable[[], object]]] = [
         ("Kubernetes (a Go program, up to 10 minutes)", gobinaries.testcluster),
         ("the pause image", pause_archive),

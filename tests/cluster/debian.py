@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.cluster.command import run
@@ -22,20 +23,23 @@ EVIDENCE = {
     "ca-certificates": "/etc/ssl/certs/ca-certificates.crt",
 }
 
+# What the tests of the operator's page look at it with. No cluster needs it.
+BROWSER = {"chromium": "chromium"}
 
-def missing() -> list[str]:
+
+def missing(evidence: Mapping[str, str]) -> list[str]:
     """Packages whose evidence is not on this machine."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     return [
         package
-        for package, evidence in EVIDENCE.items()
-        if not (Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence, path=path))
+        for package, proof in evidence.items()
+        if not (Path(proof).exists() if proof.startswith("/") else shutil.which(proof, path=path))
     ]
 
 
-def install_missing() -> None:
+def install_missing(evidence: Mapping[str, str] = EVIDENCE) -> None:
     """Install what is missing, without its recommendations; needs root."""
-    packages = missing()
+    packages = missing(evidence)
     if not packages:
         return
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
