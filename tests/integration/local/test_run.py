@@ -77,7 +77,9 @@ class Bench:
     def script(self, **content: Any) -> None:
         (self.home / "script.json").write_text(json.dumps(content))
 
-    def place(self, gpus: tuple[str, ...] = (), timeline: Path | None = None) -> Place:
+    def place(
+        self, gpus: tuple[str, ...] = (), timeline: Path | None = None, page: int | None = None
+    ) -> Place:
         return Place(
             state=self.home / "state",
             cache=self.home / "cache",
@@ -85,6 +87,7 @@ class Bench:
             environment={**os.environ, "FAKE_HOME": str(self.home)},
             command=(sys.executable, str(WORKER)),
             timeline=timeline,
+            page=page,
         )
 
     async def run(self, world: World, **place: Any) -> dict[str, End]:
