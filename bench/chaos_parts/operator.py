@@ -66,6 +66,9 @@ class RemoteCluster:
     async def apply_pipeline(self, _manifest: Manifest) -> None:
         raise AssertionError("there is no catalogue here")
 
+    async def delete_pipeline(self, _pipeline: Pipeline) -> None:
+        raise AssertionError("no pipeline here has replicas")
+
     async def apply_workers(self, workers: Workers) -> None:
         self._call("resize", workers.replicas)
 

@@ -16,6 +16,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         dtype: bfloat16
         # and any field of a LoRAPipeline's spec but model and allowedNamespaces:
         stages: 2
+        replicas: {min: 1, max: 1, tasksPerReplica: 16}
         microbatchTokens: 4096
         idleTimeout: 10m
         startTimeout: 5m
@@ -54,6 +55,7 @@ from mlora_operator.api.pipeline import (
     Memory,
     NamespaceLimits,
     Opaque,
+    Replicas,
     Restarts,
     Scheduling,
     Worker,
@@ -69,6 +71,7 @@ class CatalogueModel(BaseModelSource):
     """A base model and the pipeline to make for it. Defaults are those of LoRAPipeline."""
 
     stages: Annotated[int, Field(strict=True, ge=1, le=64)] = 1
+    replicas: Replicas = Field(default_factory=Replicas)
     memory: Memory = Field(default_factory=Memory)
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = 4096
     recompute_activations: Annotated[bool, Field(strict=True)] = False

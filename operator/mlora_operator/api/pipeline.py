@@ -37,12 +37,14 @@ class BaseModelSource(Model):
     name: str = Field(min_length=1, max_length=253, description="The name that tasks give as baseModel.")
     uri: str = Field(
         max_length=1024,
-        pattern=r"^(s3|file)://.+",
-        description="Folder with config.json, tokenizer and *.safetensors: s3://bucket/prefix, or file:///path in a "
-        "mounted volume.",
+        pattern=r"^((s3|file)://.+|https?://[^?#]+|hf://[^/@?#]+/[^@?#]+)$",
+        description="Folder with config.json, tokenizer and *.safetensors: s3://bucket/prefix, hf://OWNER/NAME on a hub, "
+        "https://host/folder on a web server, or file:///path in a mounted volume.",
     )
     revision: str | None = Field(
-        default=None, max_length=128, description="Revision to write into adapter_config.json."
+        default=None,
+        max_length=128,
+        description="Branch, tag or commit of a model on a hub, by default main; it is written into adapter_config.json.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="bfloat16",
@@ -113,6 +115,21 @@ class NamespaceLimits(Model):
     )
 
 
+class Replicas(Model):
+    """Pipelines of the same kind that share the tasks of one. Each has workers of its own."""
+
+    min: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
+        default=1, description="Replicas that there are at least, this pipeline included."
+    )
+    max: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
+        default=1, description="Replicas that there are at most, this pipeline included."
+    )
+    tasks_per_replica: Annotated[int, Field(strict=True, ge=1, le=100_000)] = Field(
+        default=16,
+        description="There is another replica whenever there are more unfinished tasks than so many for each.",
+    )
+
+
 class Restarts(Model):
     """How often workers that fail are started again."""
 
@@ -166,6 +183,18 @@ class Worker(Model):
         description="Networks such as 127.0.0.0/8 that tasks may name in addresses though they are loopback, link-local "
         "or metadata services, which are refused else.",
     )
+    hub_endpoint: str | None = Field(
+        default=None,
+        max_length=512,
+        pattern=r"^https?://.+",
+        description="URL of the hub that hf:// addresses of the model and of tasks' rows are read from, such as a mirror; "
+        "by default the public one.",
+    )
+    model_cache: Quantity = Field(
+        default="100Gi",
+        description="Most bytes of the weights of a model on a hub or web server that are kept below /cache, together with "
+        "those of other pipelines that mount the same volume; 0: none.",
+    )
     threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(
         default=0, description="CPU threads per rank; 0: all that torch sees."
     )
@@ -177,6 +206,10 @@ class LoRAPipelineSpec(Model):
     model: BaseModelSource = Field(description="The frozen base model.")
     stages: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
         default=1, description="Stages of the pipeline, one worker pod each."
+    )
+    replicas: Replicas = Field(
+        default_factory=Replicas,
+        description="More pipelines like this one while many tasks are there, each with stages workers of its own.",
     )
     allowed_namespaces: AllowedNamespaces = Field(
         default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes."
@@ -289,6 +322,10 @@ class PipelineStatus(Status):
     )
     state: str | None = Field(default=None, description="Idle, Waiting, Starting, Ready, Stalled or Failed.")
     replicas: int | None = Field(default=None, description="Worker pods wanted now.")
+    members: int | None = Field(
+        default=None,
+        description="Pipelines that share the tasks: this one and its replicas. Absent where spec.replicas has only one.",
+    )
     ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
     restarts: int | None = Field(
         default=None, description="Failures of the workers in a row, each of which restarted all of them."

@@ -32,6 +32,8 @@ class Rule:
 # What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
 REFUSALS: Mapping[str, str] = {
     r"^(s3|file)://.+": "must be an address such as s3://bucket/prefix",
+    r"^((s3|file)://.+|https?://[^?#]+|hf://[^/@?#]+/[^@?#]+)$": "must be a folder such as s3://bucket/prefix, "
+    "hf://OWNER/NAME (with its revision in revision), https://host/folder or file:///path",
     r"^(s3|file|https?|hf)://.+": "must be an address such as s3://bucket/key, https://host/path or "
     "hf://datasets/OWNER/NAME/path",
     r"^https?://.+": "must be a URL such as https://s3.example.org:9000",
@@ -88,6 +90,20 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path=("dataset",),
+        cel="!has(self.chatTemplate) || !has(self.chatTemplateRef)",
+        message="only one of chatTemplate and chatTemplateRef can be set",
+        holds=lambda dataset: "chatTemplate" not in dataset or "chatTemplateRef" not in dataset,
+    ),
+    Rule(
+        path=("dataset",),
+        cel="self.format != 'text' || (!has(self.chatTemplate) && !has(self.chatTemplateRef))",
+        message="a text is learnt without a template: leave chatTemplate out",
+        holds=lambda dataset: (
+            dataset["format"] != "text" or not {"chatTemplate", "chatTemplateRef"} & {*dataset}
+        ),
+    ),
+    Rule(
+        path=("dataset",),
         cel="!has(self.split) || has(self.uri) || has(self.uris)",
         message="split chooses among files: it has a meaning only with uri or uris",
         holds=lambda dataset: "split" not in dataset or "uri" in dataset or "uris" in dataset,
@@ -113,6 +129,18 @@ TASK_RULES: tuple[Rule, ...] = (
 )
 
 PIPELINE_RULES: tuple[Rule, ...] = (
+    Rule(
+        path=("replicas",),
+        cel="self.min <= self.max",
+        message="min must not be more than max",
+        holds=lambda replicas: replicas["min"] <= replicas["max"],
+    ),
+    Rule(
+        path=("model",),
+        cel="!self.uri.startsWith('hf://datasets/')",
+        message="a base model must be no data set: write hf://OWNER/NAME",
+        holds=lambda model: not model["uri"].startswith("hf://datasets/"),
+    ),
     Rule(
         path=("allowedNamespaces",),
         cel="self.from != 'Selector' || (has(self.selector) && size(self.selector) > 0)",

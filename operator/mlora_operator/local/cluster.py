@@ -22,7 +22,7 @@ from mlora_operator.manifests.names import child_name, digest
 from mlora_operator.reconcile import ports
 from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
-from mlora_worker.protocol import ModelSource, WorkerConfig
+from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,9 @@ class LocalCluster:
         self._recall(Key(meta["namespace"], meta["name"]))
         self.wake()
 
+    async def delete_pipeline(self, pipeline: Pipeline) -> None:
+        """One machine has no replicas (``adapt``)."""
+
     async def apply_workers(self, workers: Workers) -> None:
         key = workers.pipeline.key
         if key not in self._groups:
@@ -230,6 +233,8 @@ class LocalCluster:
             memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
             allow_file_uris=True,
             allowed_networks=("0.0.0.0/0", "::/0"),  # user and worker are one and the same
+            hub_endpoint=spec.worker.hub_endpoint or HUB_ENDPOINT,
+            model_cache_bytes=parse_bytes(spec.worker.model_cache),
         )
 
 

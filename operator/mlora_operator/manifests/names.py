@@ -17,11 +17,15 @@ LABEL_PIPELINE = "mlora.dev/pipeline"  # name of the children's LoRAPipeline, sh
 ANNOTATION_PIPELINE = "mlora.dev/pipeline-name"  # the same in full length
 REVISION = "mlora.dev/revision"  # annotation: hash of the pod template
 RETRY = "mlora.dev/retry"  # annotation on a task: a new value starts a failed one again
+REPLICA_OF = "mlora.dev/replica-of"  # annotation on a pipeline: the name of the one whose tasks it shares
+REPLICA_NUMBER = "mlora.dev/replica-number"  # annotation: from 1; the one whose tasks it shares is number 0
+REPLICA_HASH = "mlora.dev/replica-hash"  # annotation: hash of the spec that it was given
 CATALOGUE_HASH = "mlora.dev/catalogue-hash"  # annotation: hash of the catalogue's entry
 
 # The controller appends a hyphen and ten characters of hash to make a label of at most 63.
 STATEFULSET_NAME_LIMIT = 52
 LABEL_LIMIT = 63
+NAME_LIMIT = 253  # of objects in general
 
 
 def digest(content: Any, length: int = 10) -> str:
@@ -53,6 +57,15 @@ def child_name(pipeline: str) -> str:
 def catalogue_name(model: str) -> str:
     """Name of the LoRAPipeline that the operator makes for a base model of its catalogue."""
     return safe_name(model, LABEL_LIMIT)
+
+
+def replica_name(pipeline: str, number: int) -> str:
+    """Name of the LoRAPipeline that is replica ``number`` of another one."""
+    tail = f"-replica-{number}"
+    if len(pipeline) + len(tail) <= NAME_LIMIT:
+        return pipeline + tail
+    tail = f"-{digest(pipeline, 8)}{tail}"
+    return pipeline[: NAME_LIMIT - len(tail)].rstrip("-.") + tail
 
 
 def selector(pipeline: str) -> dict[str, str]:

@@ -33,14 +33,16 @@ def metadata(owner: Owner, name: str) -> dict[str, Any]:
         "name": name,
         "labels": labels(owner.name),
         "annotations": {ANNOTATION_PIPELINE: owner.name},
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": owner.name,
-                "uid": owner.uid,
-                "controller": True,
-                "blockOwnerDeletion": False,
-            }
-        ],
+        "ownerReferences": [owner_reference(owner)],
+    }
+
+
+def owner_reference(owner: Owner) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
     }

@@ -104,6 +104,8 @@ class Answers:
         default_factory=dict
     )  # the same, as ``Held`` has it
 
+    verdicts: dict[tuple[int, ...], Verdict] = field(default_factory=dict)  # as ``fits``, with figures
+
     def fit(self, kinds: tuple[int, ...]) -> bool:
         known = self.fits.get(kinds)
         if known is None:
@@ -152,7 +154,12 @@ class ModelRoom:
         return known
 
     def verdict(self, held: Held) -> Verdict:
-        return self.model.verdict(held.uids)
+        known = self.answers.verdicts.get(held.kinds)
+        if known is None:
+            if len(self.answers.verdicts) >= _ANSWERS:
+                self.answers.verdicts.clear()
+            known = self.answers.verdicts[held.kinds] = self.model.verdict(held.uids)
+        return known
 
     def _held(self, uids: tuple[str, ...], kinds: tuple[int, ...]) -> Held:
         return Held(uids, kinds, self.answers.beside.setdefault(kinds, {}))

@@ -10,7 +10,7 @@ from mlora_operator.api.meta import NamespacesFrom
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.settings import CatalogueModel
-from mlora_worker.protocol import StorageAccess
+from mlora_worker.protocol import ConfigMapReference, StorageAccess
 
 ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 HUB_TOKEN = "HF_TOKEN"
@@ -36,7 +36,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
        Secret that is being replaced nor a changed rule about namespaces throws it out.
     2. Its spec must hold, and its Secret must be there with both keys.
     3. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
-       one in its own namespace, else the oldest, else by name.
+       one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
+       user's pipeline takes is decided for all tasks together (``replicas``).
     4. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
     """
     if task.spec is None:
@@ -46,6 +47,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
         return _accepted(bound)
 
+    serving = [one for one in serving if one.replica is None]
+    home = _home(bound) if bound is not None else None
     storage = task.spec.storage
     if storage.secret_ref is not None:
         key = Key(task.key.namespace, storage.secret_ref.name)
@@ -53,12 +56,13 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         if problem is not None:
             return problem
 
-    if (missing := _rows_problem(task, snapshot.config_maps)) is not None:
+    if (missing := _text_problem(task, snapshot.config_maps)) is not None:
         return missing
 
     allowed = [one for one in serving if _takes(one, task.key.namespace, snapshot.namespace_labels)]
-    if bound is not None and bound in allowed:
-        return _accepted(bound)
+    at_home = next((one for one in allowed if one.key == home), None)
+    if at_home is not None:
+        return _accepted(at_home)
     if allowed:
         return _accepted(
             min(allowed, key=lambda one: (one.key.namespace != task.key.namespace, one.created, one.key))
@@ -84,44 +88,74 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     )
 
 
-def dataset_text(task: Task, config_maps: Mapping[Key, Mapping[str, str] | None]) -> str | None:
+ConfigMaps = Mapping[Key, Mapping[str, str] | None]
+
+
+def dataset_text(task: Task, config_maps: ConfigMaps) -> str | None:
     """The rows that its ConfigMap holds; None where it names none, or that is not there."""
     assert task.spec is not None
-    reference = task.spec.dataset.config_map_ref
+    return _text_of(task, task.spec.dataset.config_map_ref, config_maps)
+
+
+def template_text(task: Task, config_maps: ConfigMaps) -> str | None:
+    """Its chat template, in the same way."""
+    assert task.spec is not None
+    return _text_of(task, task.spec.dataset.chat_template_ref, config_maps)
+
+
+def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: ConfigMaps) -> str | None:
     if reference is None:
         return None
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
 
 
-def _rows_problem(task: Task, config_maps: Mapping[Key, Mapping[str, str] | None]) -> Acceptance | None:
-    """What is wrong with the ConfigMap of a task's rows, or None."""
+def _text_problem(task: Task, config_maps: ConfigMaps) -> Acceptance | None:
+    """What is wrong with the ConfigMaps of a task's rows and chat template, or None."""
     assert task.spec is not None
-    reference = task.spec.dataset.config_map_ref
-    if reference is None or dataset_text(task, config_maps) is not None:
-        return None
-    there = config_maps.get(Key(task.key.namespace, reference.name))
-    lacks = (
-        f"no ConfigMap {reference.name}"
-        if there is None
-        else (f"ConfigMap {reference.name} has no text under the key {reference.key}")
-    )
-    return Acceptance(
-        conditions.REASON_CONFIG_MAP_NOT_FOUND,
-        f"spec.dataset.configMapRef: {lacks} in namespace {task.key.namespace}; create it, nothing else has to be done "
-        "(`mlora run` reads none: use dataset.inline or a file there)",
-    )
+    dataset = task.spec.dataset
+    for field, reference, instead in (
+        ("configMapRef", dataset.config_map_ref, "dataset.inline or a file"),
+        ("chatTemplateRef", dataset.chat_template_ref, "dataset.chatTemplate"),
+    ):
+        if reference is None or _text_of(task, reference, config_maps) is not None:
+            continue
+        there = config_maps.get(Key(task.key.namespace, reference.name))
+        lacks = (
+            f"no ConfigMap {reference.name}"
+            if there is None
+            else f"ConfigMap {reference.name} has no text under the key {reference.key}"
+        )
+        return Acceptance(
+            conditions.REASON_CONFIG_MAP_NOT_FOUND,
+            f"spec.dataset.{field}: {lacks} in namespace {task.key.namespace}; create it, nothing else has to be done "
+            f"(`mlora run` reads none: use {instead} there)",
+        )
+    return None
 
 
-def secret_problem(key: Key, secrets: Mapping[Key, SecretData | None], field: str) -> Acceptance | None:
-    """What is wrong with a Secret of S3 keys, or None."""
+def keys_of_pipeline(spec: LoRAPipelineSpec) -> tuple[str, ...]:
+    """What the Secret of a pipeline has to hold: keys of a store where it has something in one, else the hub's token."""
+    remote = spec.model.uri.startswith(("hf://", "http://", "https://"))
+    if not remote or (spec.checkpoints.uri or "").startswith("s3://"):
+        return (ACCESS_KEY, SECRET_KEY)
+    return (HUB_TOKEN,) if spec.model.uri.startswith("hf://") else ()
+
+
+def secret_problem(
+    key: Key,
+    secrets: Mapping[Key, SecretData | None],
+    field: str,
+    needed: Sequence[str] = (ACCESS_KEY, SECRET_KEY),
+) -> Acceptance | None:
+    """What is wrong with a Secret, which must hold what is ``needed``, or None."""
     data = secrets.get(key)
     if data is None:
         return Acceptance(
             conditions.REASON_SECRET_NOT_FOUND,
-            f"{field}: no Secret {key.name} in namespace {key.namespace}; create it with {ACCESS_KEY} "
-            f"and {SECRET_KEY}, nothing else has to be done",
+            f"{field}: no Secret {key.name} in namespace {key.namespace}; create it with "
+            f"{' and '.join(needed) or 'what it shall hold'}, nothing else has to be done",
         )
-    missing = [name for name in (ACCESS_KEY, SECRET_KEY) if not data.get(name, "").strip()]
+    missing = [name for name in needed if not data.get(name, "").strip()]
     if missing:
         return Acceptance(
             conditions.REASON_SECRET_INCOMPLETE,
@@ -162,6 +196,11 @@ def storage_access(
             "hubToken": keys[HUB_TOKEN] or None,
         }
     )
+
+
+def _home(bound: Pipeline) -> Key:
+    """The pipeline that its user knows."""
+    return Key(bound.key.namespace, bound.replica.of) if bound.replica is not None else bound.key
 
 
 def _accepted(pipeline: Pipeline) -> Acceptance:

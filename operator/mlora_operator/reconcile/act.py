@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.decision import Decision, Event
+from mlora_operator.reconcile.about import Fields, about_key, about_pipeline, about_task
+from mlora_operator.reconcile.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
-from mlora_operator.reconcile.statuses import difference, is_due
+from mlora_operator.reconcile.statuses import NOTHING, PROMPT, Pace, difference, pause
 from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import Written
 
@@ -25,13 +27,21 @@ AT_ONCE = 16  # writes in flight
 class Writer:
     """Carries decisions out. Its memory of own writes is a cache (see ``written``)."""
 
-    def __init__(self, cluster: Cluster, coordinators: Coordinators, witness: Witness | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        coordinators: Coordinators,
+        witness: Witness | None = None,
+        pace: Pace = PROMPT,
+    ) -> None:
         self._cluster = cluster
+        self._pace = pace
         self._coordinators = coordinators
         self._witness = witness or Nobody()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
+        self.held_back: timedelta | None = None  # after the last ``act``: when the first of what waits is due
 
     async def act(self, snapshot: Snapshot, decision: Decision, now: datetime) -> bool:
         """Carry ``decision`` out. False when a write failed and the loop should come back soon."""
@@ -41,8 +51,18 @@ class Writer:
                 for one in decision.new_pipelines
             ),
             *(
-                self._try(f"apply the workers of {key}", self._cluster.apply_workers(wish))
+                self._try(
+                    f"apply the workers of {key}",
+                    self._cluster.apply_workers(wish),
+                    about_pipeline(wish.pipeline),
+                )
                 for key, wish in decision.workers.items()
+            ),
+            *(
+                self._try(
+                    f"delete replica {one.key}", self._cluster.delete_pipeline(one), about_pipeline(one)
+                )
+                for one in decision.delete_pipelines
             ),
             *(
                 self._try(f"delete pod {pod.key}", self._cluster.delete_pod(pod))
@@ -52,12 +72,13 @@ class Writer:
                 self._try(
                     f"delete task {task.key}",
                     self._cluster.delete_task(task),
+                    about_task(task),
                     gone=partial(self.tasks.gone, task.uid),
                 )
                 for task in decision.delete_tasks
             ),
             *(
-                self._try(f"send the plan to {key}", self._coordinators.send_plan(key, plan))
+                self._try(f"send the plan to {key}", self._coordinators.send_plan(key, plan), about_key(key))
                 for key, plan in decision.plans.items()
             ),
         ]
@@ -65,67 +86,110 @@ class Writer:
         stories: defaultdict[tuple[str, Key], list[Event]] = defaultdict(list)
         for event in decision.events:
             stories[event.kind, event.about].append(event)
-        statuses = [
-            *(
-                self._write_task(task, decision.task_statuses[task.key], stories["LoRATask", task.key], now)
-                for task in snapshot.tasks
-                if task.key in decision.task_statuses
-            ),
-            *(
-                self._write_pipeline(
-                    one, decision.pipeline_statuses[one.key], stories["LoRAPipeline", one.key], now
-                )
-                for one in snapshot.pipelines
-                if one.key in decision.pipeline_statuses
-            ),
+        self.held_back = None
+        tasks = [
+            (task, status, patch)
+            for task in snapshot.tasks
+            if (status := decision.task_statuses.get(task.key)) is not None
+            and (patch := self._due_of_task(task, status, now))
         ]
-        results += await asyncio.gather(*statuses)
+        tasks.sort(key=lambda due: bool(due[0].status.conditions))  # who has heard nothing yet goes first
+        pipelines = [
+            (one, status, patch)
+            for one in snapshot.pipelines
+            if (status := decision.pipeline_statuses.get(one.key)) is not None
+            and (patch := self._due_of_pipeline(one, status, now))
+        ]
+        results += await asyncio.gather(
+            *(
+                self._write_pipeline(one, status, patch, stories["LoRAPipeline", one.key], now)
+                for one, status, patch in pipelines
+            ),
+            *(
+                self._write_task(task, status, patch, stories["LoRATask", task.key], now)
+                for task, status, patch in tasks
+            ),
+        )
         return all(results)
 
-    async def _write_task(self, task: Task, status: TaskStatus, story: list[Event], now: datetime) -> bool:
+    def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
+        """The patch to write now; empty when nothing has changed, or when it may wait."""
+        if status == task.status:
+            return {}
         patch = difference(task.status, status)
-        if not is_due(patch, self.tasks.last_write(task.uid), now):
+        begun = parse_time(status.start_time) if status.start_time is not None else now
+        wait = pause(patch, task.status.conditions, status.conditions, now - begun, self._pace)
+        return patch if self._is_due(self.tasks.last_write(task.uid), wait, now) else {}
+
+    def _due_of_pipeline(self, pipeline: Pipeline, status: PipelineStatus, now: datetime) -> Manifest:
+        if status == pipeline.status:
+            return {}
+        patch = difference(pipeline.status, status)
+        wait = pause(patch, pipeline.status.conditions, status.conditions, NOTHING, self._pace)
+        return patch if self._is_due(self.pipelines.last_write(pipeline.uid), wait, now) else {}
+
+    def _is_due(self, last_write: datetime | None, wait: timedelta, now: datetime) -> bool:
+        """A clock that was set back holds nothing up for longer than ``wait``."""
+        if last_write is None or not NOTHING <= now - last_write < wait:
             return True
+        left = last_write + wait - now
+        self.held_back = left if self.held_back is None else min(self.held_back, left)
+        return False
+
+    async def _write_task(
+        self, task: Task, status: TaskStatus, patch: Manifest, story: list[Event], now: datetime
+    ) -> bool:
         write = self._cluster.patch_task_status(task, patch)
         done = await self._try(
-            f"write the status of task {task.key}", write, gone=lambda: self.tasks.gone(task.uid)
+            f"write the status of task {task.key}",
+            write,
+            about_task(task, status.pipeline),
+            gone=lambda: self.tasks.gone(task.uid),
         )
         if done:
             self.tasks.wrote(task.uid, task.version, status, now)
             if not self.tasks.is_gone(task.uid):
                 self._witness.task_written(task, status, now)
-            await self._tell(story)
+            await self._tell(story, about_task(task, status.pipeline))
         return done
 
     async def _write_pipeline(
-        self, pipeline: Pipeline, status: PipelineStatus, story: list[Event], now: datetime
+        self,
+        pipeline: Pipeline,
+        status: PipelineStatus,
+        patch: Manifest,
+        story: list[Event],
+        now: datetime,
     ) -> bool:
-        patch = difference(pipeline.status, status)
-        if not is_due(patch, self.pipelines.last_write(pipeline.uid), now):
-            return True
         write = self._cluster.patch_pipeline_status(pipeline, patch)
         done = await self._try(
             f"write the status of pipeline {pipeline.key}",
             write,
+            about_pipeline(pipeline),
             gone=lambda: self.pipelines.gone(pipeline.uid),
         )
         if done:
             self.pipelines.wrote(pipeline.uid, pipeline.version, status, now)
             if not self.pipelines.is_gone(pipeline.uid):
                 self._witness.pipeline_written(pipeline, status)
-            await self._tell(story)
+            await self._tell(story, about_pipeline(pipeline))
         return done
 
-    async def _tell(self, story: list[Event]) -> None:
+    async def _tell(self, story: list[Event], about: Fields) -> None:
         for event in story:
-            extra = {"task" if event.kind == "LoRATask" else "pipeline": str(event.about)}
             level = logging.INFO if event.type == "Normal" else logging.WARNING
             logger.log(
-                level, "%s %s: %s: %s", event.kind, event.about, event.reason, event.message, extra=extra
+                level, "%s %s: %s: %s", event.kind, event.about, event.reason, event.message, extra=about
             )
-            await self._try(f"tell an event of {event.about}", self._cluster.emit_event(event))
+            await self._try(f"tell an event of {event.about}", self._cluster.emit_event(event), about)
 
-    async def _try(self, what: str, write: Awaitable[None], gone: Callable[[], None] | None = None) -> bool:
+    async def _try(
+        self,
+        what: str,
+        write: Awaitable[None],
+        about: Fields | None = None,
+        gone: Callable[[], None] | None = None,
+    ) -> bool:
         """One write. What is gone needs no write; any other failure is logged and tried again by the next
         pass.
         """
@@ -136,8 +200,8 @@ class Writer:
                 if gone is not None:
                     gone()
             except Exception as error:
-                logger.warning("could not %s: %s", what, error)
-                logger.debug("could not %s", what, exc_info=error)
+                logger.warning("could not %s: %s", what, error, extra=about)
+                logger.debug("could not %s", what, exc_info=error, extra=about)
                 self._witness.write_failed()
                 return False
         return True

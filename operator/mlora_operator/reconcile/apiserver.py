@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mlora_operator.api import API_VERSION, pipeline, task
+from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
 from mlora_operator.manifests.networkpolicy import network_policy
@@ -20,6 +21,7 @@ from mlora_operator.manifests.secret import TOKEN_KEY, token_secret
 from mlora_operator.manifests.service import service
 from mlora_operator.manifests.statefulset import revision, statefulset
 from mlora_operator.manifests.worker import HTTP_PORT, coordinator_host
+from mlora_operator.reconcile.about import about_pipeline, about_task
 from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.groups import read_groups
 from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi, collection
@@ -31,6 +33,9 @@ from mlora_operator.settings import Settings
 logger = logging.getLogger(__name__)
 OURS = f"{LABEL_MANAGED_BY}={FIELD_MANAGER}"
 EVENT_MESSAGE_LIMIT = 1024  # of the API
+# Reasons of the ordinary course that are no object of their own: the conditions have them, with their times, and the log.
+# Thousands of tasks would fill the API server's store with them.
+UNTOLD = frozenset({c.REASON_ACCEPTED, c.REASON_ADMITTED, c.REASON_SAVING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +160,25 @@ class ApiServer:
 
     async def delete_pod(self, pod: Pod) -> None:
         path = f"{collection('v1', 'pods', pod.key.namespace)}/{pod.key.name}"
-        logger.info("deleting pod %s, for its group to start anew", pod.key)
+        logger.info(
+            "deleting pod %s, for its group to start anew", pod.key, extra={"namespace": pod.key.namespace}
+        )
         with _gone_when((404, 409)):
             await self._api.delete(path, pod.uid)
 
+    async def delete_pipeline(self, pipeline_: Pipeline) -> None:
+        path = f"{collection(API_VERSION, pipeline.PLURAL, pipeline_.key.namespace)}/{pipeline_.key.name}"
+        logger.info(
+            "deleting replica %s: it is not needed any more",
+            pipeline_.key,
+            extra=about_pipeline(pipeline_),
+        )
+        with _gone_when((404, 409)):
+            await self._api.delete(path, pipeline_.uid)
+
     async def delete_task(self, task_: Task) -> None:
         path = f"{collection(API_VERSION, task.PLURAL, task_.key.namespace)}/{task_.key.name}"
-        logger.info("deleting task %s: its time to live is over", task_.key, extra={"task": str(task_.key)})
+        logger.info("deleting task %s: its time to live is over", task_.key, extra=about_task(task_))
         with _gone_when((404, 409)):
             await self._api.delete(path, task_.uid)
 
@@ -172,6 +189,8 @@ class ApiServer:
         await self._patch_status(pipeline.PLURAL, pipeline_, patch)
 
     async def emit_event(self, event: Event) -> None:
+        if event.reason in UNTOLD and event.type == "Normal":
+            return
         now = datetime.now(UTC)
         identity = f"{event.uid}{event.reason}{event.message}{now.isoformat()}"
         name = f"{event.about.name[:200].rstrip('-.')}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"

@@ -26,6 +26,7 @@ from mlora_operator.reconcile.pipelines import (
 )
 from mlora_operator.reconcile.places import places
 from mlora_operator.reconcile.plans import known_generation, next_plan
+from mlora_operator.reconcile.replicas import dealt, families, to_delete, to_make
 from mlora_operator.reconcile.retries import told, tried_again
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.starts import Turn, applicant, turns
@@ -39,8 +40,8 @@ from mlora_operator.settings import CatalogueModel, Settings
 def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     """What to do about a snapshot.
 
-    1. Each unfinished task is accepted by a pipeline, or told why not. A finished one is never touched again, unless it
-       failed and its user asks for another try, or its time to live is over.
+    1. Each unfinished task is accepted by a pipeline or one of its replicas, or told why not. A finished one is never
+       touched again, unless it failed and its user asks for another try, or its time to live is over.
     2. Each pipeline: who has a place in its memory.
     3. All pipelines together: whose workers may start, where not all of them get a place in the cluster.
     4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
@@ -54,10 +55,15 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     present = (again.get(task.key, task) for task in snapshot.tasks)
     open_tasks = [as_leaving(task, now) for task in present if not task.finished and not task.deleting]
     accepted = acceptances(open_tasks, snapshot, settings)
+    shared = families(accepted, open_tasks, snapshot)
+    accepted = dealt(accepted, open_tasks, shared, snapshot)
     members = _members(open_tasks, accepted)
 
     crews = [
-        _crew(view(pipeline, members[pipeline.key], snapshot), now)
+        _crew(
+            view(pipeline, members[pipeline.key], snapshot, any_address=settings.allow_private_endpoints),
+            now,
+        )
         for pipeline in snapshot.pipelines
         if not pipeline.deleting
     ]
@@ -78,7 +84,11 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     return Decision(
         task_statuses=task_statuses,
         pipeline_statuses=pipeline_statuses,
-        new_pipelines=_from_catalogue(accepted, snapshot.pipelines, settings),
+        new_pipelines=(
+            *_from_catalogue(accepted, snapshot.pipelines, settings),
+            *to_make(shared, snapshot),
+        ),
+        delete_pipelines=to_delete(shared, accepted, snapshot),
         workers={key: group for one in decided for key, group in one.workers.items()},
         delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
         delete_tasks=tuple(task for task in snapshot.tasks if task.key not in again and outlived(task, now)),

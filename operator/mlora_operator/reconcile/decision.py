@@ -41,7 +41,8 @@ class Event:
 class Decision:
     task_statuses: Mapping[Key, TaskStatus] = field(default_factory=dict)
     pipeline_statuses: Mapping[Key, PipelineStatus] = field(default_factory=dict)
-    new_pipelines: tuple[Manifest, ...] = ()  # from the catalogue; made, or brought up to the catalogue
+    new_pipelines: tuple[Manifest, ...] = ()  # from the catalogue, and replicas; made, or brought up to date
+    delete_pipelines: tuple[Pipeline, ...] = ()  # replicas that nobody needs any more
     workers: Mapping[Key, Workers] = field(
         default_factory=dict
     )  # a pipeline that is not named keeps what it has

@@ -4,6 +4,7 @@ Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,8 +17,8 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
-from mlora_operator.manifests.names import CATALOGUE_HASH, RETRY
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Task
+from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Replica, Task
 
 Raw = Mapping[str, Any]
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -60,6 +61,15 @@ def read_pipeline(raw: Raw) -> Pipeline:
         deleting="deletionTimestamp" in meta,
         version=meta.get("resourceVersion", ""),
         catalogue_hash=meta.get("annotations", {}).get(CATALOGUE_HASH),
+        replica=_replica(meta.get("annotations", {})),
+    )
+
+
+def _replica(annotations: Mapping[str, str]) -> Replica | None:
+    """None unless all three annotations are as the operator writes them."""
+    of, number, made_of = (annotations.get(name, "") for name in (REPLICA_OF, REPLICA_NUMBER, REPLICA_HASH))
+    return (
+        Replica(of, int(number), made_of) if of and made_of and re.fullmatch("[1-9][0-9]?", number) else None
     )
 
 
@@ -97,11 +107,13 @@ def _is_other(version: str, raw: Raw) -> bool:
 
 
 def config_maps_wanted(tasks: Iterable[Task]) -> frozenset[Key]:
-    """The ConfigMaps that hold rows of unfinished tasks."""
+    """The ConfigMaps that hold rows or chat templates of unfinished tasks."""
     return frozenset(
-        Key(task.key.namespace, task.spec.dataset.config_map_ref.name)
+        Key(task.key.namespace, reference.name)
         for task in tasks
-        if not task.finished and task.spec is not None and task.spec.dataset.config_map_ref is not None
+        if not task.finished and task.spec is not None
+        for reference in (task.spec.dataset.config_map_ref, task.spec.dataset.chat_template_ref)
+        if reference is not None
     )
 
 

@@ -101,6 +101,7 @@ def pipeline_status(
         "observed_generation": view.pipeline.generation,
         "state": state,
         "replicas": wish.replicas,
+        "members": view.members,
         "ready_replicas": view.group.ready if view.group is not None else 0,
         "start": turn.record,
         "active_tasks": len(view.active),

@@ -59,6 +59,9 @@ class Cluster(Protocol):
     async def apply_pipeline(self, manifest: Manifest) -> None:
         """Make a LoRAPipeline, or bring it to this manifest."""
 
+    async def delete_pipeline(self, pipeline: Pipeline) -> None:
+        """Remove a replica, this very object, with all that belongs to it."""
+
     async def apply_workers(self, workers: Workers) -> None:
         """Make the pipeline's token (once) and its workers, or bring them to this number."""
 

@@ -12,7 +12,7 @@ from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
 from mlora_operator.scheduling.order import Candidate
-from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
+from mlora_worker.protocol import Plan, Report, TaskPhase, TaskPlan, TaskReport
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +27,10 @@ class Key:
 
 
 def condition(held: tuple[Condition, ...], type_: str) -> Condition | None:
-    return next((one for one in held if one.type == type_), None)
+    for one in held:  # asked some twenty times of each task in each pass
+        if one.type == type_:
+            return one
+    return None
 
 
 def is_true(held: tuple[Condition, ...], type_: str) -> bool:
@@ -50,7 +53,7 @@ class Task:
     version: str = ""  # resourceVersion
     retry: str | None = None  # value of the annotation by which a user wants a failed task to run again
 
-    @property
+    @cached_property
     def finished(self) -> bool:
         """True once the status says so: only then may the coordinator forget the task."""
         held = self.status.conditions
@@ -69,6 +72,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Replica:
+    """What makes a pipeline a replica."""
+
+    of: str  # name of the pipeline in the same namespace whose tasks it shares
+    number: int  # from 1
+    hash: str  # of the spec that it was given
+
+
+@dataclass(frozen=True, slots=True)
 class Pipeline:
     """A LoRAPipeline as it stands. ``spec`` is None when it is wrong; ``problem`` then names the field."""
 
@@ -82,6 +94,7 @@ class Pipeline:
     deleting: bool = False
     version: str = ""  # resourceVersion
     catalogue_hash: str | None = None  # set when the operator made it from its catalogue
+    replica: Replica | None = None  # set when the operator made it to share the tasks of another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +186,11 @@ class Contact:
     def told(self) -> Mapping[str, bool]:
         """Whether the last plan that the coordinator took admits a task, by uid."""
         return {task.uid: task.admitted for task in self.sent.tasks} if self.sent is not None else {}
+
+    @cached_property
+    def sent_tasks(self) -> Mapping[str, TaskPlan]:
+        """What the last plan that the coordinator took says of each task, by uid."""
+        return {task.uid: task for task in self.sent.tasks} if self.sent is not None else {}
 
     def trains(self, task: Task) -> bool:
         """The task trains or saves, by the last report; before the first one, by its own status."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from mlora_operator.reconcile.accept import Acceptance, secret_problem
+from mlora_operator.api import conditions
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.reconcile.accept import Acceptance, keys_of_pipeline, secret_problem
+from mlora_operator.reconcile.endpoints import forbidden_model
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, PodProblem, Snapshot, Task
 from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
 
@@ -17,8 +20,11 @@ class View:
     group: Group | None
     contact: Contact = field(default_factory=Contact)
     revision: str | None = None  # that the workers shall have
+    members: int | None = None  # of a pipeline with replicas, itself included
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
-    blocked: Acceptance | None = None  # why workers may not start: the Secret of the model's store
+    blocked: Acceptance | None = (
+        None  # why workers may not start: the model's address, or the Secret of its store
+    )
 
     @property
     def report(self) -> Report | None:
@@ -76,21 +82,43 @@ class View:
         return (facts, stages) if len(stages) == self.pipeline.spec.stages else None
 
 
-def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> View:
+def view(
+    pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot, *, any_address: bool = False
+) -> View:
+    """``any_address``: a model may lie also where only the worker can reach."""
     spec = pipeline.spec
-    blocked = None
-    if spec is not None and spec.storage.secret_ref is not None:
+    blocked = _refused_model(spec) if spec is not None and not any_address else None
+    if blocked is None and spec is not None and spec.storage.secret_ref is not None:
         key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
-        blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef")
+        blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef", keys_of_pipeline(spec))
     return View(
         pipeline=pipeline,
         tasks=tasks,
+        members=_members(pipeline, snapshot),
         past=_past(pipeline, snapshot),
         group=snapshot.groups.get(pipeline.key),
         contact=snapshot.contacts.get(pipeline.key, Contact()),
         revision=snapshot.revisions.get(pipeline.key),
         blocked=blocked,
     )
+
+
+def _refused_model(spec: LoRAPipelineSpec) -> Acceptance | None:
+    words = forbidden_model(spec)
+    return None if words is None else Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, words)
+
+
+def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:
+    """None for one that has no replicas and may have none."""
+    replicas = [
+        one
+        for one in snapshot.pipelines
+        if one.replica is not None
+        and not one.deleting
+        and (one.key.namespace, one.replica.of) == (pipeline.key.namespace, pipeline.key.name)
+    ]
+    may = pipeline.spec is not None and pipeline.spec.replicas.max > 1
+    return 1 + len(replicas) if replicas or may else None
 
 
 def _past(pipeline: Pipeline, snapshot: Snapshot) -> tuple[Task, ...]:

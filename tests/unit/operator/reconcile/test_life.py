@@ -131,6 +131,9 @@ class World:
                 key.name, key.namespace, annotations=manifest["metadata"]["annotations"], **manifest["spec"]
             )
 
+    async def delete_pipeline(self, pipeline: Pipeline) -> None:
+        self.raw_pipelines.pop(pipeline.key)
+
     async def apply_workers(self, workers: Workers) -> None:
         held = self.groups.get(workers.pipeline.key)
         if held is None or held.replicas != workers.replicas:
@@ -380,6 +383,17 @@ async def test_rows_of_a_late_config_map_are_sent_as_they_were_when_it_was_read_
     await stage.until("Succeeded")
     sent = {task.dataset_text for plan in stage.world.plans for task in plan.tasks}
     assert sent == {"prompt,completion\na,b\n"}
+
+
+async def test_a_chat_template_of_a_config_map_is_sent_as_it_was_read_first(stage: Stage) -> None:
+    stage.add(dataset={"chatTemplateRef": {"name": "templates", "key": "bot"}})
+    await stage.until("Rejected")
+    assert stage.world.accepted()["message"].startswith("spec.dataset.chatTemplateRef: no ConfigMap templates")
+    stage.world.config_maps[Key("team-a", "templates")] = {"bot": "{{ messages }}"}
+    await stage.until("Training")
+    stage.world.config_maps[Key("team-a", "templates")] = {"bot": "changed"}
+    await stage.until("Succeeded")
+    assert {task.template_text for plan in stage.world.plans for task in plan.tasks} == {"{{ messages }}"}
 
 
 async def test_a_model_of_the_catalogue_needs_no_pipeline(make: Any) -> None:
