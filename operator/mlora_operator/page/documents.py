@@ -152,7 +152,6 @@ class Trouble(Message):
     error: Literal[
         "following",
         "starting",
-        "busy",
         "badRequest",
         "notFound",
         "methodNotAllowed",

@@ -197,7 +197,7 @@ function makePipeline(pipeline) {
 }
 
 function drawPipeline(node, pipeline) {
-  const speed = pipeline.tokensPerSecond ? ` · ${number(pipeline.tokensPerSecond)} tokens/s` : "";
+  const speed = pipeline.tokensPerSecond ? ` · ${number(pipeline.tokensPerSecond)}\u00a0tokens/s` : "";
   const restarts = pipeline.restarts ? ` · ${number(pipeline.restarts)} restarts` : "";
   const workers = `${number(pipeline.readyWorkers)} of ${number(pipeline.workers)} workers ready`;
   const lost = pipeline.coordinator === "lost" ? [" (last heard of ", time(pipeline.lostSince), ")"] : [];
