@@ -65,9 +65,18 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "image" (include "mlora.image" (dict "image" .Values.worker.image "chart" .Chart))
   "imagePullPolicy" .Values.worker.image.pullPolicy
   "imagePullSecrets" .Values.imagePullSecrets -}}
+{{- $scraped := list -}}
+{{- if .Values.metrics.workers.enabled -}}
+{{- $_ := set $worker "metricsPort" (.Values.metrics.workers.port | int64) -}}
+{{- if .Values.networkPolicy.metricsFrom -}}
+{{- $ports := list (dict "protocol" "TCP" "port" (.Values.metrics.workers.port | int64)) -}}
+{{- $scraped = list (dict "from" .Values.networkPolicy.metricsFrom "ports" $ports) -}}
+{{- end -}}
+{{- end -}}
 {{- $network := dict
   "enabled" .Values.networkPolicy.enabled
   "operatorLabels" (include "mlora.selector" . | fromYaml)
+  "ingress" $scraped
   "egress" .Values.networkPolicy.workerEgress -}}
 {{- dict
   "namespace" .Release.Namespace
@@ -76,6 +85,8 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "models" $models
   "log" .Values.log
   "health" .Values.health
+  "page" (pick .Values.page "enabled" "port")
+  "metrics" (pick .Values.metrics "enabled" "port" "tasks" "mostTasks" "priorities")
   "leaderElection" (merge (dict "leaseName" (include "mlora.lease" .)) .Values.leaderElection)
   "networkPolicy" $network
   "allowFileUris" .Values.allowFileUris
