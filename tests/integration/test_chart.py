@@ -24,6 +24,8 @@ VALUES: dict[str, Any] = {
     "watchNamespaces": ["team-a"],
     "replicas": 2,
     "podDisruptionBudget": {"enabled": True},
+    # Monitors and rules are of CRDs that the test cluster has not.
+    "metrics": {"workers": {"enabled": True}, "dashboard": {"enabled": True}},
     "networkPolicy": {"enabled": True},
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
@@ -45,8 +47,12 @@ def rendered(helm: Path, namespace: str, values: dict[str, Any]) -> list[dict[st
     return [document for document in yaml.safe_load_all(text) if document]
 
 
-def one(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [document for document in documents if document["kind"] == kind]
+def one(documents: list[dict[str, Any]], kind: str, name: str = "rel-mlora-operator") -> dict[str, Any]:
+    (found,) = [
+        document
+        for document in documents
+        if document["kind"] == kind and (kind == "Pod" or document["metadata"]["name"] == name)
+    ]
     return found
 
 
