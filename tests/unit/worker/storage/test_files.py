@@ -7,7 +7,7 @@ import pytest
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
-from mlora_worker.storage.files import FileStore
+from mlora_worker.storage.files import FileStore, move_into_place
 from mlora_worker.storage.lines import split_lines
 
 STORE = FileStore()
@@ -99,3 +99,15 @@ def test_private_files_and_their_folders_are_their_owners_alone(tmp_path: Path, 
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("deep", "deep/er", "deep/er/x")]
     assert modes == ([0o700, 0o700, 0o600] if private else [0o755, 0o755, 0o644])
+
+
+def test_a_file_that_is_moved_into_place_is_its_owners_alone_and_so_are_the_folders_made_for_it(
+    tmp_path: Path,
+) -> None:
+    source, target = tmp_path / "made", tmp_path / "deep" / "er" / "kept"
+    source.write_bytes(b"weights")
+    source.chmod(0o644)
+    move_into_place(source, target)
+    assert (target.read_bytes(), source.exists()) == (b"weights", False)
+    modes = [path.stat().st_mode & 0o777 for path in (target, target.parent, target.parent.parent)]
+    assert modes == [0o600, 0o700, 0o700]

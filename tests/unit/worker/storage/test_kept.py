@@ -56,6 +56,20 @@ def test_a_state_is_given_to_its_own_task_only_and_only_when_it_is_newer(tmp_pat
     assert kept.state("another", newer_than=0) is None
 
 
+@pytest.mark.parametrize("uid", ["../../outside", "a/b", "a%2Fb"])
+def test_a_uid_names_a_folder_of_its_own_directly_below_the_root_whatever_is_in_it(
+    tmp_path: Path, uid: str
+) -> None:
+    root = tmp_path / "deep" / "er" / "kept"
+    kept = KeptWork(root)
+    for one in (uid, "a"):
+        kept.keep_state(one, state(10))
+    assert len([path for path in root.iterdir() if path.name.startswith("task-")]) == 2
+    assert {path.parents[2] for path in tmp_path.rglob("step-*")} == {root}
+    kept.forget("a")
+    assert kept.state(uid, newer_than=0) is not None
+
+
 def test_the_same_state_is_written_once(tmp_path: Path) -> None:
     kept = KeptWork(tmp_path)
     kept.keep_state("uid", state(10))
