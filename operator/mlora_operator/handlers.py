@@ -34,6 +34,7 @@ from mlora_operator.page.server import PageServer
 from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
+from mlora_operator.reconcile.statuses import API_SERVER
 from mlora_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class Runtime:
                 self.settings,
                 watchers=(self.exporter.watch, *shown),
                 witness=self.exporter.measures,
+                pace=API_SERVER,
             )
             try:
                 await self.loop.run()

@@ -16,6 +16,7 @@ from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
 from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
+from mlora_operator.reconcile.statuses import PROMPT, Pace
 from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
 from mlora_operator.settings import Settings
@@ -46,6 +47,7 @@ class Loop:
         monotonic: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
         witness: Witness | None = None,
+        pace: Pace = PROMPT,
     ) -> None:
         self._cluster = cluster
         self._coordinators = coordinators
@@ -57,7 +59,7 @@ class Loop:
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
-        self._writer = Writer(cluster, coordinators, self._witness)
+        self._writer = Writer(cluster, coordinators, self._witness, pace)
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
 
     def wake(self) -> None:
@@ -74,10 +76,15 @@ class Loop:
             self.last_pass = self._monotonic()
             # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESYNC if well else RETRY):
+                async with asyncio.timeout(self._rest() if well else RETRY):
                     await self._woken.wait()
             await asyncio.sleep(DEBOUNCE)
             self._woken.clear()
+
+    def _rest(self) -> float:
+        """Seconds until a pass is needed though nothing is new."""
+        held = self._writer.held_back
+        return RESYNC if held is None else min(RESYNC, held.total_seconds())
 
     async def step(self) -> bool:
         """One pass: observe, decide, act. False when a write failed."""

@@ -25,13 +25,20 @@ Spec = TypeVar("Spec", bound=BaseModel)
 AnyStatus = TypeVar("AnyStatus", bound=Status)
 
 
-def read_task(raw: Raw, *, allow_file_uris: bool) -> Task:
-    """A LoRATask. Its rows and its adapter may be files only where user and worker share a disk."""
+def read_task(raw: Raw, *, allow_file_uris: bool, before: Task | None = None) -> Task:
+    """A LoRATask. Its rows and its adapter may be files only where user and worker share a disk.
+
+    ``before``: the same object at a former version. Its spec is the same as long as the generation is, and stays the very
+    same object then: most versions of a task differ in their status alone.
+    """
     meta = raw["metadata"]
-    spec, problem = _spec(LoRATaskSpec, raw, TASK_RULES)
-    if spec is not None and not allow_file_uris:
-        problem = _file_uris(spec)
-        spec = spec if problem is None else None
+    if before is not None and before.generation == meta.get("generation", 0) > 0:
+        spec, problem = before.spec, before.problem
+    else:
+        spec, problem = _spec(LoRATaskSpec, raw, TASK_RULES)
+        if spec is not None and not allow_file_uris:
+            problem = _file_uris(spec)
+            spec = spec if problem is None else None
     return Task(
         key=key_of(raw),
         uid=meta["uid"],
@@ -84,7 +91,7 @@ class Reader:
     def task(self, raw: Raw) -> Task:
         known = self._tasks.get(raw["metadata"]["uid"])
         if known is None or _is_other(known.version, raw):
-            known = read_task(raw, allow_file_uris=self._allow_file_uris)
+            known = read_task(raw, allow_file_uris=self._allow_file_uris, before=known)
             self._tasks[known.uid] = known
         return known
 

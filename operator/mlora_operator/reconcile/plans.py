@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from mlora_operator.reconcile.accept import dataset_text, storage_access
+from mlora_operator.api.task import LoRATaskSpec
+from mlora_operator.reconcile.accept import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.places import ordered
-from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
+from mlora_operator.reconcile.snapshot import Key, SecretData, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
@@ -24,21 +26,74 @@ def next_plan(
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. A suspended one stays as long as the coordinator has its steps, so that it can write them down and take
     them up again. Its keys stay those that were sent last while its Secret is missing; an operator that started anew in
-    that time sends none, and the coordinator keeps those that it has. Rows of a ConfigMap stay those that were sent first.
+    that time sends none, and the coordinator keeps those that it has. What ConfigMaps hold stays
+    what was sent first.
     """
     if view.report is None:
+        _made.pop(view.pipeline.uid, None)
         return None
+    before, made = _made.get(view.pipeline.uid, {}), dict[str, _Made]()
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
-        access = storage_access(task, secrets) or _keys_sent(view.contact, task.uid)
+        sent = view.contact.sent_tasks.get(task.uid)
+        parts = _Parts(
+            task.generation,
+            _is_admitted(places, task),
+            bool(task.status.step),
+            _keys_there(task, secrets),
+            (sent and sent.dataset_text) or dataset_text(task, config_maps),
+            (sent and sent.template_text) or template_text(task, config_maps),
+        )
+        known = before.get(task.uid)
+        if known is not None and known.spec is task.spec and known.parts == parts:
+            made[task.uid] = known
+            tasks.append(known.plan)
+            continue
+        access = storage_access(task, secrets)
+        if access is not None:
+            made[task.uid] = _Made(task.spec, parts, _task_plan(task, parts, access))
+            tasks.append(made[task.uid].plan)
+            continue
+        access = sent.storage if sent is not None else None
         if access is None:
             if view.reported(task) is None:
                 return None
             access = storage_access(task, {}, needs_keys=False)
             assert access is not None
-        text = _text_sent(view.contact, task.uid) or dataset_text(task, config_maps)
-        tasks.append(_task_plan(task, _is_admitted(places, task), access, text))
+        tasks.append(_task_plan(task, parts, access))
+    if len(_made) >= _PIPELINES:
+        _made.clear()
+    _made[view.pipeline.uid] = made
     return _if_new(tuple(tasks), view)
+
+
+class _Parts(NamedTuple):
+    """What of a task's plan may change while its spec stays."""
+
+    generation: int
+    admitted: bool
+    started: bool
+    keys: SecretData | None
+    dataset_text: str | None
+    template_text: str | None
+
+
+class _Made(NamedTuple):
+    """A task's plan, and what it was made of. From one decision to the next most plans are the very same."""
+
+    spec: LoRATaskSpec | None
+    parts: _Parts
+    plan: TaskPlan
+
+
+_PIPELINES = 1000  # that are remembered
+_made: dict[str, dict[str, _Made]] = {}  # by the uids of pipeline and task; an answer never depends on it
+
+
+def _keys_there(task: Task, secrets: Mapping[Key, SecretData | None]) -> SecretData | None:
+    assert task.spec is not None
+    reference = task.spec.storage.secret_ref
+    return secrets.get(Key(task.key.namespace, reference.name)) if reference is not None else None
 
 
 def known_generation(view: View) -> int:
@@ -81,21 +136,22 @@ def _is_done(tasks: tuple[TaskPlan, ...], report: Report) -> bool:
     return not any(phases[task.uid] in against[task.admitted] for task in tasks)
 
 
-def _task_plan(task: Task, admitted: bool, access: StorageAccess, text: str | None) -> TaskPlan:
+def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
     spec = task.spec
     assert spec is not None
     return TaskPlan(
         uid=task.uid,
         namespace=task.key.namespace,
         name=task.key.name,
-        generation=task.generation,
+        generation=parts.generation,
         priority=spec.priority,
-        admitted=admitted,
-        started=bool(task.status.step),
+        admitted=parts.admitted,
+        started=parts.started,
         base_model=spec.base_model,
         lora=spec.lora,
         dataset=spec.dataset,
-        dataset_text=text,
+        dataset_text=parts.dataset_text,
+        template_text=parts.template_text,
         training=spec.training,
         evaluation=spec.evaluation,
         init_from=spec.init_from,
@@ -122,17 +178,5 @@ def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
         and task.spec.suspend
         and (reported := view.reported(task)) is not None
         and reported.phase is TaskPhase.PREEMPTED
-        and _keys_sent(view.contact, task.uid) is not None
+        and task.uid in view.contact.sent_tasks
     )
-
-
-def _text_sent(contact: Contact, uid: str) -> str | None:
-    if contact.sent is None:
-        return None
-    return next((task.dataset_text for task in contact.sent.tasks if task.uid == uid), None)
-
-
-def _keys_sent(contact: Contact, uid: str) -> StorageAccess | None:
-    if contact.sent is None:
-        return None
-    return next((task.storage for task in contact.sent.tasks if task.uid == uid), None)

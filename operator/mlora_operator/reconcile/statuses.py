@@ -1,12 +1,18 @@
-"""What of a status has to be written: the difference, and for mere progress not too often. Pure."""
+"""What of a status has to be written: the difference, and when. Pure.
+
+A status is read by people and by tools that wait for a condition; each write goes through the API server's store and to
+everybody who watches. So what turns a condition is written at once, and what is likely to be overtaken waits a little.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
-from mlora_operator.api.meta import Status
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import Condition, Status
 
 PROGRESS = frozenset(
     {
@@ -20,7 +26,31 @@ PROGRESS = frozenset(
         "bestEvaluationLoss",
     }
 )
-PROGRESS_EVERY = timedelta(seconds=5)  # a status is read by people; each write goes through etcd
+
+# Reasons of a task that waits in a queue: their words change with everybody who comes and goes before it.
+QUEUED = frozenset({c.REASON_WAITING_FOR_MEMORY, c.REASON_NAMESPACE_LIMIT})
+NOTHING = timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long after an object's last write a change of it may wait, by what changes.
+
+    ``progress``: mere numbers; of a task that has trained for long a tenth of that time, at most ``progress_most``.
+    ``passing``: what turns no condition, such as a phase that lasts a second; and that a task has a place, which training
+    follows. ``words``: the message alone of a task in a queue.
+    """
+
+    progress: timedelta = timedelta(seconds=5)
+    progress_most: timedelta = timedelta(seconds=5)
+    passing: timedelta = NOTHING
+    words: timedelta = NOTHING
+
+
+PROMPT = Pace()  # where a write costs nothing
+API_SERVER = Pace(
+    progress_most=timedelta(seconds=30), passing=timedelta(seconds=2), words=timedelta(seconds=60)
+)
 
 
 def difference(before: Status, after: Status) -> dict[str, Any]:
@@ -30,13 +60,40 @@ def difference(before: Status, after: Status) -> dict[str, Any]:
     return _merge_patch(_document(before), _document(after))
 
 
-def is_due(patch: Mapping[str, Any], last_write: datetime | None, now: datetime) -> bool:
-    """A change of anything but progress is written at once."""
-    if not patch:
-        return False
-    if last_write is None or not PROGRESS.issuperset(patch):
-        return True
-    return now - last_write >= PROGRESS_EVERY
+def pause(
+    patch: Mapping[str, Any],
+    before: tuple[Condition, ...],
+    after: tuple[Condition, ...],
+    trained: timedelta,
+    pace: Pace,
+) -> timedelta:
+    """How long after the last write a change must wait that ``patch`` writes; ``trained``: since the task's start.
+
+    1. A condition that comes, goes or turns does not wait, nor does the answer to a changed spec; but ``Admitted`` that
+       comes to be true does.
+    2. Of what is left, numbers that move wait longest, then words of a queue.
+    """
+    if "observedGeneration" in patch or _turned(before, after):
+        return NOTHING
+    if "conditions" not in patch and PROGRESS.issuperset(patch):
+        return max(pace.progress, min(pace.progress_most, trained / 10))
+    if PROGRESS.issuperset(patch.keys() - {"conditions"}) and _only_queue_words(before, after):
+        return pace.words
+    return pace.passing
+
+
+def _turned(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:
+    held = {one.type: one.status for one in before}
+    wished = {one.type: one.status for one in after}
+    if wished.get(c.ADMITTED) == "True" and c.ADMITTED in held:
+        held[c.ADMITTED] = "True"
+    return held != wished
+
+
+def _only_queue_words(before: tuple[Condition, ...], after: tuple[Condition, ...]) -> bool:
+    held = {one.type: one for one in before}
+    changed = [one for one in after if one != held.get(one.type)]
+    return all(one.reason in QUEUED and one.reason == held[one.type].reason for one in changed)
 
 
 def _document(status: Status) -> dict[str, Any]:

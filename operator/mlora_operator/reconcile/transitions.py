@@ -35,16 +35,21 @@ def conclude(
 
 def _condition(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> Condition:
     before = condition(held, wish.type)
-    since = (
-        before.last_transition_time if before is not None and before.status == wish.status else timestamp(now)
-    )
+    message = wish.message[:MESSAGE_LIMIT]
+    stays = before is not None and before.status == wish.status
+    if (
+        before is not None
+        and stays
+        and (before.reason, before.message, before.observed_generation) == (wish.reason, message, generation)
+    ):
+        return before  # the same object: what follows sees at a glance that nothing has changed
     return Condition(
         type=wish.type,
         status=wish.status,
         reason=wish.reason,
-        message=wish.message[:MESSAGE_LIMIT],
+        message=message,
         observed_generation=generation,
-        last_transition_time=since,
+        last_transition_time=before.last_transition_time if before is not None and stays else timestamp(now),
     )
 
 

@@ -60,8 +60,10 @@ class Written(Generic[S]):
 
 
 def up_to_date_task(task: Task, written: Written[TaskStatus]) -> Task:
-    return replace(task, status=written.status(task.uid, task.version, task.status))
+    status = written.status(task.uid, task.version, task.status)
+    return replace(task, status=status) if status is not task.status else task
 
 
 def up_to_date_pipeline(pipeline: Pipeline, written: Written[PipelineStatus]) -> Pipeline:
-    return replace(pipeline, status=written.status(pipeline.uid, pipeline.version, pipeline.status))
+    status = written.status(pipeline.uid, pipeline.version, pipeline.status)
+    return replace(pipeline, status=status) if status is not pipeline.status else pipeline

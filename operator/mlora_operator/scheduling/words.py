@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from mlora_operator.api.units import show_bytes
 from mlora_operator.scheduling.admission import Place, Verdict
 from mlora_operator.scheduling.order import Candidate
@@ -31,6 +33,12 @@ def not_yet(place: Place, namespace: str) -> str:
         return f"waits behind {_who(place.behind, namespace)}, which has waited for long and goes first"
     verdict = place.verdict
     assert verdict is not None
+    return _too_much(verdict)
+
+
+@lru_cache(maxsize=10_000)
+def _too_much(verdict: Verdict) -> str:
+    """Whole queues are told the same."""
     return (
         f"with the tasks that train now it would take {show_bytes(verdict.needed)} on stage {verdict.stage}"
         f"{_made_of(verdict)}, of {show_bytes(verdict.budget)} that may be used"

@@ -83,9 +83,7 @@ def test_events_tell_the_story(bench: Any) -> None:
         return [one["reason"] for one in items]
 
     bench.until(lambda: "AdapterUploaded" in told(), "the success is told")
-    assert sorted(told()) == sorted(
-        ["CreatingPipeline", "Accepted", "Admitted", "Training", "Saving", "AdapterUploaded"]
-    )
+    assert sorted(told()) == sorted(["CreatingPipeline", "Training", "AdapterUploaded"])
 
 
 def test_a_restarted_operator_goes_on_and_trains_nothing_twice(bench: Any) -> None:

@@ -120,3 +120,19 @@ def test_objects_without_versions_are_parsed_each_time(make: Any) -> None:
     raw = make.raw_task()
     del raw["metadata"]["resourceVersion"]
     assert reader.task(raw) is not reader.task(raw)
+
+
+def test_a_spec_is_parsed_again_only_when_its_generation_changed(make: Any) -> None:
+    reader = Reader(allow_file_uris=False)
+
+    def version(number: int, generation: int, priority: int) -> dict[str, Any]:
+        raw = make.raw_task(priority=priority)
+        told = {"resourceVersion": str(number), "generation": generation}
+        return {**raw, "metadata": {**raw["metadata"], **told}, "status": {"step": number}}
+
+    first = reader.task(version(1, 1, priority=3))
+    second = reader.task(version(2, 1, priority=3))
+    assert (second.status.step, second.spec is first.spec) == (2, True)
+    third = reader.task(version(3, 2, priority=4))
+    assert third.spec is not None
+    assert (third.status.step, third.spec.priority) == (3, 4)
