@@ -5,7 +5,7 @@ go through a proxy that counts them; users' requests, and the watch that takes t
 of workers a process speaks the coordinators' protocol (bench/operator_parts/coordinator.py): it takes plans, and tasks go
 through all phases within seconds, as many at once as the memory model lets in.
 
-1. Tasks are applied at a steady rate. Counted: from the begin of a task's request until its first status stands in the watch;
+1. Tasks are applied at a steady rate. Counted: from the begin of a task's request until the watch shows its first status;
    and all that the operator writes (statuses, events, children; not its lease) until the last task has succeeded.
 2. All are finished, the pipelines have been scaled to zero: processor time of the operator.
 3. It is ended as the kubelet ends it, a task is applied, it is started again. Counted: until it is healthy and its first
@@ -109,7 +109,7 @@ async def measure(size: Size, where: Access, part: str | None) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder, ApiProxy(where.url, where.authority) as proxy:
         async with Server(where) as server:
             await refuse_company(server)
-            await install_resources(server, ROOT / "crds")
+            await install_resources(server, sorted((ROOT / "crds").glob("*.yaml")))
             kubeconfig = where.through(proxy.url)
             if part != "warm":
                 figures |= await _with_many(size, server, proxy, kubeconfig, Path(folder))

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -117,14 +117,18 @@ class Server:
         return self._session
 
 
-async def install_resources(server: Server, folder: Path) -> None:
-    """The two custom resources, as they are in the repository; returns once they are served."""
-    for file in sorted(folder.glob("*.yaml")):
-        wanted = yaml.safe_load(file.read_text())
+async def install_resources(server: Server, files: Iterable[Path]) -> None:
+    """The custom resources of these files; returns once they are served."""
+    for wanted in [yaml.safe_load(text) for text in await asyncio.to_thread(_texts, files)]:
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{wanted['metadata']['name']}"
         await server.apply(path, wanted)
-        while not _is_established(await server.get(path)):
-            await asyncio.sleep(0.1)
+        async with asyncio.timeout(PATIENCE):
+            while not _is_established(await server.get(path)):  # noqa: ASYNC110  (nobody tells)
+                await asyncio.sleep(0.1)
+
+
+def _texts(files: Iterable[Path]) -> list[str]:
+    return [file.read_text() for file in files]
 
 
 def _is_established(found: Mapping[str, Any]) -> bool:

@@ -37,8 +37,8 @@ class Warm:
 
 
 async def first_steps(warm: Warm, count: int) -> list[float]:
-    """Seconds from the request of each of ``count`` tasks, one after the other, to its first step. One goes before them, for
-    which the ranks start and compile what they compile. Raises RuntimeError."""
+    """Seconds from the request of each of ``count`` tasks, one after the other, to its first step. One goes before them,
+    for which the ranks start and compile what they compile. Raises RuntimeError."""
     warm.folder.mkdir(parents=True)
     model = await asyncio.to_thread(write_tiny_model, warm.folder / "model")
     ranks = Ranks(model, STAGES, warm.folder / "ranks", threads=1)
@@ -57,7 +57,7 @@ async def first_steps(warm: Warm, count: int) -> list[float]:
 
 async def _prepare(warm: Warm, ranks: Ranks) -> None:
     """A pipeline whose pods find no node, and the token that the ranks have in the place of one that the operator makes."""
-    token = Path(ranks.config.token_file).read_bytes()
+    token = await asyncio.to_thread(Path(ranks.config.token_file).read_bytes)
     await warm.server.create(
         f"/api/v1/namespaces/{warm.namespace}/secrets",
         {
@@ -93,7 +93,7 @@ async def _first_step(warm: Warm, ranks: Ranks, name: str) -> float:
 
 
 def _stepped(ranks: Ranks, uid: str) -> float:
-    """When the coordinator said that the task had a step behind it. Until the stages have loaded the model it says nothing."""
+    """When the coordinator said that the task had a step behind it. Until the model is loaded it says nothing."""
     end = time.monotonic() + _WITHIN
     while True:
         try:

@@ -95,10 +95,10 @@ class Writer:
         ]
         tasks.sort(key=lambda due: bool(due[0].status.conditions))  # who has heard nothing yet goes first
         pipelines = [
-            (one, status, patch)
+            (one, wished, patch)
             for one in snapshot.pipelines
-            if (status := decision.pipeline_statuses.get(one.key)) is not None
-            and (patch := self._due_of_pipeline(one, status, now))
+            if (wished := decision.pipeline_statuses.get(one.key)) is not None
+            and (patch := self._due_of_pipeline(one, wished, now))
         ]
         results += await asyncio.gather(
             *(
