@@ -80,9 +80,9 @@ class PeftTask:
 
     def accumulate(self, step: int) -> float | None:
         """Forward and backward of a step's mini-batches. Returns the step's loss; None without supervised tokens."""
-        supervised = self.task.supervised(step)
-        if not supervised:
+        if not self.task.supervised(step):
             return None
+        supervised = self.task.weighted(step)
         size, rows = self.task.training.batch_size, self.task.batch(step)
         total = 0.0
         for first in range(0, len(rows), size):
@@ -104,7 +104,9 @@ class PeftTask:
         # In float64, as torch's own float32 cross entropy on the CPU is off by more than all the rest
         # together when the vocabulary is large (docs/contributors/numerics.md).
         logits = self.model(input_ids=ids, attention_mask=mask).logits.double()
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+        losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+        weights = torch.tensor([row.weight for row in rows], dtype=torch.float64)
+        return (losses.sum(dim=1) * weights).sum()
 
     def gradients(self) -> dict[str, Tensor]:
         """By the names in the adapter's file."""

@@ -32,11 +32,20 @@ class Row:
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
+    weight: float = 1.0
 
     @property
     def masked(self) -> Row:
         """The same row, of which nothing is to be learnt."""
-        return Row(self.ids, (IGNORED,) * len(self.ids))
+        return Row(self.ids, (IGNORED,) * len(self.ids), self.weight)
+
+    @property
+    def supervised(self) -> int:
+        return sum(label != IGNORED for label in self.labels)
+
+    @property
+    def tokens(self) -> TokenRow:
+        return TokenRow(np.array(self.ids, np.int32), np.array(self.labels, np.int32), self.weight)
 
 
 @dataclass(frozen=True)
@@ -75,7 +84,11 @@ class Task:
 
     def supervised(self, step: int) -> int:
         """Tokens that the step's loss is the mean over."""
-        return sum(label != IGNORED for row in self.batch(step) for label in row.labels)
+        return sum(row.supervised for row in self.batch(step))
+
+    def weighted(self, step: int) -> float:
+        """The same, each as its row weighs."""
+        return sum(row.weight * row.supervised for row in self.batch(step))
 
     @property
     def load(self) -> Load:
@@ -88,7 +101,7 @@ class Task:
             uid=self.name, namespace="test", name=self.name, admitted=True, base_model="tiny", lora=self.lora,
             dataset=Dataset(inline="{}"), training=training, output_uri="file:///nowhere",
         )  # fmt: skip
-        rows = [TokenRow(np.array(row.ids, np.int32), np.array(row.labels, np.int32)) for row in self.rows]
+        rows = [row.tokens for row in self.rows]
         load = load_of([len(row.ids) for row in rows], rows_per_step(training))
         counts = DataCounts(rows=len(rows), used=len(rows))
         run = TaskRun(plan, phase=TaskPhase.PREPARED)

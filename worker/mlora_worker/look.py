@@ -42,7 +42,8 @@ def look(question: LookQuestion) -> LookAnswer:
             store, access, allowed_networks=ALL_NETWORKS, hub_endpoint=question.hub_endpoint
         )
         limit = question.training.max_seq_length
-        prepared = prepare(question.dataset, question.training, tokenizer, source, limit)
+        template = question.dataset.chat_template
+        prepared = prepare(question.dataset, question.training, tokenizer, source, limit, template=template)
     except (DataError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))
     rows = prepared.rows

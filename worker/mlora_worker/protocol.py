@@ -176,6 +176,10 @@ class DatasetFields(Message):
         description="alpaca, sharegpt: the column with a system turn; it may be absent or empty.",
     )
     text: ColumnName = Field(default="text", description="text: the column with the text to learn.")
+    weight: ColumnName | None = Field(
+        default=None,
+        description="The column with a number, 0 or more, that the row's loss is weighted by; absent: all weigh the same.",
+    )
 
 
 class ConfigMapReference(Message):
@@ -183,7 +187,7 @@ class ConfigMapReference(Message):
         description="Name of a ConfigMap in the same namespace."
     )
     key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Key with the rows; what follows its last dot tells the file's format."
+        description="Key with the rows, where what follows its last dot tells the file's format; or with the chat template."
     )
 
 
@@ -221,6 +225,13 @@ class Dataset(Message):
     train_on: TrainOn | None = Field(
         default=None,
         description="lastAnswer, allAnswers or everything; by default allAnswers, and everything for text.",
+    )
+    chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
+        default=None,
+        description="A chat template (Jinja) in the place of the base model's own; the adapter has to be served with it.",
+    )
+    chat_template_ref: ConfigMapReference | None = Field(
+        default=None, description="A ConfigMap of the task's namespace that holds the chat template."
     )
     split: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_]+$")] | None = Field(
         default=None,
@@ -427,6 +438,7 @@ class TaskPlan(Message):
     lora: LoRAConfig
     dataset: Dataset
     dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
+    template_text: str | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
     training: Training
     evaluation: Evaluation | None = None
     init_from: InitFrom | None = None
@@ -434,6 +446,11 @@ class TaskPlan(Message):
     output_dtype: AdapterDtype = AdapterDtype.FLOAT32
     base_model_name: str | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
+
+    @property
+    def chat_template(self) -> str | None:
+        """The task's own."""
+        return self.dataset.chat_template or self.template_text
 
 
 class Plan(Message):
@@ -727,6 +744,7 @@ class TaskQuestion(Message):
     lora: LoRAConfig
     dataset: Dataset
     dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
+    template_text: str | None = None  # what that of dataset.chatTemplateRef holds
     training: Training
     storage: StorageAccess | None = None  # None: its rows are not read
 

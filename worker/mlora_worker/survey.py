@@ -70,6 +70,11 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
         return TaskAnswer(uid=task.uid, failure=failure)
     if task.storage is None and task.dataset.addresses:
         return TaskAnswer(uid=task.uid)
+    template = task.dataset.chat_template or task.template_text
+    if template is None and task.dataset.chat_template_ref is not None:
+        return TaskAnswer(
+            uid=task.uid, unread="its chat template lies in a ConfigMap, which is not read here"
+        )
     try:
         access = task.storage or StorageAccess()
         source = open_sources(
@@ -82,6 +87,7 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
             source,
             facts.max_positions,
             text=task.dataset_text,
+            template=template,
             most_rows=sample,
         )
     except (DataError, StorageError) as error:

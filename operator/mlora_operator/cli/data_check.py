@@ -52,6 +52,14 @@ def question_of(
     settings |= {
         name: options[name] for name in ("format", "fileFormat", "trainOn") if options.get(name) is not None
     }
+    if options.get("chatTemplate") is not None:
+        settings.pop("chatTemplateRef", None)
+        settings["chatTemplate"] = options["chatTemplate"]
+    if "chatTemplateRef" in settings:
+        raise CommandError(
+            "the task's chat template lies in a ConfigMap, which is not read here: give it with --chat-template FILE",
+            exit_codes.INVALID,
+        )
     for field in fields:
         name, equals, column = field.partition("=")
         if not equals:

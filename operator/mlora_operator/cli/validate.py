@@ -39,6 +39,9 @@ def validate(
         typer.Option(help="With --data: NAME=COLUMN, as in dataset.fields; may be repeated."),
     ] = None,
     train_on: Annotated[TrainOn | None, typer.Option(help="With --data: as dataset.trainOn.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="With --data: a file with a chat template, as dataset.chatTemplate.")
+    ] = None,
     max_seq_length: Annotated[
         int | None, typer.Option(min=2, help="With --data: as training.maxSeqLength.")
     ] = None,
@@ -62,6 +65,7 @@ def validate(
             "fileFormat": file_format,
             "trainOn": train_on,
             "maxSeqLength": max_seq_length,
+            "chatTemplate": read_texts([str(chat_template)])[0][1] if chat_template is not None else None,
         }
         answer = looked_at(question_of(manifests, data, model, options, field or [], show))
     failure = answer.failure if answer is not None else None

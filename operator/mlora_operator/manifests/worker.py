@@ -8,7 +8,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.secret import TOKEN_KEY
-from mlora_worker.protocol import ModelSource, WorkerConfig
+from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, WorkerConfig
 
 HTTP_PORT = 8080
 LINK_PORT = 29400
@@ -60,6 +60,8 @@ def worker_config(
         memory_budget=parse_bytes(spec.memory.budget) if spec.memory.budget else None,
         allow_file_uris=allow_file_uris,
         allowed_networks=spec.worker.allowed_networks,
+        hub_endpoint=spec.worker.hub_endpoint or HUB_ENDPOINT,
+        model_cache_bytes=parse_bytes(spec.worker.model_cache),
         log_format=log_format,
-    )
         metrics_port=metrics_port,
+    )

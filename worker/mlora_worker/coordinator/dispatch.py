@@ -432,11 +432,15 @@ class Dispatcher:
     def _evaluation_of(self, task: TaskRun, found: Assessment) -> Entry:
         assert task.prepared is not None
         assert task.prepared.evaluation is not None
-        rows = [task.prepared.evaluation.rows[index] for index in found.left.pop()]
+        indices = found.left.pop()
+        rows = [task.prepared.evaluation.rows[index] for index in indices]
+        weights = None if found.row_weights is None else tuple(found.row_weights[index] for index in indices)
         found.outstanding += 1
         update, task.update = task.update, None
         lengths = tuple(len(row.ids) for row in rows)
-        item = Evaluate(number=self._next_number(), task=task.uid, lengths=lengths, update=update)
+        item = Evaluate(
+            number=self._next_number(), task=task.uid, lengths=lengths, row_weights=weights, update=update
+        )
         self._evaluations[item.number], self._evaluated_last = found, True
         ids, labels = [row.ids for row in rows], [row.labels for row in rows]
         return self._announced(item, ids, labels)
@@ -487,6 +491,7 @@ class Dispatcher:
                     lengths=part.lengths,
                     first_row=part.first_row,
                     weight=flight.weight,
+                    row_weights=flight.weights_of(part.first_row, len(part.lengths)),
                     closes_step=part.closes_step,
                     update=update,
                     discard=discard,

@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.data.weights import relative_weights, weighted_sum
 from mlora_worker.protocol import Evaluation, EvaluationRecord
 from mlora_worker.storage.checkpoint import EvaluationProgress, Fact
 
@@ -55,6 +56,8 @@ class Assessment:
     step: int
     left: list[tuple[int, ...]]  # microbatches that have not entered yet, the next one last; indices of rows
     supervised: int
+    weighted: float  # supervised tokens, each as its row weighs
+    row_weights: tuple[float, ...] | None = None  # of all rows, the largest 1; None: all are 1
     outstanding: int = 0
     loss_sum: float = 0.0
     correct: float = 0.0
@@ -72,13 +75,13 @@ class Assessment:
 
     def record(self) -> EvaluationRecord | None:
         """None when the loss is no number."""
-        loss = self.loss_sum / self.supervised
+        loss = self.loss_sum / self.weighted
         if not math.isfinite(loss):
             return None
         return EvaluationRecord(
             step=self.step,
             loss=loss,
-            token_accuracy=self.correct / self.supervised,
+            token_accuracy=self.correct / self.weighted,
             tokens=self.supervised,
         )
 
@@ -86,15 +89,18 @@ class Assessment:
 def assessment(rows: Sequence[TokenRow], step: int, budget: int) -> Assessment:
     """``budget``: most tokens of a microbatch; a longer row travels alone."""
     cut: list[list[int]] = []
-    tokens = supervised = 0
+    tokens = 0
+    counts = []
     for index, row in enumerate(rows):
         if not cut or tokens + len(row.ids) > budget:
             cut.append([])
             tokens = 0
         cut[-1].append(index)
         tokens += len(row.ids)
-        supervised += int(np.count_nonzero(row.labels >= 0))
-    return Assessment(step, [tuple(part) for part in reversed(cut)], supervised)
+        counts.append(int(np.count_nonzero(row.labels >= 0)))
+    weights = relative_weights(rows)
+    left = [tuple(part) for part in reversed(cut)]
+    return Assessment(step, left, sum(counts), weighted_sum(counts, weights), weights)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ All that can be wrong with a task's input is found here, before it takes a place
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,7 @@ def prepare_task(
             reading.source(store, task.storage),
             base.facts.max_positions,
             text=task.dataset_text,
+            template=task.chat_template,
             cache=reading.cache(task.namespace),
         )
 
@@ -92,6 +94,8 @@ def prepare_task(
     facts = fingerprint_of(
         task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
     )
+    if task.chat_template is not None:
+        facts["dataset.chatTemplate"] = hashlib.sha256(task.chat_template.encode()).hexdigest()
     if evaluation is not None:
         facts |= evaluation.facts()
     if initial is not None:

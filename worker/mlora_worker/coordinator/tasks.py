@@ -31,6 +31,7 @@ from mlora_worker.coordinator.trials import Charge
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.schedule import learning_rate
+from mlora_worker.data.weights import relative_weights, weighted_sum
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.protocol import (
     AdapterInfo,
@@ -80,6 +81,8 @@ class StepInFlight:
     rows: tuple[int, ...]  # indices into the prepared rows
     supervised: int
     tokens: int
+    weighted: float  # supervised tokens, each as its row weighs
+    row_weights: tuple[float, ...] | None = None  # of its rows, the largest 1; None: all are 1
     issued: float | None = None  # monotonic seconds: when its first microbatch was
     loss_sum: float = 0.0
     squared_norm: float = 0.0
@@ -95,7 +98,11 @@ class StepInFlight:
     @property
     def weight(self) -> float:
         """Factor that makes a mean over the step's supervised tokens of a sum."""
-        return 1.0 / self.supervised if self.supervised else 0.0
+        return 1.0 / self.weighted if self.weighted else 0.0
+
+    def weights_of(self, first: int, count: int) -> tuple[float, ...] | None:
+        """Of ``count`` of its rows, from row ``first`` on."""
+        return None if self.row_weights is None else self.row_weights[first : first + count]
 
 
 @dataclass(slots=True)
@@ -270,11 +277,16 @@ class TaskRun:
             assert self.prepared is not None
             step = self.steps_done + 1
             rows = self.prepared.steps.rows_of_step(step)
+            held = [self.prepared.rows[row] for row in rows]
+            counts = [int(np.count_nonzero(row.labels >= 0)) for row in held]
+            weights = relative_weights(held)
             self.in_flight = StepInFlight(
                 step=step,
                 rows=rows,
-                supervised=sum(int(np.count_nonzero(self.prepared.rows[row].labels >= 0)) for row in rows),
-                tokens=sum(len(self.prepared.rows[row].ids) for row in rows),
+                supervised=sum(counts),
+                tokens=sum(len(row.ids) for row in held),
+                weighted=weighted_sum(counts, weights),
+                row_weights=weights,
             )
         return self.in_flight
 
@@ -347,7 +359,9 @@ class TaskRun:
         """The step came back void: the same rows again. The update before it was applied, so this alone is discarded."""
         flight = self.in_flight
         assert flight is not None
-        self.in_flight = StepInFlight(flight.step, flight.rows, flight.supervised, flight.tokens)
+        self.in_flight = StepInFlight(
+            flight.step, flight.rows, flight.supervised, flight.tokens, flight.weighted, flight.row_weights
+        )
         self.discard = True
 
     def progress(self) -> Progress:

@@ -10,6 +10,7 @@ after the last answer teach nothing and are cut; or a ``Text``.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ def read_rows(
         try:
             if isinstance(value, Flaw):
                 raise _Invalid(value.told)
+            weight = _weight(value, fields.weight)
             found = read(value, fields)
         except _Invalid as flaw:
             flaws.append(f"{unit} {number}: {str(flaw)[:_LONGEST_FLAW]}")
@@ -68,10 +70,12 @@ def read_rows(
             continue
         if isinstance(found, Drop):
             yield Dropped(number, found)
+        elif not weight:
+            yield Dropped(number, Drop.ZERO_WEIGHT)
         elif isinstance(found, str):
-            yield Text(number, found)
+            yield Text(number, found, weight)
         else:
-            yield Chat(number, found)
+            yield Chat(number, found, weight)
     if flaws:
         more = " (and perhaps more)" if len(flaws) == MOST_ERRORS else ""
         raise DataError(FailureReason.INVALID_ROW, f"{source} has invalid rows{more}: " + "; ".join(flaws))
@@ -131,6 +135,11 @@ _READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str |
 
 def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
     """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
+    weight = () if fields.weight is None else (fields.weight,)
+    return _columns_of(format, fields) + weight
+
+
+def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
     match format:
         case DatasetFormat.PROMPT_COMPLETION:
             return fields.prompt, fields.completion
@@ -216,6 +225,24 @@ def _optional_text(row: Row, name: str) -> str:
         return ""
     text = _text(value, f"column {name!r}")
     return text if text.strip() else ""
+
+
+def _weight(row: Row, name: str | None) -> float:
+    """A number, or a text that is one as CSV has it."""
+    if name is None:
+        return 1.0
+    value = _column(row, name, "weight")
+    try:
+        weight = (
+            float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+        )
+    except (ValueError, OverflowError):
+        weight = None
+    if weight is None:
+        raise _Invalid(f"column {name!r} is {_kind(value)}, not a number to weigh the row by")
+    if not math.isfinite(weight) or weight < 0:
+        raise _Invalid(f"column {name!r} is {weight}; a weight is 0 or more, and finite")
+    return weight
 
 
 def _column(row: Row, name: str, field: str) -> Any:

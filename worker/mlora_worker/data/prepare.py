@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from mlora_worker.data.cache import RowCache, key_of, tokenizer_hash
 from mlora_worker.data.dataset_files import DatasetFiles
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.rows import Drop
+from mlora_worker.data.sandbox import InvalidTemplate
 from mlora_worker.data.selection import select
 from mlora_worker.data.tally import Tally, nothing_left, selected_counts
 from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
@@ -43,20 +45,22 @@ def prepare(
     max_positions: int,
     *,
     text: str | None = None,
+    template: str | None = None,
     cache: RowCache | None = None,
     most_rows: int | None = None,
 ) -> Prepared:
     """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes.
 
-    ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``cache``: where tokenised rows are kept, and looked for
-    first; without it they are in memory. ``most_rows``: stop after so many rows, to look at a large file.
+    ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
+    ``cache``: where tokenised rows are kept, and looked for first; without it they are in memory. ``most_rows``: stop
+    after so many rows, to look at a large file.
 
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
     when a file cannot be read.
     """
-    encoder = _checked_encoder(dataset, training, tokenizer, max_positions)
+    encoder = _checked_encoder(dataset, training, tokenizer, max_positions, template)
     files = DatasetFiles(dataset, source, text, most_rows)
-    rows, counts = _usable(files, encoder, training, tokenizer, cache)
+    rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template), cache)
     if not len(rows):
         raise nothing_left(files.name, counts)
     chosen = select(len(rows), dataset, training.seed)
@@ -72,25 +76,36 @@ def prepare(
     )
 
 
-def _checked_encoder(dataset: Dataset, training: Training, tokenizer: Any, max_positions: int) -> ChatEncoder:
+def _renderer_hash(tokenizer: Any, template: str | None) -> str:
+    """Of all that turns conversations into tokens."""
+    own = tokenizer_hash(tokenizer)
+    return own if template is None else f"{own} {hashlib.sha256(template.encode()).hexdigest()}"
+
+
+def _checked_encoder(
+    dataset: Dataset, training: Training, tokenizer: Any, max_positions: int, template: str | None
+) -> ChatEncoder:
     try:
         check_length(max_positions, training)
     except Misfit as error:
         raise DataError(error.reason, str(error)) from None
-    encoder = ChatEncoder(tokenizer, dataset.supervised)
+    try:
+        encoder = ChatEncoder(tokenizer, dataset.supervised, template)
+    except InvalidTemplate as error:
+        raise DataError(FailureReason.INVALID_SPEC, f"dataset.chatTemplate: {error}") from None
     if dataset.format is DatasetFormat.TEXT:
         encoder.check_plain()
     elif dataset.format is not DatasetFormat.PROMPT_COMPLETION and not encoder.has_template:
         raise DataError(
             FailureReason.INVALID_SPEC,
             f"dataset.format is {dataset.format.value}, but the base model's tokenizer has no chat template; use "
-            "promptCompletion, or a base model with a template",
+            "promptCompletion, a base model with a template, or dataset.chatTemplate",
         )
     return encoder
 
 
 def _usable(
-    files: DatasetFiles, encoder: ChatEncoder, training: Training, tokenizer: Any, cache: RowCache | None
+    files: DatasetFiles, encoder: ChatEncoder, training: Training, renderer: str, cache: RowCache | None
 ) -> tuple[TokenRows, DataCounts]:
     """Every row that can be trained on, whatever is chosen of them later."""
     if cache is None:
@@ -99,7 +114,7 @@ def _usable(
     key = None
     if versions is not None:
         lengths = [training.max_seq_length, training.overlong.value]
-        key = key_of(versions, tokenizer_hash(tokenizer), [files.options(), *lengths])
+        key = key_of(versions, renderer, [files.options(), *lengths])
         kept = cache.find(key)
         if kept is not None:
             return kept.rows, kept.counts
@@ -124,7 +139,7 @@ def _tokenised(
                     if isinstance(made, Drop):
                         tally.drop(made, line)
                         continue
-                    writer.add(made.ids, made.supervised, made.labels, made.count)
+                    writer.add(made.ids, made.supervised, made.labels, made.count, made.weight)
                     tally.use(truncated=made.truncated)
                     if tally.used == files.most_used:
                         break
@@ -143,6 +158,7 @@ class _Learnable:
     labels: npt.NDArray[np.int32]
     count: int  # of labels that are tokens
     truncated: bool
+    weight: float
 
 
 def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable | Drop:
@@ -168,7 +184,7 @@ def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable 
     count = int(np.count_nonzero(supervised[1:]))
     if not count:
         return Drop.NO_SUPERVISED_TOKENS
-    return _Learnable(ids, supervised, labels, count, length > limit)
+    return _Learnable(ids, supervised, labels, count, length > limit, row.weight)
 
 
 def _end_of(

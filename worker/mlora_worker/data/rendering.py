@@ -1,4 +1,4 @@
-"""A tokenizer's chat template, applied to many conversations."""
+"""A chat template, the tokenizer's or a task's own, applied to many conversations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mlora_worker.data.rows import Turn
+from mlora_worker.data.sandbox import TaskTemplate
 
 Turns = Sequence[Turn]
 
@@ -19,10 +20,15 @@ class Refused(Exception):
 
 class ChatTemplate:
     """What ``tokenizer.apply_chat_template`` renders. That checks and copies each message before, which takes half as long
-    again as the rendering: so the compiled template (in transformers' own sandbox) is called at once."""
+    again as the rendering: so the compiled template (in transformers' own sandbox) is called at once.
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._template = _compile_jinja_template(tokenizer.get_chat_template())
+    ``own``: another template than the tokenizer's, with bounds (``sandbox``). Raises InvalidTemplate for one that is none.
+    """
+
+    def __init__(self, tokenizer: Any, own: str | None = None) -> None:
+        self._template: Any = (
+            TaskTemplate(own) if own is not None else _compile_jinja_template(tokenizer.get_chat_template())
+        )
         self._named = dict(tokenizer.special_tokens_map)
 
     def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:

@@ -31,6 +31,7 @@ class Drop(StrEnum):
     TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
     REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
     TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
+    ZERO_WEIGHT = "ZeroWeight"  # its weight is 0
     TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
     NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off
 
@@ -44,6 +45,7 @@ class Turn(NamedTuple):
 class Chat:
     line: int  # 1-based; of the row, where a file has no lines
     turns: tuple[Turn, ...]  # the last is an assistant's
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class Text:
 
     line: int
     text: str
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ _ADVICE = {
     Drop.REASONING: "put an answer's thoughts into its content, written as the model writes them",
     Drop.TEMPLATE_MISMATCH: "the chat template does not show which tokens are the answer; "
     "without a template, let prompts end without white space and completions begin with it",
+    Drop.ZERO_WEIGHT: "all weights are 0: check dataset.fields.weight",
     Drop.TOO_LONG: "raise training.maxSeqLength or set training.overlong to truncate",
     Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts every answer off: raise it",
 }

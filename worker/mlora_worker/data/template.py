@@ -50,6 +50,7 @@ class Encoded:
     line: int
     ids: npt.NDArray[np.int32]  # [tokens]
     supervised: npt.NDArray[np.bool_]  # [tokens]
+    weight: float = 1.0
 
 
 class Answer(NamedTuple):
@@ -64,6 +65,7 @@ class Rendered(NamedTuple):
     text: str
     answers: tuple[Answer, ...]  # that are supervised; none: the whole text is
     closed: bool  # the template begins and ends it; else the tokenizer's own tokens do
+    weight: float = 1.0
 
 
 class _Closing(NamedTuple):
@@ -86,14 +88,20 @@ class RowRefused(Exception):
 
 
 class ChatEncoder:
-    """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared."""
+    """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared.
 
-    def __init__(self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS) -> None:
+    ``template``: the task's own, in the place of the tokenizer's. Raises InvalidTemplate for one that is none.
+    """
+
+    def __init__(
+        self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS, template: str | None = None
+    ) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._eos = tokenizer.eos_token_id
         self.bos: int | None = tokenizer.bos_token_id
         self._train_on = train_on
-        self._template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
+        has_one = template is not None or tokenizer.chat_template
+        self._template = ChatTemplate(tokenizer, template) if has_one else None
         cutters = cutters_of(self._backend)
         self._prefixes = PrefixProof(cutters, self._encodings)
         self._beginning = SharedBeginning(cutters, self._encodings)
@@ -179,7 +187,7 @@ class ChatEncoder:
             if self._train_on is TrainOn.EVERYTHING:
                 supervised[: last + 1] = True
         if row.closed:
-            return Encoded(row.line, ids, supervised)
+            return Encoded(row.line, ids, supervised, row.weight)
         # The answer of a plain row is always its end. What the tokenizer puts in front is nobody's to learn.
         bos = np.array(
             [] if ids[: len(self._before_text)].tolist() == self._before_text else self._before_text, np.int32
@@ -188,6 +196,7 @@ class ChatEncoder:
             row.line,
             np.concatenate([bos, ids, np.array([self._eos], np.int32)]),
             np.concatenate([np.zeros(len(bos), np.bool_), supervised, np.ones(1, np.bool_)]),
+            row.weight,
         )
 
     def _prove(self, chat: Chat, template: ChatTemplate) -> Rendered | Drop:
@@ -213,7 +222,7 @@ class ChatEncoder:
             if answer is None:
                 return Drop.TEMPLATE_MISMATCH
             answers.append(answer)
-        return Rendered(chat.line, text, tuple(answers), True)
+        return Rendered(chat.line, text, tuple(answers), True, chat.weight)
 
     def _answer(
         self, template: ChatTemplate, turns: Sequence[Turn], prompt: str, through: str, text: str
@@ -257,10 +266,10 @@ class ChatEncoder:
     def _plain(self, row: Chat | Text) -> Rendered:
         """A text, or a prompt and its completion, without a template."""
         if isinstance(row, Text):
-            return Rendered(row.line, row.text, (), False)
+            return Rendered(row.line, row.text, (), False, row.weight)
         prompt, completion = (turn.content for turn in row.turns)
         text = prompt + completion
-        return Rendered(row.line, text, (Answer(prompt, len(text)),), False)
+        return Rendered(row.line, text, (Answer(prompt, len(text)),), False, row.weight)
 
     def _ids_before_text(self) -> list[int]:
         """What the tokenizer puts before a text of its own accord: its bos token, or nothing."""

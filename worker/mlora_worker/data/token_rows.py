@@ -5,6 +5,7 @@ A folder holds, for n rows of t tokens together, all little-endian:
 ``learnt.u1``      [t]  1 where the model shall learn to write that token
 ``ends.i8``        [n]  where each row ends in the two above
 ``supervised.i4``  [n]  labels of each row
+``weights.f8``     [n]  weight of each row; a folder without it has all 1
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,9 @@ from mlora_worker.protocol import FailureReason
 IGNORED = -100  # label of a position that is not supervised
 
 _IDS, _LEARNT, _ENDS, _SUPERVISED = "ids.i4", "learnt.u1", "ends.i8", "supervised.i4"
-_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4  # on disk
+_WEIGHTS = "weights.f8"
+_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8  # on disk
+_WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
 
@@ -39,6 +43,7 @@ class TokenRow:
 
     ids: npt.NDArray[np.int32]  # [tokens]
     labels: npt.NDArray[np.int32]  # [tokens]
+    weight: float = 1.0  # of its loss
 
 
 def labels_of(ids: npt.NDArray[np.int32], supervised: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
@@ -59,11 +64,14 @@ class TokenRows(Sequence[TokenRow]):
         supervised: npt.NDArray[np.int32],
         digest: str | None = None,
         chosen: npt.NDArray[np.intp] | None = None,
+        weights: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        """See the module for the arrays. ``digest`` is that of all rows; ``chosen`` are those that count, in order."""
+        """See the module for the arrays; without ``weights`` all are 1. ``digest`` is that of all rows; ``chosen`` are
+        those that count, in order."""
         self._ids, self._learnt, self._ends, self._supervised = ids, learnt, ends, supervised
         self._digest = digest
         self._chosen = chosen
+        self._weights = weights
 
     def __len__(self) -> int:
         return len(self._ends) if self._chosen is None else len(self._chosen)
@@ -80,7 +88,8 @@ class TokenRows(Sequence[TokenRow]):
         row = place % len(self) if self._chosen is None else int(self._chosen[place])
         cut = slice(int(self._ends[row - 1]) if row else 0, int(self._ends[row]))
         ids = self._ids[cut]
-        return TokenRow(ids, labels_of(ids, self._learnt[cut]))
+        weight = 1.0 if self._weights is None else float(self._weights[row])
+        return TokenRow(ids, labels_of(ids, self._learnt[cut]), weight)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -100,11 +109,13 @@ class TokenRows(Sequence[TokenRow]):
     def chosen(self, rows: npt.NDArray[np.intp]) -> TokenRows:
         """Some of these rows, in this order, of the same memory."""
         kept = rows if self._chosen is None else self._chosen[rows]
-        return TokenRows(self._ids, self._learnt, self._ends, self._supervised, self._digest, kept)
+        return TokenRows(
+            self._ids, self._learnt, self._ends, self._supervised, self._digest, kept, self._weights
+        )
 
 
 def rows_digest(rows: Iterable[TokenRow]) -> str:
-    """SHA-256 over the tokens and labels of all rows, each with its length in front."""
+    """SHA-256 over the tokens and labels of all rows, each with its length in front; and over weights other than 1."""
     digest = RowsDigest()
     for row in rows:
         digest.add(row)
@@ -119,6 +130,8 @@ class RowsDigest:
         self._digest.update(len(row.ids).to_bytes(8, "little"))
         self._digest.update(row.ids.astype("<i4", copy=False).tobytes())
         self._digest.update(row.labels.astype("<i4", copy=False).tobytes())
+        if row.weight != 1.0:
+            self._digest.update(_WEIGHT_FOLLOWS + _bytes_of(row.weight))
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -133,6 +146,7 @@ class RowWriter(Protocol):
         learnt: npt.NDArray[np.bool_],
         labels: npt.NDArray[np.int32],
         count: int,
+        weight: float = 1.0,
     ) -> None:
         """``learnt``: whether a token is supervised; ``labels`` follow from it, and ``count`` of them are tokens."""
         ...
@@ -147,6 +161,7 @@ class MemoryWriter:
         self._ids: list[npt.NDArray[np.int32]] = []
         self._learnt: list[npt.NDArray[np.bool_]] = []
         self._supervised: list[int] = []
+        self._weights: list[float] = []
 
     def add(
         self,
@@ -154,11 +169,13 @@ class MemoryWriter:
         learnt: npt.NDArray[np.bool_],
         labels: npt.NDArray[np.int32],
         count: int,
+        weight: float = 1.0,
     ) -> None:
         del labels
         self._ids.append(ids.copy())
         self._learnt.append(learnt.copy())
         self._supervised.append(count)
+        self._weights.append(weight)
 
     def finish(self) -> TokenRows:
         ends = np.cumsum([len(one) for one in self._ids], dtype=np.int64)
@@ -167,6 +184,7 @@ class MemoryWriter:
             np.concatenate(self._learnt) if self._learnt else np.empty(0, np.bool_),
             ends,
             np.array(self._supervised, np.int32),
+            weights=_unless_all_one(np.array(self._weights, np.float64)),
         )
 
 
@@ -179,7 +197,7 @@ class FolderWriter:
         self.folder = folder
         self._most_bytes = most_bytes
         self._rows = 0
-        self._files = [_private(folder / name) for name in (_IDS, _LEARNT, _ENDS, _SUPERVISED)]
+        self._files = [_private(folder / name) for name in (_IDS, _LEARNT, _ENDS, _SUPERVISED, _WEIGHTS)]
         self._digest = RowsDigest()
         self._end = 0
 
@@ -189,6 +207,7 @@ class FolderWriter:
         learnt: npt.NDArray[np.bool_],
         labels: npt.NDArray[np.int32],
         count: int,
+        weight: float = 1.0,
     ) -> None:
         self._end += len(ids)
         self._rows += 1
@@ -199,12 +218,13 @@ class FolderWriter:
                 f"that rows may take, which its first {self._rows - 1} rows fill: set dataset.limit to fewer rows (without "
                 "dataset.shuffleSeed, which needs them all), or have the worker's row cache made larger",
             )
-        tokens, marks, ends, supervised = self._files
+        tokens, marks, ends, supervised, weights = self._files
         tokens.write(ids.astype("<i4", copy=False).data)
         marks.write(learnt.view(np.uint8).data)
         ends.write(self._end.to_bytes(8, "little"))
         supervised.write(count.to_bytes(4, "little"))
-        self._digest.add(TokenRow(ids, labels))
+        weights.write(_bytes_of(weight))
+        self._digest.add(TokenRow(ids, labels, weight))
 
     def finish(self) -> TokenRows:
         for file in self._files:
@@ -222,16 +242,26 @@ def open_rows(folder: Path, digest: str) -> TokenRows:
     """Maps what a ``FolderWriter`` wrote. Raises OSError or ValueError when it is not whole."""
     ends: npt.NDArray[np.int64] = np.fromfile(folder / _ENDS, "<i8")
     tokens = int(ends[-1]) if len(ends) else 0
+    weights = np.fromfile(folder / _WEIGHTS, "<f8") if (folder / _WEIGHTS).exists() else None
     rows = TokenRows(
         _mapped(folder / _IDS, "<i4", tokens),
         _mapped(folder / _LEARNT, "?", tokens),
         ends,
         np.fromfile(folder / _SUPERVISED, "<i4"),
         digest,
+        weights=None if weights is None else _unless_all_one(weights),
     )
-    if len(rows.supervised) != len(ends):
+    if len(rows.supervised) != len(ends) or (weights is not None and len(weights) != len(ends)):
         raise ValueError(f"{folder} is not whole")
     return rows
+
+
+def _unless_all_one(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+    return None if bool((weights == 1.0).all()) else weights
+
+
+def _bytes_of(weight: float) -> bytes:
+    return struct.pack("<d", weight)
 
 
 def _mapped(path: Path, kind: str, count: int) -> npt.NDArray[Any]:

@@ -31,13 +31,15 @@ def segment_losses(
     norm: Callable[[Tensor], Tensor],
     head_weight: Tensor,
     logit_cap: float | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``.
 
     hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory: the
     target at each position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in
-    order. head_weight [vocabulary, size]. logit_cap: logits become ``cap * tanh(logits / cap)``. A segment without
-    supervised positions has loss 0 and gradient 0.
+    order. head_weight [vocabulary, size]. logit_cap: logits become ``cap * tanh(logits / cap)``. weights [tokens] float64,
+    in the host's memory: what each position's cross entropy is multiplied by; None: nothing. A segment without supervised
+    positions has loss 0 and gradient 0.
 
     Which positions are supervised is found out on the host, where the labels are: shapes that depended on what
     a GPU holds would stop the host until the GPU has come so far.
@@ -58,6 +60,7 @@ def segment_losses(
         counts,
         max(_FEWEST_ROWS, logits // head_weight.shape[0]),
         logit_cap,
+        None if weights is None else to_device(weights[positions], device),
     )
     return losses
 
@@ -79,6 +82,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         counts: Sequence[int],
         chunk: int,
         logit_cap: float | None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         head = head_weight.to(product_dtype(normed.dtype, normed.device))
         gradient = torch.empty_like(normed)
@@ -90,7 +94,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             losses[start:stop], gradient[start:stop] = _chunk(
                 normed[start:stop], head, targets[start:stop], logit_cap
             )
-        ctx.save_for_backward(gradient, owners)
+        ctx.save_for_backward(gradient, owners, weights)
+        if weights is not None:
+            losses = losses * weights
         sums = torch.zeros(len(counts), dtype=torch.float64, device=normed.device)
         # One sum per segment, over its own positions: the order of addition knows nothing of neighbours.
         for index, own in enumerate(torch.split(losses, list(counts))):
@@ -99,9 +105,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, owners = ctx.saved_tensors
-        factors = grad_outputs[0].to(gradient.dtype)[owners]
-        return gradient * factors[:, None], None, None, None, None, None, None
+        gradient, owners, weights = ctx.saved_tensors
+        if weights is None:
+            factors = grad_outputs[0].to(gradient.dtype)[owners]
+            return gradient * factors[:, None], None, None, None, None, None, None, None
+        # Rounded to the gradient's type once, at the end.
+        exact = (grad_outputs[0][owners] * weights).to(torch.promote_types(gradient.dtype, torch.float32))
+        weighted = torch.mul(gradient, exact[:, None], out=torch.empty_like(gradient))
+        return weighted, None, None, None, None, None, None, None
 
 
 def _chunk(

@@ -21,9 +21,10 @@ def scores(
     norm: Callable[[Tensor], Tensor],
     head_weight: Tensor,
     logit_cap: float | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """[2] float64: over all supervised positions, the sum of cross entropies, and the number of those whose target is the
-    most likely token.
+    most likely token; each counted as it weighs where there are ``weights`` [tokens] float64, in the host's memory.
 
     hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory, ``IGNORED`` where
     nothing is predicted. head_weight [vocabulary, size]. Logits exist for a chunk of positions at a time, as in training.
@@ -32,6 +33,7 @@ def scores(
     device = hidden.device
     normed = norm(hidden.index_select(0, to_device(positions, device)))
     targets = to_device(labels[positions], device)
+    heavy = None if weights is None else to_device(weights[positions], device)
     head = head_weight.to(product_dtype(normed.dtype, device))
     most = CHUNK_LOGITS_CUDA if device.type == "cuda" else CHUNK_LOGITS
     chunk = max(FEWEST_LOSS_ROWS, most // head.shape[0])
@@ -43,6 +45,9 @@ def scores(
             logits = (logits / logit_cap).tanh() * logit_cap
         wanted = targets[start : start + chunk]
         losses = logits.logsumexp(dim=1) - logits.gather(1, wanted[:, None]).squeeze(1)
+        right = logits.argmax(dim=1) == wanted
+        if heavy is not None:
+            losses, right = (one * heavy[start : start + chunk] for one in (losses, right))
         sums[0] += losses.sum(dtype=torch.float64)
-        sums[1] += (logits.argmax(dim=1) == wanted).sum()
+        sums[1] += right.sum()
     return sums

@@ -128,10 +128,18 @@ class Stage:
                 groups[id(x)].append(path)
         return tuple(map(tuple, groups.values()))
 
-    def losses(self, hidden: Tensor, labels: Tensor, segment_tokens: tuple[int, ...]) -> Tensor:
-        """[segments] float64: sums of cross entropies over each segment's supervised positions."""
+    def losses(
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        segment_tokens: tuple[int, ...],
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        """[segments] float64: sums of cross entropies over each segment's supervised positions; see ``segment_losses``."""
         assert self.head_weight is not None
-        return segment_losses(hidden, labels, segment_tokens, self.normed, self.head_weight, self.logit_cap)
+        return segment_losses(
+            hidden, labels, segment_tokens, self.normed, self.head_weight, self.logit_cap, weights
+        )
 
     def normed(self, hidden: Tensor) -> Tensor:
         """What the head multiplies; a factor of the logits is one of its input."""

@@ -7,7 +7,7 @@ its backward; the engine refuses anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -234,7 +234,9 @@ class StageEngine:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
         assert labels is not None
-        losses = stage.losses(output, labels, tuple(s.tokens for s in item.segments))
+        losses = stage.losses(
+            output, labels, tuple(s.tokens for s in item.segments), position_weights(item.segments)
+        )
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
         self._flights[item.number] = _Flight(source, losses.sum(), item.segments, tasks)
         return Forwarded(losses=losses.detach())
@@ -263,7 +265,10 @@ class StageEngine:
         assert labels is not None
         assert stage.norm is not None
         assert stage.head_weight is not None
-        return Evaluated(scores=scores(output, labels, stage.normed, stage.head_weight, stage.logit_cap))
+        weights = position_weights([segment.model_copy(update={"row_weights": item.row_weights})])
+        return Evaluated(
+            scores=scores(output, labels, stage.normed, stage.head_weight, stage.logit_cap, weights)
+        )
 
     @torch.no_grad()
     def logits(self, item: Train, token_ids: Tensor) -> Tensor:
@@ -374,3 +379,14 @@ def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Ma
             view.copy_(state[prefix + name])
     adapter.refresh()
     optimizer.restore(updates, flats[1], flats[2])
+
+
+def position_weights(segments: Sequence[Segment]) -> Tensor | None:
+    """[tokens] float64 in the host's memory: of each position, the weight of its row; None when all weigh the same."""
+    if all(segment.row_weights is None for segment in segments):
+        return None
+    weights = [
+        weight for segment in segments for weight in segment.row_weights or (1.0,) * len(segment.lengths)
+    ]
+    lengths = [length for segment in segments for length in segment.lengths]
+    return torch.repeat_interleave(torch.tensor(weights, dtype=torch.float64), torch.tensor(lengths))

@@ -43,6 +43,7 @@ WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 CARD_NAME = "README.md"
 HISTORY_NAME = "history.jsonl"
+TEMPLATE_NAME = "chat_template.jinja"  # as transformers names it
 
 _NAMED_OFFENDERS = 5
 
@@ -190,9 +191,10 @@ def publish_adapter(
     for name, content in (
         (CONFIG_NAME, (json.dumps(dict(config), indent=2, allow_nan=False) + "\n").encode()),
         (CARD_NAME, card.encode()),
+        (TEMPLATE_NAME, (task.chat_template or "").encode()),
         (HISTORY_NAME, history),
     ):
-        if not content:  # a task that has no history
+        if not content:  # a task that has none
             continue
         files.append(ManifestFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
         store.write(join(output_uri, name), content)

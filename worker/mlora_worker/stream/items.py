@@ -32,7 +32,8 @@ class Segment(Message):
     step: int  # 1-based optimizer step to which the gradients belong
     lengths: tuple[int, ...]  # tokens of each row
     first_row: int  # ordinal of the first row within the whole step: dropout masks depend on it, not on the splitting
-    weight: float  # 1 / supervised tokens of the whole step; 0 when it has none
+    weight: float  # 1 / supervised tokens of the whole step, each as its row weighs; 0 when it has none
+    row_weights: tuple[float, ...] | None = None  # of each row's loss, at most 1; None: all are 1
     closes_step: (
         bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
     )
@@ -65,6 +66,7 @@ class Evaluate(Message):
     number: int
     task: str  # uid
     lengths: tuple[int, ...]  # tokens of each row
+    row_weights: tuple[float, ...] | None = None  # as of a segment
     update: Update | None = None  # of the last step, to be applied before
 
     @property

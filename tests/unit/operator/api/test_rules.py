@@ -40,6 +40,22 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
 }
 
 BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "two chat templates": (
+        {
+            "dataset": {
+                "uri": "s3://data/a.jsonl",
+                "chatTemplate": "x",
+                "chatTemplateRef": {"name": "a", "key": "b"},
+            }
+        },
+        "dataset",
+        "only one of chatTemplate and chatTemplateRef",
+    ),
+    "a chat template for a text": (
+        {"dataset": {"uri": "s3://data/a.jsonl", "format": "text", "chatTemplate": "x"}},
+        "dataset",
+        "leave chatTemplate out",
+    ),
     "all-linear beside a name": (
         {"lora": {"targetModules": ["q_proj", "all-linear"]}},
         "lora",
@@ -53,6 +69,10 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
+    "a data set for a base model": (
+        {"model": {"name": "m", "uri": "hf://datasets/acme/rows"}},
+        "must be no data set: write hf://OWNER/NAME",
+    ),
     "Selector without labels": ({"allowedNamespaces": {"from": "Selector"}}, "needs at least one label"),
     "Selector with no label": (
         {"allowedNamespaces": {"from": "Selector", "selector": {}}},

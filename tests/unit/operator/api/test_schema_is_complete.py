@@ -88,5 +88,5 @@ def test_without_a_cluster_the_words_are_the_same() -> None:
     with pytest.raises(ValidationError) as caught:
         LoRAPipelineSpec.model_validate({"model": {"name": "m", "uri": "/models"}, "idleTimeout": "soon"})
     told = describe(caught.value, "spec")
-    assert "spec.model.uri: must be an address such as s3://bucket/prefix (got '/models')" in told
+    assert "spec.model.uri: must be a folder such as s3://bucket/prefix" in told
     assert "spec.idleTimeout: must be a duration such as 90s, 10m or 1h30m (got 'soon')" in told

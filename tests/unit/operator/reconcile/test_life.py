@@ -388,7 +388,9 @@ async def test_rows_of_a_late_config_map_are_sent_as_they_were_when_it_was_read_
 async def test_a_chat_template_of_a_config_map_is_sent_as_it_was_read_first(stage: Stage) -> None:
     stage.add(dataset={"chatTemplateRef": {"name": "templates", "key": "bot"}})
     await stage.until("Rejected")
-    assert stage.world.accepted()["message"].startswith("spec.dataset.chatTemplateRef: no ConfigMap templates")
+    assert stage.world.accepted()["message"].startswith(
+        "spec.dataset.chatTemplateRef: no ConfigMap templates"
+    )
     stage.world.config_maps[Key("team-a", "templates")] = {"bot": "{{ messages }}"}
     await stage.until("Training")
     stage.world.config_maps[Key("team-a", "templates")] = {"bot": "changed"}

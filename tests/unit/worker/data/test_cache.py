@@ -163,7 +163,8 @@ def test_a_data_set_that_is_larger_than_the_cache_fails_alone_and_leaves_nothing
 ) -> None:
     first = run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"), limit=20)
     (folder,) = (tmp_path / "rows").glob("*/*")
-    size = sum((folder / name).stat().st_size for name in ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4"))
+    names = ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4", "weights.f8")
+    size = sum((folder / name).stat().st_size for name in names)
     for room in (size, size - 1):
         cache = RowCache(tmp_path / f"rows-{room}", "team-b", most_bytes=room)
         with pytest.raises(DataError, match=r"which its first \d+ rows fill: set dataset\.limit") as caught:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,43 @@ def test_losses_and_gradients_equal_cross_entropy(
     )
 
 
+def heavy() -> Tensor:
+    return torch.rand(sum(SEGMENTS), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def test_weights_multiply_each_positions_loss_and_gradient() -> None:
+    hidden, labels, norm, weight = example()
+    weights = heavy()
+    found = segment_losses(hidden, labels, SEGMENTS, norm, weight, None, weights)
+    losses = cross_entropy(norm(hidden) @ weight.T, labels, ignore_index=IGNORED, reduction="none")
+    wanted = torch.stack([part.sum() for part in (losses * weights).split(SEGMENTS)])
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    upstream = torch.tensor([0.5, 2.0, 3.0, -1.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, hidden, upstream, retain_graph=True),
+        torch.autograd.grad(wanted, hidden, upstream),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_weights_of_one_change_no_bit_and_a_gradient_in_bfloat16_is_rounded_once() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        hidden, labels, norm, weight = example(dtype)
+
+        def gradient(weights: Tensor | None) -> Tensor:
+            losses = segment_losses(hidden, labels, SEGMENTS, norm, weight, None, weights)  # noqa: B023
+            return torch.autograd.grad(losses.sum(), hidden)[0]  # noqa: B023
+
+        ones = torch.ones(sum(SEGMENTS), dtype=torch.float64)
+        assert torch.equal(gradient(ones), gradient(None))
+    saved = torch.randn(4, 3).bfloat16().requires_grad_()
+    context = SimpleNamespace(saved_tensors=(saved.detach(), torch.tensor([0, 0, 1, 1]), heavy()[:4]))
+    found, *_ = ChunkedCrossEntropy.backward(context, torch.ones(2, dtype=torch.float64))
+    assert found is not None
+    assert torch.equal(found, (saved.detach().float() * heavy()[:4].float()[:, None]).bfloat16())
+
+
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
     hidden, labels, _, weight = example(torch.float64)
@@ -59,6 +98,10 @@ def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
     arguments = (weight, labels[positions], owners, [3, 4, 0, 3], 16, cap)
     assert torch.autograd.gradcheck(
         lambda normed: ChunkedCrossEntropy.apply(normed, *arguments),
+        hidden[positions].detach().requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(
+        lambda normed: ChunkedCrossEntropy.apply(normed, *arguments, heavy()[positions]),
         hidden[positions].detach().requires_grad_(),
     )
 

@@ -339,6 +339,24 @@ def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task
     assert "history.jsonl" in [file.name for file in manifest.files]
 
 
+def test_a_tasks_own_chat_template_lies_beside_the_weights_and_is_part_of_its_work(
+    memory: Any, task: TaskPlan
+) -> None:
+    inline = task.model_copy(update={"dataset": task.dataset.model_copy(update={"chat_template": "{{ a }}"})})
+    named = task.model_copy(update={"template_text": "{{ b }}"})
+    for one, text in ((inline, b"{{ a }}"), (named, b"{{ b }}")):
+        publish(memory, one, SMALL)
+        assert memory.objects[f"{OUT}/chat_template.jinja"] == text
+        manifest = find_published(memory, OUT)
+        assert manifest is not None
+        assert "chat_template.jinja" in [file.name for file in manifest.files]
+        assert fingerprint(one) != fingerprint(task)
+    publish(memory, task, SMALL)
+    manifest = find_published(memory, OUT)
+    assert manifest is not None
+    assert "chat_template.jinja" not in [file.name for file in manifest.files]
+
+
 def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue(task: TaskPlan) -> None:
     same = task.model_copy(
         update={"priority": 9, "admitted": True, "storage": StorageAccess(endpoint="http://other")}

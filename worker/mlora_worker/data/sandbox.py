@@ -1,0 +1,238 @@
+"""A task's own chat template: what it may use, and how much work one rendering may be.
+
+It is rendered as transformers renders a model's template, in the same sandbox, with the same names. But it comes from
+somebody who shares the worker with others, so beyond that:
+
+1. Only filters and methods of texts are known whose result can be foreseen; templates cannot load others.
+2. Each step of a loop, each call, filter and text that is put together takes from the rendering's budget, by the size of
+   what it works on.
+3. No text may become longer than a multiple of the conversation.
+
+What is wrong is told with its line when the template is compiled, where that can be seen there. This bounds mistakes and
+simple abuse; it is no wall between tenants who must not share a processor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+LONGEST_TEMPLATE: Final = 65_536  # characters
+_LEAST_BUDGET: Final = 1_000_000  # units of work
+_CALL: Final = 10  # units of a call, which takes so much longer than a step of a loop
+_LEAST_TEXT: Final = 1_000_000  # characters of any text
+_TEXT_FACTOR: Final = 8  # and so many times the conversation's
+_CHARACTERS_A_UNIT: Final = 64
+_MOST_BITS: Final = 4096  # of a number
+
+_EACH, _JOINED = "__each", "__joined"
+_FILTERS: Final = frozenset(
+    """
+    abs attr capitalize count d default dictsort e escape first float groupby int items join last length list lower map max
+    min reject rejectattr replace reverse round safe select selectattr sort string sum title tojson trim unique upper
+    """.split()  # noqa: SIM905 - a list of names is read best so
+)
+_METHODS: Final = frozenset(
+    """
+    capitalize casefold count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric isspace istitle
+    isupper join lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split
+    splitlines startswith strip swapcase title upper
+    """.split()  # noqa: SIM905
+)
+
+
+class InvalidTemplate(Exception):
+    """``str(error)`` names the line."""
+
+
+class TaskTemplate:
+    """For one thread."""
+
+    def __init__(self, source: str) -> None:
+        """Raises InvalidTemplate."""
+        self._environment = _Limited(source)
+        try:
+            self._template: Template = self._environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InvalidTemplate(f"line {error.lineno}: {error.message}") from None
+        except (TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+            raise InvalidTemplate(f"cannot be compiled: {type(error).__name__}: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
+        """Raises TemplateError: the template's own refusal, a mistake in it, or more work than one rendering may be."""
+        self._environment.begin(sum(len(one["content"]) for one in messages))
+        try:
+            return self._template.render(messages=messages, **names)
+        except TemplateError:
+            raise
+        except RecursionError:
+            raise TemplateError("it calls itself without an end") from None
+        except Exception as error:  # whatever its expressions raise is a mistake in it
+            raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+class _Limited(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, source: str) -> None:
+        usual = _compile_jinja_template("").environment
+        super().__init__(
+            trim_blocks=usual.trim_blocks,
+            lstrip_blocks=usual.lstrip_blocks,
+            extensions=[type(one) for one in usual.extensions.values()],
+            finalize=self._shown,
+        )
+        self.globals.update({name: value for name, value in usual.globals.items() if name != "lipsum"})
+        self.globals.pop("lipsum", None)
+        self.globals.pop("cycler", None)
+        self.globals.pop("joiner", None)
+        known = {name: usual.filters[name] for name in _FILTERS}
+        self.filters = {name: self._charged(name, each) for name, each in known.items()}
+        self.filters |= {_EACH: self._each, _JOINED: self._joined}
+        self._step = 1 + len(source) // _CHARACTERS_A_UNIT  # a loop's body may write all of it
+        self._left, self._longest = _LEAST_BUDGET, _LEAST_TEXT
+
+    def begin(self, characters: int) -> None:
+        """A rendering of a conversation of so many."""
+        self._left = _LEAST_BUDGET + characters
+        self._longest = _LEAST_TEXT + _TEXT_FACTOR * characters
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for node in tree.find_all((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)):
+            raise TemplateSyntaxError("a chat template cannot load others", node.lineno)
+        for one in tree.find_all(nodes.Filter):
+            if one.name not in _FILTERS:
+                raise TemplateSyntaxError(
+                    f"the filter {one.name} is not among those that may be used", one.lineno
+                )
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = _filtered(loop.iter, _EACH)
+        _replace_concatenations(tree)
+        return tree
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        self = __self
+        self._spend(_CALL + self._step)
+        owner, method = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if hasattr(__obj, "__wrapped__"):  # format of a text, which the sandbox has replaced
+            owner, method = "", "format"
+        if isinstance(owner, str):
+            if method not in _METHODS:
+                raise TemplateError(f"the method {method} of a text is not among those that may be used")
+            self._foresee(method, (owner, *args))
+        self._measure((*args, *kwargs.values()))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        self._spend(1)
+        if isinstance(left, int) and isinstance(right, int):
+            bits = (
+                left.bit_length() * max(right, 0)
+                if operator == "**"
+                else left.bit_length() + right.bit_length()
+            )
+            if bits > _MOST_BITS and operator in ("*", "**"):
+                raise TemplateError("it makes a number that is too large")
+        elif operator == "%" and isinstance(left, str):
+            raise TemplateError("% of a text is not among what may be used: join texts with ~")
+        elif operator == "*":
+            size, times = (left, right) if isinstance(right, int) else (right, left)
+            if hasattr(size, "__len__") and isinstance(times, int):
+                self._allow(len(size) * max(times, 0))
+        elif operator == "+" and hasattr(left, "__len__") and hasattr(right, "__len__"):
+            self._allow(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+    def _charged(self, name: str, each: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(each)
+        def charged(*args: Any, **kwargs: Any) -> Any:
+            # A filter may be given the environment, which is none of a template's values.
+            given = [one for one in args if isinstance(one, str | int | float | list | tuple | dict)]
+            self._spend(1)
+            self._measure((*given, *kwargs.values()))
+            self._foresee(name, (*given, *kwargs.values()))
+            return each(*args, **kwargs)
+
+        return charged
+
+    def _each(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self._spend(self._step)
+            yield value
+
+    def _joined(self, values: Sequence[Any]) -> str:
+        self._measure(values)
+        texts = [str(value) for value in values]
+        self._allow(sum(map(len, texts)))
+        return "".join(texts)
+
+    def _shown(self, value: Any) -> Any:
+        self._measure((value,))
+        return value
+
+    def _foresee(self, name: str, given: Sequence[Any]) -> None:
+        """Refuse what would make too long a text of short ones."""
+        if name == "replace" and len(given) >= 3 and all(isinstance(one, str) for one in given[:3]):
+            text, old, new = given[:3]
+            self._allow(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+        elif name == "join" and len(given) >= 2:
+            text, values = given[:2] if isinstance(given[0], str) else (given[1], given[0])
+            if isinstance(text, str) and hasattr(values, "__len__"):
+                self._allow((len(text) + 1) * len(values))
+        elif name == "tojson" and any(isinstance(one, int) and one > 16 for one in given[1:]):
+            raise TemplateError("tojson indents by at most 16")
+
+    def _measure(self, values: Iterable[Any]) -> None:
+        """Take the size of ``values``, with all that is in them, from the budget: as a text they would be as long."""
+        waiting = list(values)
+        while waiting:
+            value = waiting.pop()
+            self._spend(1)
+            if isinstance(value, str):
+                self._spend(len(value) // _CHARACTERS_A_UNIT)
+            elif isinstance(value, dict):
+                waiting += [*value, *value.values()]
+            elif isinstance(value, list | tuple):
+                self._spend(len(value))
+                waiting += value
+
+    def _allow(self, characters: int) -> None:
+        if characters > self._longest:
+            raise TemplateError(
+                f"it makes a text of {characters:,} characters out of a much shorter conversation"
+            )
+        self._spend(characters // _CHARACTERS_A_UNIT)
+
+    def _spend(self, units: int) -> None:
+        self._left -= units
+        if self._left < 0:
+            raise TemplateError("it does far more than a chat template has to: look for loops in loops")
+
+
+def _filtered(value: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno, environment=value.environment)
+
+
+def _replace_concatenations(node: nodes.Node) -> None:
+    """``a ~ b`` becomes a filter, so that it is measured."""
+    for field, value in node.iter_fields():
+        if isinstance(value, nodes.Node):
+            setattr(node, field, _replaced(value))
+        elif isinstance(value, list):
+            value[:] = [_replaced(one) if isinstance(one, nodes.Node) else one for one in value]
+
+
+def _replaced(node: nodes.Node) -> nodes.Node:
+    _replace_concatenations(node)
+    if not isinstance(node, nodes.Concat):
+        return node
+    parts = nodes.List(node.nodes, lineno=node.lineno, environment=node.environment)
+    return _filtered(parts, _JOINED)
