@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from mlora_worker.protocol import TaskPhase
 from tests.integration.operator.conftest import MODEL, Bench
+
+pytestmark = pytest.mark.integration
 
 HEAD, REPLICA = "wide", "wide-replica-1"
 TASKS = [f"t{number}" for number in range(5)]

@@ -181,7 +181,17 @@ def test_waiting_tasks_move_to_who_has_fewer(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "reason",
-    ["trains", "told", "suspended", "not heard since", "unreachable", "a volume of its own", "admitted"],
+    [
+        "trains",
+        "told",
+        "suspended",
+        "not heard since",
+        "unreachable",
+        "a volume of its own",
+        "admitted",
+        "a new operator",
+        "not heard yet",
+    ],
 )
 def test_what_may_not_move_stays(make: Any, reason: str) -> None:
     """All tasks but one are at the first member, which has too many; the one is there, too, and must stay."""
@@ -205,12 +215,17 @@ def test_what_may_not_move_stays(make: Any, reason: str) -> None:
         world.contacts[TOY] = replace(contact, sent=Plan(generation=2, tasks=(admitted,)))
     if reason == "not heard since":
         world.contacts[TOY] = replace(contact, sent_sequence=7)
+    if reason == "a new operator":
+        told = make.report(*(make.reported("Prepared", task.key.name) for task in tasks))
+        world.contacts[TOY] = Contact(report=told)
+    if reason == "not heard yet":
+        world.contacts[TOY] = Contact()
     if reason == "unreachable":
         world.contacts[TOY] = replace(contact, lost_since=make.now)
     world.up(SECOND, THIRD)
     found = where(world.decide(*tasks))
     assert found["t08"] == str(TOY)
-    if reason in ("not heard since", "unreachable"):
+    if reason in ("not heard since", "unreachable", "a new operator", "not heard yet"):
         assert set(found.values()) == {str(TOY)}, "that is so for all of them"
     if reason != "a volume of its own":
         return
