@@ -44,7 +44,7 @@ from tests.cluster.layout import this_state
 from tests.fixtures.api_proxy import ApiProxy, Request
 
 ROOT = Path(__file__).parent.parent
-CAPACITY = 214 * 2**20  # bytes of a stage: some 16 tasks fit at once
+CAPACITY = 335 * 2**20  # bytes of a stage: some 20 tasks fit at once
 IDLE_TIMEOUT = 5  # seconds
 GOALS = {
     "apply_p99_s": 2.0,

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import kopf
 
 from mlora_operator import handlers
 from mlora_operator.logs import configure_logging
+from mlora_operator.reconcile.loop import utc_now
 from mlora_operator.settings import Settings, SettingsError, load_settings
 
 SETTINGS_VARIABLE = "MLORA_SETTINGS"
 EXIT_SETTINGS = 2
 
 
-async def operate(settings: Settings) -> None:
+async def operate(settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
     """Run until SIGTERM or SIGINT."""
     scope = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
     await kopf.operator(
-        memo=handlers.Runtime(settings), settings=handlers.kopf_settings(), standalone=True, **scope
+        memo=handlers.Runtime(settings, now), settings=handlers.kopf_settings(), standalone=True, **scope
     )
 
 

@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
 import kopf
@@ -54,7 +56,8 @@ KINDS = (
 class Runtime:
     """What lives from startup to cleanup. Given to kopf as its memo."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
+        self.now = now
         self.settings = settings
         self.indexed = asyncio.Event()  # kopf runs no event handler before all its indexes are filled
         self.loop: Loop | None = None  # while this replica leads
@@ -117,7 +120,7 @@ class Runtime:
 
     def _elector(self, api: KubeApi) -> Elector:
         wanted = self.settings.leader_election
-        store = ApiLeases(api, self.settings.namespace, wanted.lease_name, utc_now)
+        store = ApiLeases(api, self.settings.namespace, wanted.lease_name, self.now)
         terms = Terms(
             wanted.lease_seconds, wanted.deadline_seconds, renew_every=min(2.0, wanted.deadline_seconds / 3)
         )
@@ -131,12 +134,13 @@ class Runtime:
     async def _lead(self, cluster: ApiServer, elector: Elector) -> None:
         """One term. What it learns ends with it: another may have written since."""
         await self._compare(cluster)  # while it followed, a cut watch may have left objects that are gone
-        async with Links(self.wake_loop, utc_now, elector.permit) as links:
+        async with Links(self.wake_loop, self.now, elector.permit) as links:
             shown = (self.board.watcher(links),) if self.settings.page.enabled else ()
             self.loop = Loop(
                 cluster,
                 links,
                 self.settings,
+                now=self.now,
                 watchers=(self.exporter.watch, *shown),
                 witness=self.exporter.measures,
                 pace=API_SERVER,
@@ -175,6 +179,14 @@ class Runtime:
             logger.warning("the audit of the indexes failed: %s", error)
 
 
+class Backoffs:
+    """Seconds between tries to list and to watch, without an end. With kopf's own, a watch comes back up to 21 seconds
+    after the server does, or, when the server has answered 500 for long, never."""
+
+    def __iter__(self) -> Iterator[float]:
+        return itertools.chain((0.2, 0.5, 1.0), itertools.repeat(2.0))
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """kopf without anything that writes, and with the API server filtering what is watched."""
     settings = kopf.OperatorSettings()
@@ -182,6 +194,11 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # no watch on CRDs and namespaces; a missing CRD shows in the probe
     settings.peering.standalone = True
     settings.process.ultimate_exiting_timeout = 20
+    settings.networking.error_backoffs = Backoffs()
+    settings.networking.connect_timeout = 10
+    # A connection that a network has forgotten without a word carries no events, and nobody notices.
+    settings.watching.server_timeout = 240
+    settings.watching.client_timeout = 270
     for group, version, plural in KINDS:
         if plural in ("statefulsets", "services", "pods"):
             settings.watching.label_selectors[group, version, plural] = OURS

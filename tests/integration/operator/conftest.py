@@ -203,6 +203,7 @@ class Operator:
         self._settings = folder / "settings.json"
         self._settings.write_text(json.dumps({**settings, "health": {"port": self.port}}))
         self._process: subprocess.Popen[bytes] | None = None
+        self.program: tuple[str, ...] = ("-m", "mlora_operator")
 
     def start(self) -> None:
         env = {
@@ -213,7 +214,7 @@ class Operator:
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "mlora_operator"], env=env, stdout=log, stderr=log, cwd=self.log.parent
+                [sys.executable, *self.program], env=env, stdout=log, stderr=log, cwd=self.log.parent
             )
         until(lambda: self.health() == 200, what="the operator is healthy", log=self.log)
 
