@@ -196,9 +196,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.process.ultimate_exiting_timeout = 20
     settings.networking.error_backoffs = Backoffs()
     settings.networking.connect_timeout = 10
-    # A connection that a network has forgotten without a word carries no events, and nobody notices.
-    settings.watching.server_timeout = 240
-    settings.watching.client_timeout = 270
     for group, version, plural in KINDS:
         if plural in ("statefulsets", "services", "pods"):
             settings.watching.label_selectors[group, version, plural] = OURS
