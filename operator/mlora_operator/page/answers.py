@@ -72,7 +72,7 @@ def tasks(
 ) -> TaskList:
     """``limit`` tasks of a list, from the one at ``offset`` on."""
     chosen = of_namespace(lists.named(name), namespace)
-    part = chosen[offset : offset + min(limit, MOST_TASKS)]
+    part = chosen[offset : offset + limit]
     return TaskList(
         list=name,
         total=len(chosen),

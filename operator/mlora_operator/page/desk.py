@@ -148,7 +148,13 @@ class Desk:
             if leader:
                 message = f"another replica leads: {leader}"
                 raise Refused(503, Trouble(error="following", message=message, leader=leader))
-            raise Refused(503, Trouble(error="starting", message="the operator has looked at nothing yet; it begins with the first task or pipeline"))
+            raise Refused(
+                503,
+                Trouble(
+                    error="starting",
+                    message="the operator has looked at nothing yet; it begins with the first task or pipeline",
+                ),
+            )
         present, moment = self._present, self._monotonic()
         newer = present is None or present.sight.number != sight.number
         if present is None or (newer and moment - present.taken >= AT_MOST_EVERY):

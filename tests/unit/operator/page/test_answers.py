@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from mlora_operator.page.answers import MESSAGE_SHOWN, MOST_CURVES, MOST_TASKS, POINTS_SHOWN
 from mlora_operator.page.board import Board
@@ -15,6 +17,7 @@ from mlora_operator.page.desk import Desk
 from mlora_operator.page.timelines import MOST_SPANS, timeline_document
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.ports import Endpoint
+from mlora_worker.protocol import Dataset, LoRAConfig, Plan, StorageAccess, TaskPlan, Training
 from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from tests.fixtures.page_scene import INJECTED, ROW, SECRET, SMALL, Scene, scene_timeline
 
@@ -98,7 +101,10 @@ def test_a_task_in_training_has_its_progress_and_the_colour_of_its_curve(desk: D
     assert len({curve["colour"] for curve in curves.values()}) == len(curves)
 
 
-def test_a_finished_task_has_its_adapter_and_a_failed_one_its_reason(desk: Desk) -> None:
+def test_a_finished_task_has_its_adapter_and_a_failed_one_its_reason() -> None:
+    scene = Scene(NOW, waiting=0)
+    scene.tasks = scene.tasks[::-1]
+    desk = desk_of(scene)
     finished = tasks(desk, list="finished")["tasks"]
     assert finished[0]["adapter"] == "s3://adapters/support/nightly-20"
     assert [one["completed"] for one in finished] == sorted(
@@ -152,6 +158,23 @@ def test_no_secret_no_row_and_no_address_of_a_store_is_in_any_answer(scene: Scen
     ):
         assert hidden not in text, hidden
     assert "s3://models" not in text
+
+
+def test_a_plan_with_its_keys_is_not_even_kept(scene: Scene) -> None:
+    board, seen = Board(), scene.snapshot()
+    access = StorageAccess(secret_key=SecretStr(SECRET))
+    key, contact = scene.small.key, seen.contacts[scene.small.key]
+    asked = TaskPlan(
+        uid="u", namespace="n", name="n", base_model="m", lora=LoRAConfig(), dataset=Dataset(inline=ROW),
+        training=Training(), output_uri="s3://a/b", storage=access,
+    )  # fmt: skip
+    told = replace(contact, sent=Plan(generation=1, tasks=(asked,)))
+    board.watch(replace(seen, contacts={**seen.contacts, key: told}), Decision())
+    sight = board.sight()
+    assert sight is not None
+    assert sight.contacts[key].report is contact.report
+    assert [one for one in sight.contacts.values() if one.sent is not None] == []
+    assert not hasattr(sight, "secrets")
 
 
 def test_markup_in_names_and_messages_stays_the_text_that_it_is() -> None:

@@ -1,0 +1,95 @@
+"""The page of an operator that the chart installed: from its image, through its Service, with two replicas."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.fixtures.cluster import Cluster
+from tests.fixtures.kubectl import Kubectl
+from tests.fixtures.loratask import loratask
+from tests.fixtures.release import installed, restricted
+
+pytestmark = pytest.mark.integration
+
+VALUES: dict[str, Any] = {"replicas": 2, "page": {"enabled": True}}
+TASK: dict[str, Any] = {
+    "baseModel": "nobody/serves-this",
+    "dataset": {"inline": '{"prompt": "q", "completion": "a"}'},
+    "output": {"uri": "s3://adapters/waits"},
+}
+Answer = tuple[int, str, bytes]
+
+
+@pytest.fixture(scope="module")
+def system(cluster: Cluster, kubectl: Kubectl) -> Iterator[Kubectl]:
+    namespace = f"test-page-{secrets.token_hex(4)}"
+    kubectl.create(restricted(namespace))
+    values = {**VALUES, "watchNamespaces": [namespace]}
+    try:
+        with installed(cluster, kubectl, "page", namespace, values) as system:
+            system.apply(loratask("waits", TASK))
+            yield system
+    finally:
+        kubectl("delete", "namespace", namespace, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def ask(system: Kubectl) -> Callable[..., Answer]:
+    """One request through the Service, on a connection of its own."""
+    service = system.json("get", "service", "page-mlora-operator-page")["spec"]
+
+    def answer(path: str, host: str | None = None) -> Answer:
+        connection = http.client.HTTPConnection(host or service["clusterIP"], 8082, timeout=10)
+        try:
+            connection.request("GET", path)
+            found = connection.getresponse()
+            return found.status, found.headers["Content-Type"], found.read()
+        finally:
+            connection.close()
+
+    return answer
+
+
+def within(seconds: float, ask: Callable[[], Any], true: Callable[[Any], bool]) -> Any:
+    deadline, found = time.monotonic() + seconds, None
+    while time.monotonic() < deadline:
+        try:
+            found = ask()
+        except OSError as error:
+            found = error
+        else:
+            if true(found):
+                return found
+        time.sleep(0.5)
+    pytest.fail(f"after {seconds:g} s: {found}")
+
+
+def test_the_queue_is_there_for_who_asks_the_service_often_enough(ask: Callable[..., Answer]) -> None:
+    status, kind, body = within(60, lambda: ask("/api/v1/tasks"), lambda found: found[0] == 200)
+    (task,) = json.loads(body)["tasks"]
+    assert (status, kind) == (200, "application/json; charset=utf-8")
+    assert (task["name"], task["reason"]) == ("waits", "NoPipelineForModel")
+
+
+def test_the_files_are_in_the_image(ask: Callable[..., Answer]) -> None:
+    for path, begins in (("/", b"<!doctype html>"), ("/page.js", b'"use strict"'), ("/page.css", b":root")):
+        status, _, body = ask(path)
+        assert status == 200
+        assert body.startswith(begins)
+
+
+def test_the_replica_that_follows_says_who_leads(system: Kubectl, ask: Callable[..., Answer]) -> None:
+    pods = system.json("get", "pods", "-l", "app.kubernetes.io/component=operator")["items"]
+    addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if "podIP" in pod["status"]}
+    holder = system.json("get", "lease", "page-mlora-operator")["spec"]["holderIdentity"]
+    answers = {name: ask("/api/v1/overview", address) for name, address in addresses.items()}
+    assert answers.pop(holder)[0] == 200
+    ((status, _, body),) = answers.values()
+    assert (status, json.loads(body)["leader"]) == (503, holder)
