@@ -46,6 +46,11 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
         return _accepted(bound)
+    # It may train in a replica already though its status could not be written yet.
+    for one in serving:
+        contact = snapshot.contacts.get(one.key)
+        if contact is not None and task.uid in contact.tasks and contact.keeps(task):
+            return _accepted(one)
 
     serving = [one for one in serving if one.replica is None]
     home = _home(bound) if bound is not None else None

@@ -143,13 +143,13 @@ def to_delete(
 
 
 def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tuple[Task, Pipeline]]:
-    by_name = {str(one.key): one for one in family.members}
     open_ = [one for one in family.members[: family.open] if one.status.given_up is None] or [family.head]
     load: Counter[Key] = Counter()
     placed: list[tuple[Task, Pipeline]] = []
     free: dict[str, Task] = {}
+    places = {task.uid: _place_of(task, family, snapshot.contacts) for task in tasks}
     for task in tasks:
-        at = by_name.get(task.status.pipeline or "")
+        at = places[task.uid]
         if at is not None and _stays(task, at, snapshot.contacts.get(at.key, Contact()), snapshot):
             placed.append((task, at))
             load[at.key] += _counts(task)
@@ -163,18 +163,36 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
     for member in reversed([one for one in open_ if one not in up and not load[one.key]]):
         if len(order) <= idle:
             break  # whoever is up would have nothing to do
-        own = (task for task in reversed(order) if task.status.pipeline == str(member.key))
+        own = (task for task in reversed(order) if places[task.uid] is member)
         scout = next(own, order[-1])
         order.remove(scout)
         placed.append((scout, member))
     for task in order:
         least = min(up, key=lambda one: (load[one.key], _number(one)))
-        at = by_name.get(task.status.pipeline or "")
+        at = places[task.uid]
         if at is None or at not in up or load[at.key] > load[least.key] + SLACK:
             at = least
         load[at.key] += 1
         placed.append((task, at))
     return placed
+
+
+def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pipeline | None:
+    """Where the task is now: who trains it, else who was told that it may, or else of it, else as its status says.
+    A status may be written later than a plan is sent."""
+
+    def holds(member: Pipeline) -> int:
+        contact = contacts.get(member.key)
+        if contact is None or contact.report is None:
+            return 0
+        if contact.keeps(task):
+            return 3
+        told = contact.told.get(task.uid)
+        return 0 if told is None else 2 if told else 1
+
+    bound = next((one for one in family.members if str(one.key) == task.status.pipeline), None)
+    best = max(family.members, key=lambda one: (holds(one), one is bound))
+    return best if holds(best) else bound
 
 
 def _stays(task: Task, at: Pipeline, contact: Contact, snapshot: Snapshot) -> bool:

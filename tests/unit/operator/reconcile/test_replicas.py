@@ -233,6 +233,27 @@ def test_what_may_not_move_stays(make: Any, reason: str) -> None:
     assert where(world.decide(*tasks))["t08"] != str(TOY), "without a step it has nothing there"
 
 
+@pytest.mark.parametrize("told", ["trains", "may begin", "knows of it"])
+def test_a_task_is_where_it_trains_though_its_status_says_otherwise(make: Any, told: str) -> None:
+    """A status is written after a plan is sent, or not at all while the API server is away."""
+    world = World(make, storage={}, replicas={"max": 2, "tasksPerReplica": 4})
+    tasks = tasks_of(make, 6, at=TOY)
+    world.make_pipelines(world.decide(*tasks))
+    world.up(TOY)
+    world.up(SECOND, trains=["t00"] if told == "trains" else ())
+    if told != "trains":
+        (one, *_) = world.decide(*tasks).plans[TOY].tasks
+        of_it = one.model_copy(update={"uid": tasks[0].uid, "admitted": told == "may begin"})
+        world.contacts[SECOND] = replace(world.contacts[SECOND], sent=Plan(generation=2, tasks=(of_it,)))
+    assert where(world.decide(*tasks))["t00"] == str(SECOND)
+    if told != "trains":
+        return
+    tasks[0] = make.task(
+        "t00", age=100, status={"pipeline": str(TOY)}, storage={"secretRef": {"name": "gone"}}
+    )
+    assert where(world.decide(*tasks))["t00"] == str(SECOND), "nor is it thrown out for anything"
+
+
 def test_nobody_stands_idle_while_a_task_waits_for_workers_to_start(make: Any) -> None:
     world = World(make, replicas={"min": 2, "max": 2, "tasksPerReplica": 4})
     world.make_pipelines(world.decide())
