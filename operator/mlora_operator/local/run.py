@@ -29,22 +29,21 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
 
     Raises PageNotServed before anything has begun.
     """
+    if place.page is None:
+        return await _run(world, place, audience, None)
     board = Board()
-    page = None
-    if place.page is not None:
-        page = PageServer(Desk(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
-        try:
-            page.start()
-        except OSError as error:
-            raise PageNotServed(error.strerror or str(error)) from error
+    page = PageServer(Desk(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
+    try:
+        page.start()
+    except OSError as error:
+        raise PageNotServed(error.strerror or str(error)) from error
     try:
         return await _run(world, place, audience, board)
     finally:
-        if page is not None:
-            await asyncio.to_thread(page.stop)
+        await asyncio.to_thread(page.stop)
 
 
-async def _run(world: World, place: Place, audience: Audience, board: Board) -> list[End]:
+async def _run(world: World, place: Place, audience: Audience, board: Board | None) -> list[End]:
     objects = Objects(place.state, utc_now)
     for manifest in world.tasks:
         if not objects.resume(manifest):
@@ -88,7 +87,7 @@ async def _run(world: World, place: Place, audience: Audience, board: Board) -> 
 
 
 async def _reconcile(
-    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event, board: Board
+    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event, board: Board | None
 ) -> list[End]:
     loop: Loop | None = None
 
@@ -98,7 +97,8 @@ async def _reconcile(
         changed.set()
 
     async with Links(wake, utc_now) as links:
-        loop = Loop(cluster, links, world.settings, watchers=(board.watcher(links),))
+        watchers = (board.watcher(links),) if board is not None else ()
+        loop = Loop(cluster, links, world.settings, watchers=watchers)
         cluster.wake = wake
         running = asyncio.create_task(loop.run(), name="reconcile loop")
         try:
