@@ -11,6 +11,7 @@
 ``judge``     what a fault cost, and what must never be seen
 ``world``     what a world is for those that play in it and judge it
 ``local``     the one on this machine, with all of the above
-``node``      the one in a real cluster: the chart, its pods, their kubelet; ``watched`` are its tasks, ``containers`` its processes
+``node``      the one in a real cluster: the chart, its pods, their kubelet; ``watched`` has its tasks, ``pods`` and
+              ``containers`` its processes
 ``player``    plays a story in a world
 """

@@ -5,7 +5,6 @@ The store is a SeaweedFS of this benchmark's own on the loopback address, which 
 
 from __future__ import annotations
 
-import base64
 import json
 import signal
 import time
@@ -16,12 +15,14 @@ from random import Random
 from types import TracebackType
 from typing import Any
 
-from kubernetes import client, config
+from kubernetes import config
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
 from bench.chaos_parts import work
-from bench.chaos_parts.containers import first_process, send
+from bench.chaos_parts.containers import send
 from bench.chaos_parts.coordinator import ask
+from bench.chaos_parts.pods import Pods, Running
 from bench.chaos_parts.processes import Processes
 from bench.chaos_parts.reader import Reader
 from bench.chaos_parts.story import Fault
@@ -31,8 +32,6 @@ from bench.chaos_parts.world import REMEMBERED, Tasks, wait_until
 from mlora_operator.api import API_VERSION
 from mlora_operator.api.pipeline import KIND
 from mlora_operator.manifests.owner import Owner
-from mlora_operator.manifests.secret import TOKEN_KEY
-from mlora_operator.manifests.worker import HTTP_PORT
 from tests.cluster import s3 as seaweedfs
 from tests.cluster.command import CommandFailed
 from tests.cluster.credentials import NODE
@@ -59,8 +58,7 @@ class NodeWorld:
         self._stack = ExitStack()
         self.stages, self.moment_within = work.STAGES, 60.0
         self.tasks = Tasks()
-        self._frozen: tuple[str, int] | None = None  # a pod's uid, and its stopped process
-        self._token = ""
+        self._frozen: Running | None = None
 
     def __enter__(self) -> NodeWorld:
         try:
@@ -86,8 +84,7 @@ class NodeWorld:
             installed(cluster, self._kubectl, RELEASE, NAMESPACE, values())
         )
         self.system.apply(secret(work.SECRET, access.access_key, access.secret_key))
-        api = config.new_client_from_config(str(cluster.kubeconfig))
-        self._core, self._coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
+        self._pods = Pods(config.new_client_from_config(str(cluster.kubeconfig)), PIPELINE)
         self._watched = WatchedTasks(config.new_client_from_config(str(cluster.kubeconfig)), NAMESPACE)
         self._stack.callback(self._watched.close)
         self.processes.wait_ready()
@@ -104,7 +101,7 @@ class NodeWorld:
 
     def _delete_all(self) -> None:
         if self._frozen is not None:
-            send(self._frozen[1], signal.SIGCONT)
+            send(self._frozen.pid, signal.SIGCONT)
         self._kubectl("uncordon", NODE)
         self.system("delete", "loratasks,lorapipelines", "--all", "--wait=false")
 
@@ -127,20 +124,19 @@ class NodeWorld:
                 time.sleep(fault.seconds / 2)
                 self._kill(rank, look)
             case "freeze_rank":
-                uid, pid = self._rank(rank)
+                self._frozen = self._wait_for(lambda: self._pods.rank(rank), f"rank {rank} runs")
                 look()
-                send(pid, signal.SIGSTOP)
-                self._frozen = uid, pid
+                send(self._frozen.pid, signal.SIGSTOP)
             case "drain_rank" | "drain_coordinator":
                 self._kubectl("cordon", NODE)
                 look()
-                self._evict(self._pod_name(rank))
+                self._evict(self._pods.name(rank))
             case "delete_rank" | "delete_coordinator":
-                self._rank(rank)
+                pod = self._wait_for(lambda: self._pods.rank(rank), f"rank {rank} runs")
                 look()
-                self.system("delete", "pod", self._pod_name(rank), "--grace-period=0", "--force")
+                self.system("delete", "pod", pod.name, "--grace-period=0", "--force")
             case "kill_operator":
-                send(self._operator(self._leader())[1], signal.SIGKILL)
+                send(self._acting().pid, signal.SIGKILL)
             case "restart_operator":
                 self.system("rollout", "restart", "deployment")
             case "two_operators":
@@ -161,18 +157,16 @@ class NodeWorld:
 
     def _kill(self, rank: int, look: Callable[[], None]) -> None:
         """One that is between two starts is waited for."""
-        _, pid = self._rank(rank)
+        running = self._wait_for(lambda: self._pods.rank(rank), f"rank {rank} runs")
         look()
-        send(pid, signal.SIGKILL)
+        send(running.pid, signal.SIGKILL)
 
     def _wake(self) -> None:
         """A rank that was frozen, once the operator has given it up: it shall do no harm."""
-        assert self._frozen is not None
-        uid, pid = self._frozen
-        self.until(
-            lambda: not any(one.metadata.uid == uid for one in self._pods()), "the frozen rank is given up"
-        )
-        send(pid, signal.SIGCONT)
+        frozen = self._frozen
+        assert frozen is not None
+        self.until(lambda: not self._pods.is_wanted(frozen.uid), "the frozen rank is given up")
+        send(frozen.pid, signal.SIGCONT)
         self._frozen = None
 
     def _evict(self, pod: str) -> None:
@@ -186,87 +180,48 @@ class NodeWorld:
         """The one that acts stands still, another one takes over, and then the former wakes and believes that it acts."""
         self.system("scale", "deployment", "--all", "--replicas=2")
         self.system("rollout", "status", "deployment", "--timeout=180s")
-        leader = self._leader()
-        _, pid = self._operator(leader)
-        send(pid, signal.SIGSTOP)
+        former = self._acting()
+        send(former.pid, signal.SIGSTOP)
         try:
-            self.until(lambda: self._leader() not in ("", leader), "another operator takes over")
+            self.until(
+                lambda: self._pods.lease().holder_identity not in (None, "", former.name),
+                "another operator takes over",
+            )
         finally:
-            send(pid, signal.SIGCONT)
+            send(former.pid, signal.SIGCONT)
         time.sleep(seconds)
         self.system("scale", "deployment", "--all", "--replicas=1")
 
+    def _acting(self) -> Running:
+        return self._wait_for(self._pods.operator, "an operator acts")
+
     def _operator_acts(self) -> None:
-        """One that is there has said so after now."""
-        before = self._lease().renew_time
-
-        def acts() -> bool:
-            lease = self._lease()
-            return bool(lease.renew_time > before and self._operator(lease.holder_identity, wait=False))
-
-        self.until(acts, "an operator acts")
-
-    # --- pods and processes -------------------------------------------------------------------------------------
-
-    def _pods(self) -> list[Any]:
-        """Workers that are not asked to end."""
-        found = self._core.list_namespaced_pod(
-            NAMESPACE, label_selector="app.kubernetes.io/name=mlora-worker"
+        """One that runs has said so after now."""
+        before = self._pods.renewed()
+        self.until(
+            lambda: self._pods.renewed() > before and self._pods.operator() is not None,
+            "an operator acts again",
         )
-        return [one for one in found.items if one.metadata.deletion_timestamp is None]
 
-    def _pod_name(self, rank: int) -> str:
-        return f"{PIPELINE.child}-{rank}"
-
-    def _process(self, name: str, program: str) -> tuple[str, int] | None:
-        """Uid of the pod with that name, and the process id of the program in it."""
-        try:
-            uid = self._core.read_namespaced_pod(name, NAMESPACE).metadata.uid
-        except ApiException:
-            return None
-        pid = first_process(uid, program)
-        return None if pid is None else (uid, pid)
-
-    def _wait_for(self, name: str, program: str) -> tuple[str, int]:
-        found: list[tuple[str, int]] = []
+    def _wait_for(self, find: Callable[[], Running | None], what: str) -> Running:
+        found: list[Running] = []
 
         def there() -> bool:
-            one = self._process(name, program)
-            found.extend([one] if one else [])
+            one = find()
+            found.extend([one] if one is not None else [])
             return bool(found)
 
-        self.until(there, f"{name} runs")
+        self.until(there, what)
         return found[0]
-
-    def _rank(self, rank: int) -> tuple[str, int]:
-        """Pod uid and process id; one that is between two starts is waited for."""
-        return self._wait_for(self._pod_name(rank), "mlora_worker")
-
-    def _operator(self, name: str, wait: bool = True) -> tuple[str, int]:
-        return (
-            self._wait_for(name, "mlora_operator")
-            if wait
-            else (self._process(name, "mlora_operator") or ("", 0))
-        )
-
-    def _lease(self) -> Any:
-        [found] = self._coordination.list_namespaced_lease(NAMESPACE).items
-        return found.spec
-
-    def _leader(self) -> str:
-        return str(self._lease().holder_identity or "")
 
     # --- what is known ------------------------------------------------------------------------------------------
 
     def report(self) -> Mapping[str, Any] | None:
         try:
-            if not self._token:
-                held = self._core.read_namespaced_secret(PIPELINE.token_secret, NAMESPACE)
-                self._token = base64.b64decode(held.data[TOKEN_KEY]).decode()
-            address = self._core.read_namespaced_pod(self._pod_name(0), NAMESPACE).status.pod_ip
-        except ApiException:  # not there yet, or just now
+            found = self._pods.coordinator()
+        except (ApiException, HTTPError):  # the API server has much to do
             return None
-        return ask(f"http://{address}:{HTTP_PORT}", self._token, REPORT_WITHIN) if address else None
+        return ask(*found, REPORT_WITHIN) if found is not None else None
 
     def until(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         wait_until(done, what, PATIENCE if seconds is None else seconds, 0.25, self.state)

@@ -109,7 +109,7 @@ def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_
     training = {"batchSize": 4, "maxSteps": 400, "maxSeqLength": 128, "checkpointEverySteps": 100}
     spec = {"dataset": {"inline": rows}, "training": training}
     path.apply("undisturbed", **spec)
-    path.wait("undisturbed", "Succeeded")
+    path.wait("undisturbed", "Succeeded", seconds=400)
     path.apply("survivor", **spec)
     path.until("some steps", lambda: path.task("survivor")["status"].get("step", 0) >= 1)
     victim = path.pods()[-1]["metadata"]["name"]
