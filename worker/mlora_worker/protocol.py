@@ -839,6 +839,26 @@ class LookAnswer(Message):
     failure: Failure | None = None
 
 
+# --- what `mlora export --merged` asks ``mlora_worker.merge`` over its standard input ------------------------------------
+
+
+class MergeQuestion(Message):
+    """Local folders: of a PEFT adapter, of its base with safetensors, and one to make."""
+
+    adapter: str
+    base: str
+    output: str
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # None: that of the base
+
+
+class MergeAnswer(Message):
+    """``failure`` set: nothing was written."""
+
+    bytes: Amount = 0
+    dtype: str = ""
+    failure: Failure | None = None
+
+
 # --- the adapter's manifest, written last -------------------------------------------------------------------------
 
 MANIFEST_NAME = "manifest.json"

@@ -8,6 +8,7 @@ import typer
 from rich.markup import escape
 
 from mlora_operator.cli import output
+from mlora_operator.cli.export import export
 from mlora_operator.cli.fetch import main as fetch_main
 from mlora_operator.cli.plan import plan
 from mlora_operator.cli.run import run
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, plan, validate, submit, watch):
+for command in (run, plan, validate, submit, watch, export):
     app.command()(command)
 
 

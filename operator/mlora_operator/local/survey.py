@@ -9,12 +9,21 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from mlora_worker.protocol import LookAnswer, LookQuestion, Message, SurveyAnswer, SurveyQuestion
+from mlora_worker.protocol import (
+    LookAnswer,
+    LookQuestion,
+    MergeAnswer,
+    MergeQuestion,
+    Message,
+    SurveyAnswer,
+    SurveyQuestion,
+)
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Message)
 
 SURVEY = (sys.executable, "-m", "mlora_worker.survey")
 LOOK = (sys.executable, "-m", "mlora_worker.look")
+MERGE = (sys.executable, "-m", "mlora_worker.merge")
 _LONGEST_LINE = 400
 
 
@@ -40,6 +49,16 @@ def look(
 ) -> LookAnswer:
     """What a task would train on, in the same way."""
     return _answer(question, LookAnswer, environment, seconds, command)
+
+
+def merge(
+    question: MergeQuestion,
+    environment: Mapping[str, str],
+    seconds: float | None = None,
+    command: Sequence[str] = MERGE,
+) -> MergeAnswer:
+    """An adapter in its base, in the same way."""
+    return _answer(question, MergeAnswer, environment, seconds, command)
 
 
 def _answer(

@@ -117,3 +117,23 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
 def test_the_exit_code_tells_wrong_rows_from_a_store_that_is_away(reason: FailureReason, code: int) -> None:
     assert exit_code(LookAnswer(failure=Failure(reason=reason, message="x"))) == code
     assert exit_code(None) == exit_code(LookAnswer()) == exit_codes.OK
+
+
+def test_a_template_in_a_config_map_has_to_be_given_as_a_file() -> None:
+    text = FILES.replace("limit: 5}", "limit: 5, chatTemplateRef: {name: templates, key: bot}}")
+    with pytest.raises(CommandError, match="give it with --chat-template FILE"):
+        question_of(manifests(text), "rows.jsonl", "org/tiny", {}, [], 3)
+    question = question_of(manifests(text), "rows.jsonl", "org/tiny", {"chatTemplate": "{{ m }}"}, [], 3)
+    assert question.dataset.chat_template == "{{ m }}"
+    assert question.dataset.chat_template_ref is None
+    inline = FILES.replace("limit: 5}", "limit: 5, chatTemplate: '{{ a }}'}")
+    assert question_of(manifests(inline), "r.jsonl", "org/tiny", {}, [], 3).dataset.chat_template == "{{ a }}"
+
+
+def test_a_model_on_a_hub_is_read_at_its_pipelines_revision_and_hub() -> None:
+    spec = 'uri: "hf://org/tiny", revision: v1}, stages: 1, worker: {hubEndpoint: "http://mirror:80"}}'
+    text = FILES.replace('uri: "s3://models/tiny"}, stages: 1}', spec)
+    question = question_of(manifests(text), "rows.jsonl", "org/tiny", {}, [], 3)
+    assert (question.model.uri, question.model.revision) == ("hf://org/tiny", "v1")
+    assert question.hub_endpoint == "http://mirror:80"
+    assert question_of(manifests(), "rows.jsonl", "hf://org/other", {}, [], 3).model.uri == "hf://org/other"

@@ -1,0 +1,137 @@
+"""`mlora export --merged`: the merged model computes what base and adapter compute together, and is whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from mlora_operator.cli.app import app
+from mlora_worker.merge import merge
+from mlora_worker.protocol import MergeAnswer, MergeQuestion
+
+IDS = torch.tensor([[3, 5, 8, 13, 21, 34]])
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PEFT adapter whose B is not zero."""
+    torch.manual_seed(3)
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    folder = tmp_path_factory.mktemp("adapter")
+    model.save_pretrained(folder)
+    return folder
+
+
+def ask(adapter: Path, base: Path, output: Path, dtype: str | None = None) -> MergeAnswer:
+    question = {"adapter": str(adapter), "base": str(base), "output": str(output), "dtype": dtype}
+    return merge(MergeQuestion.model_validate(question))
+
+
+def test_it_computes_what_base_and_adapter_compute(tiny_model: Path, adapter: Path, tmp_path: Path) -> None:
+    answer = ask(adapter, tiny_model, tmp_path / "merged")
+    assert answer.failure is None
+    assert answer.bytes == sum(path.stat().st_size for path in (tmp_path / "merged").iterdir())
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    plain = base(IDS).logits
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    wanted = PeftModel.from_pretrained(base, adapter)(IDS).logits
+    torch.testing.assert_close(merged(IDS).logits, wanted, rtol=1e-4, atol=1e-5)
+    assert (wanted - plain).abs().max() > 1e-2
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab()
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_the_sum_is_rounded_once_to_the_type_that_was_asked_for(
+    tiny_model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    exact = ask(adapter, tiny_model, tmp_path / "exact", "float32")
+    rounded = ask(adapter, tiny_model, tmp_path / "rounded", "bfloat16")
+    assert (exact.dtype, rounded.dtype) == ("float32", "bfloat16")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("exact", "rounded"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name].bfloat16(), other[name]) for name in one)
+
+
+def test_the_template_of_the_adapter_is_the_only_one(tiny_model: Path, adapter: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(adapter, own)
+    (own / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert ask(own, tiny_model, tmp_path / "merged").failure is None
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+
+
+def test_what_cannot_be_merged_leaves_nothing_and_says_why(
+    tiny_model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(adapter, damaged)
+    digest = hashlib.sha256(b"other").hexdigest()
+    manifest = {
+        "taskUid": "u", "namespace": "n", "name": "t", "fingerprint": "f", "baseModel": "m", "step": 1, "loss": None,
+        "files": [{"name": "adapter_model.safetensors", "bytes": 1, "sha256": digest}],
+    }  # fmt: skip
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    foreign = tmp_path / "foreign"
+    shutil.copytree(tiny_model, foreign)
+    config = json.loads((foreign / "config.json").read_text())
+    (foreign / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "gptq"}})
+    )
+    there = tmp_path / "there"
+    there.mkdir()
+    out = tmp_path / "out"
+    for one, base, output, told in (
+        (tmp_path, tiny_model, out, "has no adapter_config.json and is no folder of an adapter"),
+        (adapter, tmp_path, out, "has no config.json and is no folder of a base model"),
+        (adapter, tiny_model, there, "is there already"),
+        (damaged, tiny_model, out, "is not what the adapter's manifest says: fetch it again"),
+        (adapter, foreign, out, "the base model is quantised"),
+    ):
+        answer = ask(one, base, output)
+        assert answer.failure is not None
+        assert told in answer.failure.message
+    assert not out.exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_an_adapter_of_another_base_is_told(tiny_model: Path, adapter: Path, tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    config = json.loads((tiny_model / "config.json").read_text()) | {"hidden_size": 32, "head_dim": 8}
+    wide.mkdir()
+    (wide / "config.json").write_text(json.dumps(config))
+    AutoModelForCausalLM.from_config(_config_of(wide)).save_pretrained(wide)
+    answer = ask(adapter, wide, tmp_path / "out")
+    assert answer.failure is not None
+    assert "the adapter is not of this base model" in answer.failure.message
+
+
+def _config_of(folder: Path) -> object:
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(folder)
+
+
+def test_the_command_says_what_it_did_and_what_is_missing(
+    tiny_model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    arguments = ["export", str(adapter), str(tmp_path / "merged"), "--base", str(tiny_model)]
+    refused = CliRunner().invoke(app, arguments)
+    assert "say --merged" in str(refused.exception)
+    done = CliRunner().invoke(app, [*arguments, "--merged", "--output", "json"])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["dtype"] == "float32"
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
