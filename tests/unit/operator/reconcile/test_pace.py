@@ -1,0 +1,79 @@
+"""When statuses are written: who has heard nothing goes first, and what waits is not forgotten."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from mlora_operator.api.meta import Condition
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.act import Writer
+from mlora_operator.reconcile.decision import Decision, Manifest
+from mlora_operator.reconcile.snapshot import Snapshot, Task
+from mlora_operator.reconcile.statuses import API_SERVER
+from mlora_operator.reconcile.written import up_to_date_task
+
+
+class Paper:
+    """Notes what is written to whom; in the place of a cluster and of coordinators."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, Manifest]] = []
+
+    async def patch_task_status(self, task: Task, patch: Manifest) -> None:
+        self.written.append((task.key.name, patch))
+
+
+def waits(reason: str) -> TaskStatus:
+    held = Condition(type="Admitted", status="False", reason=reason, last_transition_time="")
+    return TaskStatus(state="Queued", reason=reason, conditions=(held,), observed_generation=1)
+
+
+class Days:
+    """One writer; each pass sees what the one before wrote."""
+
+    def __init__(self, make: Any, *tasks: Task) -> None:
+        self.now = make.now
+        self.paper = Paper()
+        self.writer = Writer(self.paper, self.paper, pace=API_SERVER)  # type: ignore[arg-type]
+        self._tasks = tasks
+
+    async def act(self, seconds: float, **statuses: TaskStatus) -> list[str]:
+        """To whom was written, when so many seconds have gone by and the statuses shall be these."""
+        self.now += timedelta(seconds=seconds)
+        self.paper.written.clear()
+        tasks = tuple(up_to_date_task(task, self.writer.tasks) for task in self._tasks)
+        wishes = {task.key: statuses[task.key.name] for task in tasks if task.key.name in statuses}
+        assert await self.writer.act(Snapshot(tasks=tasks), Decision(task_statuses=wishes), self.now)
+        return [name for name, _ in self.paper.written]
+
+
+async def test_what_waits_is_due_at_a_known_time_and_is_written_then(make: Any) -> None:
+    days = Days(make, make.task("a"))
+    assert await days.act(0, a=waits("PreparingData")) == ["a"]
+    assert await days.act(0.5, a=waits("WaitingForMemory")) == []
+    assert days.writer.held_back == timedelta(seconds=1.5)
+    assert await days.act(1.5, a=waits("WaitingForMemory")) == ["a"]
+    assert days.writer.held_back is None
+    assert await days.act(99, a=waits("WaitingForMemory")) == []
+
+
+async def test_what_is_overtaken_while_it_waits_is_never_written(make: Any) -> None:
+    days = Days(make, make.task("a"))
+    await days.act(0, a=waits("PreparingData"))
+    await days.act(0.5, a=waits("WaitingForMemory"))
+    assert await days.act(0.5, a=waits("PreparingData")) == []
+    assert days.writer.held_back is None
+
+
+async def test_who_has_heard_nothing_yet_goes_first(make: Any) -> None:
+    days = Days(make, make.task("old"), make.task("older"), make.task("new"))
+    await days.act(0, old=waits("PreparingData"), older=waits("PreparingData"))
+    later = waits("WaitingForMemory")
+    assert (await days.act(9, old=later, older=later, new=later))[0] == "new"
+
+
+async def test_a_clock_that_was_set_back_holds_nothing_up(make: Any) -> None:
+    days = Days(make, make.task("a"))
+    await days.act(0, a=waits("PreparingData"))
+    assert await days.act(-3600, a=waits("WaitingForMemory")) == ["a"]
