@@ -2,6 +2,8 @@
 
 Counters begin at zero with each process, which Prometheus takes for what it is. What is counted was written: a decision
 that another pass repeats counts once.
+
+Series are there from the beginning, at zero: the first event of one that was not there before is lost to ``increase``.
 """
 
 from __future__ import annotations
@@ -16,9 +18,16 @@ from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.metrics import families as f
-from mlora_operator.metrics.priorities import step_of
+from mlora_operator.metrics.priorities import labels_of, step_of
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, condition, is_true
+from mlora_worker.protocol import FailureReason
+
+ENDS = (
+    ("succeeded", c.REASON_ADAPTER_UPLOADED),
+    ("failed", c.REASON_DEADLINE_EXCEEDED),
+    *(("failed", reason.value) for reason in FailureReason),
+)  # result and reason of all ends of a task
 
 
 class Measures:
@@ -46,6 +55,11 @@ class Measures:
         self._pipelines: frozenset[Key] = frozenset()
         for stage in ("pass", "write"):
             self._errors.labels(stage)
+        for priority in labels_of(priorities):
+            self._wait.labels(priority)
+        for result in ("succeeded", "failed"):
+            self._duration.labels(result)
+        self._finished.labels("", "", "failed", c.REASON_DEADLINE_EXCEEDED)  # no pipeline has taken it
 
     # --- reconcile.witness.Witness ---
 
@@ -92,12 +106,20 @@ class Measures:
         self._request_seconds.labels(method).observe(seconds)
 
     def keep_only(self, pipelines: frozenset[Key]) -> None:
-        """Forget what was counted of pipelines that are gone, so that names of the past do not add up."""
+        """Begin to count for those that are new, and forget those that are gone: names of the past shall not add up."""
         if pipelines == self._pipelines:
             return
         for gone in self._pipelines - pipelines:
             for counter in self._of_pipelines:
                 counter.remove_by_labels({"pipeline_namespace": gone.namespace, "pipeline": gone.name})
+        for new in pipelines - self._pipelines:
+            place = new.namespace, new.name
+            for counter in (self._preempted, self._restarted, self._stalls, self._pipeline_restarts):
+                counter.labels(*place)
+            for priority in labels_of(self._priorities):
+                self._admitted.labels(*place, priority)
+            for result, reason in ENDS:
+                self._finished.labels(*place, result, reason)
         self._pipelines = pipelines
 
 

@@ -6,6 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 
+def labels_of(steps: Sequence[int]) -> tuple[str, ...]:
+    """All labels that ``step_of`` gives."""
+    return (f"<{steps[0]}", *map(str, steps))
+
+
 def step_of(priority: int, steps: Sequence[int]) -> str:
     """The largest of ``steps`` (ascending) that is not above ``priority``, as a label; ``<N`` below the first, N.
 
