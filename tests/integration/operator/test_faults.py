@@ -238,20 +238,6 @@ def test_watches_that_are_cut_again_and_again_are_taken_up_where_they_ended(
     assert sum(cuts) > 6, "hardly a watch was cut"
 
 
-@pytest.mark.parametrize("skew", [3600, -3600])
-def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
-    behind: Any, operator: Any, make_operator: Callable[[], Any], skew: int
-) -> None:
-    operator.stop()
-    behind.operator = make_operator()
-    behind.operator.program = (str(SKEWED), str(skew))
-    behind.operator.start()
-    try:
-        story(behind, lambda: None, lambda: None, lasts=0.0)
-    finally:
-        behind.operator.stop()
-
-
 def test_hundreds_of_failures_leave_nothing_in_memory(behind: Any, proxy: ApiProxy, operator: Any) -> None:
     behind.coordinator.hold = TaskPhase.TRAINING
     behind.apply("before")
@@ -271,3 +257,17 @@ def test_hundreds_of_failures_leave_nothing_in_memory(behind: Any, proxy: ApiPro
 
     first = trouble()
     assert trouble() - first < 10_000
+
+
+@pytest.mark.parametrize("skew", [3600, -3600])
+def test_a_clock_that_is_wrong_by_an_hour_changes_nothing(
+    bench: Any, operator: Any, make_operator: Callable[[], Any], skew: int
+) -> None:
+    operator.stop()
+    bench.operator = make_operator()
+    bench.operator.program = (str(SKEWED), str(skew))
+    bench.operator.start()
+    try:
+        story(bench, lambda: None, lambda: None, lasts=0.0)
+    finally:
+        bench.operator.stop()
