@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.command import CommandFailed
 from tests.fixtures.cluster import Cluster
 from tests.fixtures.kubectl import Kubectl
 from tests.fixtures.loratask import loratask
@@ -86,10 +87,33 @@ def test_the_files_are_in_the_image(ask: Callable[..., Answer]) -> None:
 
 
 def test_the_replica_that_follows_says_who_leads(system: Kubectl, ask: Callable[..., Answer]) -> None:
-    pods = system.json("get", "pods", "-l", "app.kubernetes.io/component=operator")["items"]
-    addresses = {pod["metadata"]["name"]: pod["status"]["podIP"] for pod in pods if "podIP" in pod["status"]}
-    holder = system.json("get", "lease", "page-mlora-operator")["spec"]["holderIdentity"]
-    answers = {name: ask("/api/v1/overview", address) for name, address in addresses.items()}
-    assert answers.pop(holder)[0] == 200
-    ((status, _, body),) = answers.values()
-    assert (status, json.loads(body)["leader"]) == (503, holder)
+    def replicas() -> tuple[str, dict[str, str]]:
+        """Who holds the lease, and the addresses of those that are there to stay."""
+        pods = system.json("get", "pods", "-l", "app.kubernetes.io/component=operator")["items"]
+        lease = system.json("get", "lease", "page-mlora-operator")
+        staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        addresses = {pod["metadata"]["name"]: pod["status"].get("podIP", "") for pod in staying}
+        return lease["spec"]["holderIdentity"], addresses
+
+    holder, addresses = within(60, replicas, lambda found: len(found[1]) == 2 and found[0] in found[1])
+    leader = addresses.pop(holder)
+    assert within(30, lambda: ask("/api/v1/overview", leader), lambda one: one[0] == 200)
+    (follower,) = addresses.values()
+    status, _, body = within(  # it has looked at the lease by then
+        30, lambda: ask("/api/v1/overview", follower), lambda found: b'"starting"' not in found[2]
+    )
+    assert (status, json.loads(body)["error"], json.loads(body)["leader"]) == (503, "following", holder)
+
+
+def test_the_api_server_s_proxy_leads_to_it(system: Kubectl, ask: Callable[..., Answer]) -> None:
+    within(60, lambda: ask("/api/v1/overview"), lambda found: found[0] == 200)
+    service = f"/api/v1/namespaces/{system.namespace}/services/page-mlora-operator-page:http/proxy"
+    for _ in range(20):  # a replica that follows answers with an error, too
+        try:
+            answer = system("get", "--raw", f"{service}/api/v1/overview")
+        except CommandFailed:
+            time.sleep(0.5)
+        else:
+            assert json.loads(answer)["states"] == {"Rejected": 1}
+            return
+    pytest.fail("no answer through the API server's proxy")
