@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,6 +32,7 @@ class Exporter:
         watching: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
+        disable_created_metrics()  # of the whole process: one more series for each counter, which nobody reads
         self.registry = CollectorRegistry()
         self.measures = Measures(self.registry, settings.priorities)
         self._state = State(settings, now)

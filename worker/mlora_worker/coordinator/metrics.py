@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, Protocol
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -65,6 +65,7 @@ class RankMetrics(Collector):
     ) -> None:
         self._place = place_of(pipeline)
         self._stage, self._busy = stage, busy
+        disable_created_metrics()  # of the whole process: one more series for each counter, which nobody reads
         registry.register(self)
         ProcessCollector(registry=registry)
 
