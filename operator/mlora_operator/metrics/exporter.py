@@ -32,7 +32,8 @@ class Exporter:
         watching: Callable[[], bool],
         now: Callable[[], datetime],
     ) -> None:
-        disable_created_metrics()  # of the whole process: one more series for each counter, which nobody reads
+        # Of the whole process: one more series for each counter, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.measures = Measures(self.registry, settings.priorities)
         self._state = State(settings, now)

@@ -65,7 +65,8 @@ class RankMetrics(Collector):
     ) -> None:
         self._place = place_of(pipeline)
         self._stage, self._busy = stage, busy
-        disable_created_metrics()  # of the whole process: one more series for each counter, which nobody reads
+        # Of the whole process: one more series for each counter, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry.register(self)
         ProcessCollector(registry=registry)
 
