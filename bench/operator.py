@@ -75,8 +75,6 @@ def main(arguments: list[str]) -> int:
     figures = asyncio.run(measure(size, access(this_state().kubeconfig), options.part))
     rows = [(key, figures[key], goal) for key, goal in GOALS.items() if key in figures]
     print(table(("", "here", "goal, at most"), rows))
-    if "writes_of" in figures:
-        _print_more(figures)
     print(
         last_line("operator", figures, repetitions=repetitions(options, 1, 1), threads=1, quick=options.quick)
     )
@@ -113,6 +111,7 @@ async def measure(size: Size, where: Access, part: str | None) -> dict[str, Any]
             kubeconfig = where.through(proxy.url)
             if part != "warm":
                 figures |= await _with_many(size, server, proxy, kubeconfig, Path(folder))
+                _print_more(figures)  # the rest takes minutes
             if part != "many":
                 async with _namespace(server) as namespace:
                     warm = Warm(server, namespace, kubeconfig, Path(folder) / "warm")
