@@ -13,9 +13,8 @@ that a fault before has caused. Each time, the world has to go on by itself with
 
 **Faults**: SIGKILL of a rank, of rank 0, of the operator; SIGSTOP of either rank; a drain (``kubectl delete pod``); two
 operators at once; a store that refuses (500, 403), waits, resets connections before or after it has done what it was asked;
-SIGKILL while it refuses. With ``--cluster`` all of this on a real node, where nothing stands in for Kubernetes
-(``chaos_parts/node.py``). In bad weather no task is applied: what the store refuses before a task has trained is its end, by
-design.
+SIGKILL while it refuses. In bad weather no task is applied: what the store refuses before a task has trained is its end, by
+design. With ``--cluster`` all of this happens on a real node; nothing stands in for Kubernetes (``chaos_parts/node.py``).
 
 **Counted**: ``lost`` adapters that never came or that PEFT does not load; ``duplicates`` that were written, withdrawn or
 published again after their publication; ``half_written`` ones that a reader found who checks every manifest against its

@@ -118,6 +118,9 @@ def path(
     """An installed release that looks at one namespace; uninstalled at the end of the run."""
     for file in tiny_model.iterdir():
         s3.client.upload_file(str(file), "models", f"tiny-e2e/{file.name}")
+    # What a run that failed has left: its checkpoints are of other tasks.
+    for key in s3.keys("adapters", f"{TASK_NAMESPACE}/"):
+        s3.client.delete_object(Bucket="adapters", Key=key)
     kubectl.apply(restricted(OPERATOR_NAMESPACE), restricted(TASK_NAMESPACE))
     system, tasks = kubectl.within(OPERATOR_NAMESPACE), kubectl.within(TASK_NAMESPACE)
     for one in (system, tasks):

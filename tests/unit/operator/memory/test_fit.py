@@ -104,6 +104,12 @@ def test_the_bound_is_seldom_exceeded_by_others_of_the_same_kind_and_by_little(n
         assert not exceeded
 
 
+def test_the_bound_holds_what_was_once_above_all_others_but_no_error_of_the_measurement() -> None:
+    """2 % above, where the others scatter by 0.5 %: more than three deviations, fewer than six."""
+    fit = fit_stage((*samples(40, noise=0.005), sample([50, 60, 70], factor=1.02)), PRIOR)
+    assert fit.backward.interval == pytest.approx(0.02, abs=0.003)
+
+
 def test_what_has_changed_is_forgotten_with_the_window() -> None:
     before, after = TRUTH, replace(TRUTH, b1=2 * TRUTH.b1)
     fit = fit_stage((*samples(200, truth=before), *samples(WINDOW, seed=3, truth=after)), PRIOR)
