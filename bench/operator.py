@@ -6,7 +6,7 @@ of workers a process speaks the coordinators' protocol (bench/operator_parts/coo
 through all phases within seconds, as many at once as the memory model lets in.
 
 1. Tasks are applied at a steady rate. Counted: from the begin of a task's request until the watch shows its first status;
-   and all that the operator writes (statuses, events, children; not its lease) until the last task has succeeded.
+   and all that the operator writes (statuses, events, children; not its lease) until everything is at rest again.
 2. All are finished, the pipelines have been scaled to zero: processor time of the operator.
 3. It is ended as the kubelet ends it, a task is applied, it is started again. Counted: until it is healthy and its first
    pass has given that task a status.
@@ -156,14 +156,14 @@ async def _story(size: Size, crowd: Crowd, proxy: ApiProxy, operator: Operator) 
         raise RuntimeError(f"{ended} of {size.tasks} tasks ended\n{operator.last_words}")
     drained = time.monotonic() - begun
     load_cpu = (operator.cpu_seconds - cpu) / drained * 100
-    writes = [one for one in proxy.requests[before:] if one.is_write and not one.is_lease]
     seen = list(crowd.tasks.values())
     waits = [(one.told or math.inf) - one.sent for one in seen]
     peak = operator.peak_mib
     status_writes = max(crowd.changes.values())
     states = dict(Counter(" ".join(one.states) for one in seen).most_common(8))
 
-    await asyncio.sleep(IDLE_TIMEOUT + 10)
+    await asyncio.sleep(IDLE_TIMEOUT + 10)  # the last events are told, and the workers are gone
+    writes = [one for one in proxy.requests[before:] if one.is_write and not one.is_lease]
     cpu, begun = operator.cpu_seconds, time.monotonic()
     await asyncio.sleep(size.idle)
     idle = (operator.cpu_seconds - cpu) / (time.monotonic() - begun) * 100
