@@ -110,6 +110,22 @@ def test_the_bound_holds_what_was_once_above_all_others_but_no_error_of_the_meas
     assert fit.backward.interval == pytest.approx(0.02, abs=0.003)
 
 
+def test_no_prediction_is_below_what_is_there_in_any_case() -> None:
+    shape = replace(shape_of(sample([100])), floor_bytes=10**12)
+    assert PRIOR.expected_peak(shape) == 1e12
+    assert PRIOR.peak_bytes(shape) == pytest.approx(1.01e12)
+
+
+def test_samples_that_say_less_than_what_is_there_in_any_case_teach_nothing() -> None:
+    wrong = [one.model_copy(update={"floor_bytes": 10 * one.peak_bytes}) for one in samples(20)]
+    assert fit_stage(tuple(wrong), PRIOR) == PRIOR
+
+
+def test_a_fit_is_never_quite_sure_and_keeps_what_running_out_of_memory_has_taught() -> None:
+    fit = fit_stage(tuple(samples(20)), replace(PRIOR, correction=1.5))
+    assert (fit.backward.interval, fit.correction) == (0.01, 1.5)
+
+
 def test_what_has_changed_is_forgotten_with_the_window() -> None:
     before, after = TRUTH, replace(TRUTH, b1=2 * TRUTH.b1)
     fit = fit_stage((*samples(200, truth=before), *samples(WINDOW, seed=3, truth=after)), PRIOR)
