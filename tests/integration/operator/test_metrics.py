@@ -39,7 +39,7 @@ def of(found: Found, name: str, **labels: str) -> float:
 
 @pytest.fixture(scope="module")
 def replicas(house: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Any]]:
-    """Two operators in the place of the house's own, by the ports of their metrics; the first one leads."""
+    """Two operators in the place of the house's own, by the ports of their metrics; one of them leads."""
     house.operator.stop()
     settings = json.loads(Path(house.operator._settings).read_text())
     settings |= {"log": {"format": "json"}, "leaderElection": {"leaseSeconds": 5, "deadlineSeconds": 3}}
