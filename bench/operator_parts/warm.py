@@ -23,7 +23,7 @@ from tests.fixtures.tiny_model import write_tiny_model
 MODEL, PIPELINE, STAGES = "Bench/Tiny", "warm", 2
 ROW = '{"prompt": "What is the answer to the question?", "completion": "The number that follows."}\n'
 ROWS = 16
-_WITHIN = 120.0  # seconds
+_WITHIN = 600.0  # seconds; ranks import for long on a machine that is busy
 
 
 @dataclass(frozen=True)
