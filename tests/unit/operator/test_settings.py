@@ -49,7 +49,7 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "healt: {}\n", "healt"),
         (LEAST + "health: {port: '8081x'}\n", "health.port"),
         (LEAST + "log: {format: xml}\n", "log.format"),
-        (LEAST + "models: [{name: A, uri: 'http://m'}]\n", "models[0].uri"),
+        (LEAST + "models: [{name: A, uri: 'ftp://m'}]\n", "models[0].uri"),
         (LEAST + "models: [{name: A, uri: 's3://m', stages: 0}]\n", "models[0].stages"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],
