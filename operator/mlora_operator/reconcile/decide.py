@@ -61,7 +61,12 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
 
     crews = [
         _crew(
-            view(pipeline, members[pipeline.key], snapshot, any_address=settings.allow_private_endpoints),
+            view(
+                pipeline,
+                tuple(members.get(pipeline.key, ())),
+                snapshot,
+                any_address=settings.allow_private_endpoints,
+            ),
             now,
         )
         for pipeline in snapshot.pipelines
@@ -141,12 +146,12 @@ def _decide_pipeline(
     )
 
 
-def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> defaultdict[Key, tuple[Task, ...]]:
-    members: defaultdict[Key, tuple[Task, ...]] = defaultdict(tuple)
+def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> Mapping[Key, list[Task]]:
+    members: defaultdict[Key, list[Task]] = defaultdict(list)
     for task in tasks:
         pipeline = accepted[task.key].pipeline
         if pipeline is not None:
-            members[pipeline.key] += (task,)
+            members[pipeline.key].append(task)
     return members
 
 
