@@ -1,7 +1,7 @@
-"""The edge to kopf: indexes of what is watched, and events that wake the one reconcile loop.
+"""The edge to kopf: its watches fill what the one reconcile loop reads, and wake it.
 
 Nothing here decides anything. There are no create, update or delete handlers, no timers and no daemons: each would make
-kopf write to every object. Measured: an index and an event handler cause no patch.
+kopf write to every object. Measured: an event handler causes no patch. Why no index of kopf's: ``reconcile/watched.py``.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -16,7 +16,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -37,11 +37,13 @@ from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
 from mlora_operator.reconcile.statuses import API_SERVER
+from mlora_operator.reconcile.watched import Watched
 from mlora_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 AUDIT_EVERY = 300.0  # seconds
+LIST_AGAIN_AFTER = 1.0
 WATCHED = (task.PLURAL, pipeline.PLURAL, "statefulsets", "services", "pods", "events")
 KINDS = (
     (GROUP, VERSION, task.PLURAL),
@@ -59,7 +61,8 @@ class Runtime:
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self.now = now
         self.settings = settings
-        self.indexed = asyncio.Event()  # kopf runs no event handler before all its indexes are filled
+        self.watched = Watched(WATCHED)
+        self.indexed = asyncio.Event()  # all that was there at the start has come through the watches
         self.loop: Loop | None = None  # while this replica leads
         self.elector: Elector | None = None
         self.work: asyncio.Task[None] | None = None
@@ -71,13 +74,13 @@ class Runtime:
             now=utc_now,
         )
 
-    def wake(self) -> None:
+    def saw(self, plural: str, event: str | None, body: Mapping[str, Any]) -> None:
         """There is something new to see."""
-        self.indexed.set()
-        if self.loop is not None:
-            self.loop.wake()
+        self.watched.saw(plural, event, body)
+        self.wake_loop()
 
-    async def start(self, indexes: Indexes) -> None:
+    async def start(self) -> None:
+        indexes = Indexes(*map(self.watched.of, WATCHED))
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.work = asyncio.create_task(self._serve(indexes, ready), name="reconcile loop")
         await ready
@@ -112,7 +115,8 @@ class Runtime:
                 ready.set_exception(error)
                 raise
             ready.set_result(None)
-            await self.indexed.wait()
+            await self._catch_up(cluster)
+            self.indexed.set()
             self.elector = elector
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._audit(cluster), name="audit")
@@ -165,6 +169,15 @@ class Runtime:
             silence = self.elector.silence
         return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks())
 
+    async def _catch_up(self, cluster: ApiServer) -> None:
+        """Until what the API server lists has come through the watches: kopf does not say when its first lists are over."""
+        while True:
+            try:
+                return await cluster.catch_up()
+            except Exception as error:
+                logger.warning("cannot list what is there: %s", error)
+            await asyncio.sleep(LIST_AGAIN_AFTER)
+
     async def _audit(self, cluster: ApiServer) -> None:
         while True:
             await asyncio.sleep(AUDIT_EVERY)
@@ -214,74 +227,24 @@ async def _credentials() -> client.Configuration:
     return configuration
 
 
-def _raw(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The object without what only the API server's bookkeeping needs, which is most of its bytes."""
-    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    return {**body, "metadata": meta}
-
-
-@kopf.index(GROUP, VERSION, task.PLURAL)
-async def tasks_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
-@kopf.index(GROUP, VERSION, pipeline.PLURAL)
-async def pipelines_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
-@kopf.index("apps", "v1", "statefulsets")
-async def statefulsets_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
-@kopf.index("", "v1", "services")
-async def services_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
-@kopf.index("", "v1", "pods")
-async def pods_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
-@kopf.index("", "v1", "events")
-async def events_index(body: kopf.Body, uid: str, **_: Any) -> dict[str, Any]:
-    return {uid: _raw(body)}
-
-
 @kopf.on.event(GROUP, VERSION, task.PLURAL)
 @kopf.on.event(GROUP, VERSION, pipeline.PLURAL)
 @kopf.on.event("apps", "v1", "statefulsets")
 @kopf.on.event("", "v1", "services")
 @kopf.on.event("", "v1", "pods")
 @kopf.on.event("", "v1", "events")
-async def wake(memo: kopf.Memo, **_: Any) -> None:
-    runtime(memo).wake()
+async def saw(memo: kopf.Memo, resource: kopf.Resource, type: str | None, body: kopf.Body, **_: Any) -> None:
+    runtime(memo).saw(resource.plural, type, body)
 
 
 @kopf.on.startup(errors=kopf.ErrorsMode.PERMANENT)  # a restart by the kubelet beats a minute of waiting
-async def start(memo: kopf.Memo, **indexes: Any) -> None:
-    await runtime(memo).start(
-        Indexes(
-            tasks=_view(indexes["tasks_index"]),
-            pipelines=_view(indexes["pipelines_index"]),
-            statefulsets=_view(indexes["statefulsets_index"]),
-            services=_view(indexes["services_index"]),
-            pods=_view(indexes["pods_index"]),
-            events=_view(indexes["events_index"]),
-        )
-    )
+async def start(memo: kopf.Memo, **_: Any) -> None:
+    await runtime(memo).start()
 
 
 @kopf.on.cleanup()
 async def stop(memo: kopf.Memo, **_: Any) -> None:
     await runtime(memo).stop()
-
-
-def _view(index: Mapping[str, Iterable[Any]]) -> Callable[[], Iterable[Mapping[str, Any]]]:
-    """All objects of an index; each key holds one."""
-    return lambda: [body for store in index.values() for body in store]
 
 
 def runtime(memo: Any) -> Runtime:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from mlora_operator.api.pipeline import PipelineStatus
@@ -22,6 +23,12 @@ from mlora_operator.reconcile.written import Written
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 16  # writes in flight
+# Seconds of a pass in which statuses are begun to be written; what is left waits for the next. Who has heard nothing yet is
+# never left, so that a thousand tasks that move keep nobody waiting who has just come.
+WRITING = 0.5
+
+
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class Writer:
@@ -33,12 +40,17 @@ class Writer:
         coordinators: Coordinators,
         witness: Witness | None = None,
         pace: Pace = PROMPT,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._pace = pace
+        self._monotonic = monotonic
         self._coordinators = coordinators
         self._witness = witness or Nobody()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._turns = asyncio.Semaphore(
+            AT_ONCE
+        )  # of statuses of tasks, each of which may need several slots in turn
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
         self.held_back: timedelta | None = None  # after the last ``act``: when the first of what waits is due
@@ -93,7 +105,11 @@ class Writer:
             if (status := decision.task_statuses.get(task.key)) is not None
             and (patch := self._due_of_task(task, status, now))
         ]
-        tasks.sort(key=lambda due: bool(due[0].status.conditions))  # who has heard nothing yet goes first
+        # Who has heard nothing yet goes first, then who has heard nothing for longest.
+        tasks.sort(
+            key=lambda due: (bool(due[0].status.conditions), self.tasks.last_write(due[0].uid) or _LONG_AGO)
+        )
+        until = self._monotonic() + WRITING
         pipelines = [
             (one, wished, patch)
             for one in snapshot.pipelines
@@ -106,11 +122,22 @@ class Writer:
                 for one, status, patch in pipelines
             ),
             *(
-                self._write_task(task, status, patch, stories["LoRATask", task.key], now)
+                self._unless_late(
+                    until if task.status.conditions else None,
+                    partial(self._write_task, task, status, patch, stories["LoRATask", task.key], now),
+                )
                 for task, status, patch in tasks
             ),
         )
         return all(results)
+
+    async def _unless_late(self, until: float | None, write: Callable[[], Awaitable[bool]]) -> bool:
+        """Write, or leave it to the next pass, which comes at once."""
+        async with self._turns:
+            if until is not None and self._monotonic() > until:
+                self.held_back = NOTHING
+                return True
+            return await write()
 
     def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
         """The patch to write now; empty when nothing has changed, or when it may wait."""

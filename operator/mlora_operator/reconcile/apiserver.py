@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import hashlib
@@ -36,6 +37,9 @@ EVENT_MESSAGE_LIMIT = 1024  # of the API
 # Reasons of the ordinary course that are no object of their own: the conditions have them, with their times, and the log.
 # Thousands of tasks would fill the API server's store with them.
 UNTOLD = frozenset({c.REASON_ACCEPTED, c.REASON_ADMITTED, c.REASON_SAVING})
+
+
+LOOK_EVERY, LOOKS = 0.1, 50  # seconds, and how often before listing anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +228,42 @@ class ApiServer:
         indexes. Without this, a task deleted in such a gap would be trained to its end.
         """
         self._policies.clear()  # one that somebody changed or deleted comes back
-        kinds = (
+        known = {
+            plural: _uids(index) for index, _, plural, _ in self._kinds()
+        }  # what comes later is not judged
+        there = await self._there()
+        vanished = {uid for plural, uids in known.items() for uid in uids - there[plural]}
+        found_new = bool(vanished - self._vanished)
+        self._vanished = vanished
+        return found_new
+
+    async def catch_up(self) -> None:
+        """Return once all that the API server lists has come through the watches."""
+        while True:
+            there = await self._there()
+            for _ in range(LOOKS):
+                if all(there[plural] <= _uids(index) for index, _, plural, _ in self._kinds()):
+                    return
+                await asyncio.sleep(LOOK_EVERY)
+            # Something is gone again, and will never come.
+
+    async def _there(self) -> Mapping[str, set[str]]:
+        """The uids that the API server lists, by kind."""
+        there: dict[str, set[str]] = {}
+        for _, api_version, plural, labels in self._kinds():
+            there[plural] = set()
+            for namespace in self._settings.namespaces or (None,):
+                there[plural] |= await self._api.list_identities(api_version, plural, namespace, labels)
+        return there
+
+    def _kinds(self) -> tuple[tuple[Callable[[], Iterable[Raw]], str, str, str], ...]:
+        """View, API version, plural and labels of what a decision is about."""
+        return (
             (self._indexes.tasks, API_VERSION, task.PLURAL, ""),
             (self._indexes.pipelines, API_VERSION, pipeline.PLURAL, ""),
             (self._indexes.statefulsets, "apps/v1", "statefulsets", OURS),
             (self._indexes.pods, "v1", "pods", OURS),
         )
-        vanished: set[str] = set()
-        for index, api_version, plural, labels in kinds:
-            known = {
-                raw["metadata"]["uid"] for raw in index()
-            }  # before the list: what comes later is not judged
-            there: set[str] = set()
-            for namespace in self._settings.namespaces or (None,):
-                there |= await self._api.list_identities(api_version, plural, namespace, labels)
-            vanished |= known - there
-        found_new = bool(vanished - self._vanished)
-        self._vanished = vanished
-        return found_new
 
     def _present(self, raws: Iterable[Raw]) -> Iterator[Raw]:
         return (raw for raw in raws if raw["metadata"]["uid"] not in self._vanished)
@@ -322,3 +344,7 @@ def _decoded(value: Any) -> str:
         return base64.b64decode(value).decode()
     except ValueError:
         return ""
+
+
+def _uids(index: Callable[[], Iterable[Raw]]) -> set[str]:
+    return {raw["metadata"]["uid"] for raw in index()}

@@ -1,0 +1,40 @@
+"""What the watches have brought, by kind and uid. Pure but for being changed.
+
+kopf has indexes of its own. At the start it lets an object's handlers wait until all objects of all kinds are indexed, and
+wakes all that wait with each one that is: with 2,000 tasks that took 23 seconds, with more the square of it. A dictionary
+that the event handlers fill costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+Raw = Mapping[str, Any]
+
+
+class Watched:
+    """Objects of some kinds, each named by its plural."""
+
+    def __init__(self, plurals: Iterable[str]) -> None:
+        self._objects: dict[str, dict[str, Raw]] = {plural: {} for plural in plurals}
+
+    def saw(self, plural: str, event: str | None, body: Raw) -> None:
+        """``event``: ADDED, MODIFIED or DELETED; None for an object of a first list. Those of one object come in their
+        order. Raises KeyError for a kind that is not watched."""
+        objects, uid = self._objects[plural], body["metadata"]["uid"]
+        if event == "DELETED":
+            objects.pop(uid, None)
+        else:
+            objects[uid] = _lean(body)
+
+    def of(self, plural: str) -> Callable[[], Iterable[Raw]]:
+        """A view on one kind: all of its objects whenever it is asked."""
+        objects = self._objects[plural]
+        return lambda: list(objects.values())
+
+
+def _lean(body: Raw) -> Raw:
+    """The object without what only the API server's bookkeeping needs, which is most of its bytes."""
+    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
+    return {**body, "metadata": meta}
