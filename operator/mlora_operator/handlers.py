@@ -74,6 +74,10 @@ class Runtime:
             now=utc_now,
         )
 
+    def __copy__(self) -> Runtime:
+        """kopf copies its memo for each object: there is only one runtime, whose loop comes and goes with its terms."""
+        return self
+
     def saw(self, plural: str, event: str | None, body: Mapping[str, Any]) -> None:
         """There is something new to see."""
         self.watched.saw(plural, event, body)

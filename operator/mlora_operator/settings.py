@@ -62,6 +62,9 @@ from mlora_operator.api.pipeline import (
 )
 from mlora_operator.api.problem import describe
 
+# Of every rank: the coordinator's HTTP, the links, the rendezvous (manifests/worker.py).
+WORKER_PORTS = frozenset({8080, 29400, 29500})
+
 
 class SettingsError(Exception):
     """The settings file is missing or wrong; the message names file and field."""
@@ -196,9 +199,17 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _each_port_once(self) -> Settings:
-        taken = {self.health.port, *([self.metrics.port] if self.metrics.enabled else ())}
-        if self.page.enabled and self.page.port in taken:
-            raise ValueError("page.port must be another than health.port and metrics.port")
+        ports = [
+            self.health.port,
+            *([self.metrics.port] if self.metrics.enabled else ()),
+            *([self.page.port] if self.page.enabled else ()),
+        ]
+        if len(ports) != len(set(ports)):
+            raise ValueError("health.port, metrics.port and page.port must differ")
+        if self.worker.metrics_port in WORKER_PORTS:
+            raise ValueError(
+                f"worker.metricsPort {self.worker.metrics_port} is one that workers use themselves"
+            )
         return self
 
     @property

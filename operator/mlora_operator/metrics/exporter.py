@@ -21,7 +21,7 @@ from mlora_operator.settings import MetricsSettings
 class Exporter:
     """``measures`` counts, ``watch`` is told of each pass, ``registry`` is what a scrape reads.
 
-    ``leads``: this replica holds the Lease; ``watching``: a task or pipeline was seen.
+    ``leads``: this replica holds the Lease; ``watching``: what was there at the start has been seen.
     """
 
     def __init__(

@@ -46,7 +46,9 @@ BUILD_INFO = Family(
 )
 LEADER = Family("mlora_operator_leader", "gauge", "1 while this replica holds the Lease, else 0")
 WATCHING = Family(
-    "mlora_operator_watching", "gauge", "1 once a task or pipeline was seen; before that nobody leads"
+    "mlora_operator_watching",
+    "gauge",
+    "1 once all that was there at the start has come through the watches; before that nobody leads",
 )
 LAST_PASS = Family(
     "mlora_operator_last_pass_timestamp_seconds", "gauge", "When a pass of the reconcile loop last decided"

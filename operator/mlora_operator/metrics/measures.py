@@ -19,7 +19,7 @@ from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.metrics import families as f
 from mlora_operator.metrics.priorities import labels_of, step_of
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import time_or
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, condition, is_true
 from mlora_worker.protocol import FailureReason
 
@@ -80,7 +80,7 @@ class Measures:
         if _came_true(c.ADMITTED, before.conditions, status.conditions):
             self._admitted.labels(*place, priority).inc()
         if status.start_time is not None and before.start_time is None:
-            since = parse_time(status.retry_time) if status.retry_time is not None else task.created
+            since = time_or(status.retry_time, task.created)
             self._wait.labels(priority).observe(max(0.0, (now - since).total_seconds()))
         _add(self._preempted, place, before.preemptions, status.preemptions)
         _add(self._restarted, place, before.restarts, status.restarts)
@@ -90,7 +90,7 @@ class Measures:
                 assert held is not None
                 self._finished.labels(*place, result, held.reason).inc()
                 if status.start_time is not None:
-                    seconds = (now - parse_time(status.start_time)).total_seconds()
+                    seconds = (now - time_or(status.start_time, now)).total_seconds()
                     self._duration.labels(result).observe(max(0.0, seconds))
 
     def pipeline_written(self, pipeline: Pipeline, status: PipelineStatus) -> None:

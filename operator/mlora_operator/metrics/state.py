@@ -22,7 +22,7 @@ from mlora_operator.metrics.measures import pipeline_labels
 from mlora_operator.metrics.priorities import step_of
 from mlora_operator.metrics.stages import StageMemory, stage_memory
 from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import time_or
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Snapshot, Task, is_true
 from mlora_operator.reconcile.view import view
 from mlora_operator.settings import MetricsSettings
@@ -97,7 +97,7 @@ def _of_queue(
         if state in WAITING and not is_true(status.conditions, c.ADMITTED):
             key = pipeline, step_of(task.spec.priority if task.spec is not None else 0, settings.priorities)
             waiting[key] += 1
-            since = parse_time(status.retry_time) if status.retry_time is not None else task.created
+            since = time_or(status.retry_time, task.created)
             oldest[key] = min(since, oldest.get(key, since))
     yield _gauge(f.TASKS, [((*pipeline_labels(name), state), n) for (name, state), n in states.items()])
     yield _gauge(f.WAITING, [((*pipeline_labels(name), step), n) for (name, step), n in waiting.items()])

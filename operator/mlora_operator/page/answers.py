@@ -62,7 +62,7 @@ def overview(sight: Sight, lists: Lists, namespace: str | None) -> Overview:
         else (namespace,),
         states=dict(sorted(Counter(one.state for one in ours).items())),
         tokens_per_second=_rounded(sum(_speed(one) or 0.0 for one in ours)),
-        pipelines=tuple(_pipeline(sight, view, lists) for view in views[:MOST_PIPELINES]),
+        pipelines=tuple(_pipeline(sight, view, lists, namespace) for view in views[:MOST_PIPELINES]),
         pipelines_total=len(views),
     )
 
@@ -103,7 +103,7 @@ def of_namespace(standings: Iterable[Standing], namespace: str | None) -> tuple[
     return tuple(one for one in standings if namespace is None or one.task.key.namespace == namespace)
 
 
-def _pipeline(sight: Sight, view: View, lists: Lists) -> PipelineDocument:
+def _pipeline(sight: Sight, view: View, lists: Lists, namespace: str | None) -> PipelineDocument:
     pipeline, here = view.pipeline, str(view.pipeline.key)
     status = sight.pipeline_statuses.get(pipeline.key, pipeline.status)
     spec, group, contact = pipeline.spec, view.group, view.contact
@@ -126,7 +126,8 @@ def _pipeline(sight: Sight, view: View, lists: Lists) -> PipelineDocument:
         base_model=spec.model.name if spec is not None else "",
         state=status.state or "Pending",
         reason=telling.reason if telling is not None else "",
-        message=_short(telling),
+        # A worker's last words may name tasks of others.
+        message=_short(telling) if namespace in (None, pipeline.key.namespace) else "",
         policy=spec.scheduling.policy if spec is not None else "",
         workers=group.replicas if group is not None else 0,
         ready_workers=group.ready if group is not None else 0,

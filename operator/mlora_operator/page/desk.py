@@ -152,7 +152,7 @@ class Desk:
                 503,
                 Trouble(
                     error="starting",
-                    message="the operator has looked at nothing yet; it begins with the first task or pipeline",
+                    message="the operator has looked at nothing yet: it has just started",
                 ),
             )
         present, moment = self._present, self._monotonic()

@@ -14,7 +14,7 @@ from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.about import Fields, about_key, about_pipeline, about_task
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import time_or
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.statuses import NOTHING, PROMPT, Pace, difference, pause
@@ -144,7 +144,7 @@ class Writer:
         if status == task.status:
             return {}
         patch = difference(task.status, status)
-        begun = parse_time(status.start_time) if status.start_time is not None else now
+        begun = time_or(status.start_time, now)
         wait = pause(patch, task.status.conditions, status.conditions, now - begun, self._pace)
         return patch if self._is_due(self.tasks.last_write(task.uid), wait, now) else {}
 
@@ -176,7 +176,7 @@ class Writer:
         if done:
             self.tasks.wrote(task.uid, task.version, status, now)
             if not self.tasks.is_gone(task.uid):
-                self._witness.task_written(task, status, now)
+                self._bear_witness(lambda: self._witness.task_written(task, status, now))
             await self._tell(story, about_task(task, status.pipeline))
         return done
 
@@ -198,9 +198,15 @@ class Writer:
         if done:
             self.pipelines.wrote(pipeline.uid, pipeline.version, status, now)
             if not self.pipelines.is_gone(pipeline.uid):
-                self._witness.pipeline_written(pipeline, status)
+                self._bear_witness(lambda: self._witness.pipeline_written(pipeline, status))
             await self._tell(story, about_pipeline(pipeline))
         return done
+
+    def _bear_witness(self, tell: Callable[[], None]) -> None:
+        try:
+            tell()
+        except Exception:  # who only counts must not stop the work
+            logger.exception("what was written could not be counted")
 
     async def _tell(self, story: list[Event], about: Fields) -> None:
         for event in story:

@@ -163,6 +163,14 @@ def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
 
 
+def time_or(text: str | None, default: datetime) -> datetime:
+    """A time of a status, which anybody may have written who may write statuses; ``default`` for none or nonsense."""
+    try:
+        return parse_time(text) if text is not None else default
+    except (ValueError, OverflowError):
+        return default
+
+
 def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | None, str | None]:
     try:
         spec = model.model_validate(raw.get("spec", {}))

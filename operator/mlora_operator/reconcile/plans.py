@@ -38,7 +38,7 @@ def next_plan(
         sent = view.contact.sent_tasks.get(task.uid)
         parts = _Parts(
             task.generation,
-            _is_admitted(places, task),
+            _is_admitted(places, task) and _is_here(view, task),
             bool(task.status.step),
             _keys_there(task, secrets),
             (sent and sent.dataset_text) or dataset_text(task, config_maps),
@@ -165,6 +165,14 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
 def _is_admitted(places: Mapping[str, Place], task: Task) -> bool:
     place = places.get(task.uid)
     return place is not None and place.outcome is Outcome.ADMITTED
+
+
+def _is_here(view: View, task: Task) -> bool:
+    """Pipelines that share tasks let in whom they know to be theirs by its status: so an operator that starts anew never
+    takes a task for another's that trains here."""
+    if view.members is None and view.pipeline.replica is None:
+        return True
+    return task.status.pipeline == str(view.pipeline.key) or view.contact.told.get(task.uid, False)
 
 
 def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:

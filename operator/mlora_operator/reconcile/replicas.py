@@ -20,6 +20,7 @@ from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.decision import Manifest
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
 from mlora_operator.scheduling.order import in_order
+from mlora_worker.protocol import TaskPhase
 
 # A waiting task moves only where it has at least two fewer before it: to move costs that its rows are prepared again.
 SLACK = 1
@@ -155,6 +156,8 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
             load[at.key] += _counts(task)
         elif task.spec is None or task.spec.suspend:
             placed.append((task, at or family.head))
+        elif not _counts(task):
+            placed.append((task, family.head))  # no workers start for it
         else:
             free[task.uid] = task
     up = [one for one in open_ if _is_up(snapshot.contacts.get(one.key, Contact()))] or open_[:1]
@@ -188,6 +191,8 @@ def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pi
         if contact.keeps(task):
             return 3
         told = contact.told.get(task.uid)
+        if told is None and contact.sent is None and task.uid in contact.tasks:
+            return 1  # a former operator told it
         return 0 if told is None else 2 if told else 1
 
     bound = next((one for one in family.members if str(one.key) == task.status.pipeline), None)
@@ -197,10 +202,18 @@ def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pi
 
 def _stays(task: Task, at: Pipeline, contact: Contact, snapshot: Snapshot) -> bool:
     """Its coordinator may train it already, or has what no other one has."""
-    if task.spec is None or contact.keeps(task) or contact.told.get(task.uid):
+    if task.spec is None:
         return True
     group = snapshot.groups.get(at.key)
-    if group is not None and group.replicas > 0:
+    runs = group is not None and group.replicas > 0 and any(pod.placed for pod in group.pods)
+    reported = contact.tasks.get(task.uid)
+    if reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED):
+        return True
+    if reported is not None and reported.phase is TaskPhase.PREEMPTED and task.status.run is not None:
+        return True  # until its status says how far it came
+    if runs and (contact.keeps(task) or contact.told.get(task.uid)):
+        return True
+    if runs and group is not None:
         held = task.admitted
         if (held is not None and held.status == "True") or _may_begin(task, group, contact):
             return True

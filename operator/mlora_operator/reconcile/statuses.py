@@ -69,11 +69,11 @@ def pause(
 ) -> timedelta:
     """How long after the last write a change must wait that ``patch`` writes; ``trained``: since the task's start.
 
-    1. A condition that comes, goes or turns does not wait, nor does the answer to a changed spec; but ``Admitted`` that
-       comes to be true does.
+    1. A condition that comes, goes or turns does not wait, nor does the answer to a changed spec, nor where a task is; but
+       ``Admitted`` that comes to be true does.
     2. Of what is left, numbers that move wait longest, then words of a queue.
     """
-    if "observedGeneration" in patch or _turned(before, after):
+    if not patch.keys().isdisjoint(("observedGeneration", "pipeline")) or _turned(before, after):
         return NOTHING
     if "conditions" not in patch and PROGRESS.issuperset(patch):
         return max(pace.progress, min(pace.progress_most, trained / 10))

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlora_operator.settings import SettingsError, load_settings, parse_settings
+from mlora_operator.manifests import worker
+from mlora_operator.settings import WORKER_PORTS, SettingsError, load_settings, parse_settings
 
 LEAST = "namespace: mlora-system\nworker: {image: 'worker:1'}\n"
 
@@ -51,6 +52,8 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "log: {format: xml}\n", "log.format"),
         (LEAST + "models: [{name: A, uri: 'ftp://m'}]\n", "models[0].uri"),
         (LEAST + "models: [{name: A, uri: 's3://m', stages: 0}]\n", "models[0].stages"),
+        (LEAST + "health: {port: 9000}\nmetrics: {enabled: true, port: 9000}\n", "must differ"),
+        ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],
 )
@@ -63,3 +66,7 @@ def test_an_error_names_file_and_field(text: str, words: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent\.yaml"):
         load_settings(tmp_path / "absent.yaml")
+
+
+def test_the_ports_that_workers_use_are_those_of_their_manifests() -> None:
+    assert {worker.HTTP_PORT, worker.LINK_PORT, worker.RENDEZVOUS_PORT} == WORKER_PORTS

@@ -450,7 +450,7 @@ function tell(kind, words, notice) {
 
 const WORDS = {
   following: (message) => `This replica of the operator follows, and ${message}. Forward a port to that pod, or ask the Service again.`,
-  starting: () => "The operator has looked at nothing yet: it has just started, or there is no task and no pipeline.",
+  starting: () => "The operator has looked at nothing yet: it has just started.",
 };
 
 async function look() {

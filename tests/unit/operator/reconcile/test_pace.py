@@ -103,3 +103,16 @@ async def test_a_pass_in_which_much_moves_ends_soon_and_still_tells_all_who_have
         assert not told & set(again), "those come first that have heard nothing for longest"
         told |= set(again)
     assert told == set(wishes)
+
+
+async def test_nonsense_in_one_status_keeps_nobody_else_from_getting_theirs(make: Any) -> None:
+    days = Days(make, make.task("a", status={"startTime": "yesterday"}), make.task("b"))
+    wish = waits("PreparingData").model_copy(update={"start_time": "yesterday"})
+    assert set(await days.act(0, a=wish, b=waits("PreparingData"))) == {"a", "b"}
+
+
+async def test_where_a_task_is_is_written_at_once(make: Any) -> None:
+    days = Days(make, make.task("a"))
+    await days.act(0, a=waits("PreparingData"))
+    moved = waits("PreparingData").model_copy(update={"pipeline": "team-a/other"})
+    assert await days.act(0.1, a=moved) == ["a"]

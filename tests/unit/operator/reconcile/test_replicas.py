@@ -254,6 +254,67 @@ def test_a_task_is_where_it_trains_though_its_status_says_otherwise(make: Any, t
     assert where(world.decide(*tasks))["t00"] == str(SECOND), "nor is it thrown out for anything"
 
 
+def test_a_task_that_never_fits_starts_no_replica_and_keeps_none(make: Any) -> None:
+    world = World(make, replicas={"min": 2, "max": 2, "tasksPerReplica": 4})
+    world.make_pipelines(world.decide())
+    tasks = tasks_of(make, 4)
+    huge = make.task(
+        "t99",
+        age=1,
+        status={
+            "pipeline": str(SECOND),
+            "conditions": [make.condition("Admitted", "False", "ExceedsCapacity")],
+        },
+    )
+    found = where(world.decide(*tasks, huge))
+    assert found["t99"] == str(TOY)
+    assert found["t03"] == str(SECOND), "one that wants workers starts them"
+
+
+def test_tasks_leave_a_replica_whose_pods_have_no_node(make: Any) -> None:
+    world = World(make)
+    tasks = tasks_of(make, 9)
+    world.make_pipelines(world.decide(*tasks))
+    world.up(TOY, SECOND, THIRD)
+    tasks = moved(make, tasks, world.decide(*tasks))
+    pods = tuple(replace(pod, placed=False, ready=False) for pod in make.group().pods)
+    world.groups[SECOND] = Group(2, "new", pods=pods)
+    world.contacts[SECOND] = replace(world.contacts[SECOND], lost_since=make.now)
+    assert Counter(where(world.decide(*tasks)).values())[str(SECOND)] == 1, (
+        "the last one, which waits for a node"
+    )
+
+
+def test_a_preempted_task_leaves_once_its_status_says_how_far_it_came(make: Any) -> None:
+    world = World(make, replicas={"max": 2, "tasksPerReplica": 4})
+    tasks = tasks_of(make, 7, at=TOY)
+    world.make_pipelines(world.decide(*tasks))
+    world.up(TOY, SECOND)
+    report = make.report(make.reported("Preempted", "t06", step=9), sequence=7)
+    world.contacts[TOY] = replace(world.contacts[TOY], report=report)
+    for run, at in (("run-1", TOY), (None, SECOND)):
+        tasks[6] = make.task("t06", age=1, status={"pipeline": str(TOY), "step": 7, "run": run})
+        assert where(world.decide(*tasks))["t06"] == str(at), run
+
+
+def test_a_member_lets_in_whom_its_status_names(make: Any) -> None:
+    """An operator that starts anew knows where a task may train from its status alone."""
+    world = World(make, replicas={"max": 2, "tasksPerReplica": 1})
+    tasks = tasks_of(make, 2)
+    world.make_pipelines(world.decide(*tasks))
+    world.up(TOY, SECOND)
+    prepared = {
+        key: make.report(make.reported("Prepared", name), sequence=7)
+        for key, name in ((TOY, "t00"), (SECOND, "t01"))
+    }
+    for key, report in prepared.items():
+        world.contacts[key] = replace(world.contacts[key], report=report)
+    plans = world.decide(*tasks).plans
+    assert not any(task.admitted for plan in plans.values() for task in plan.tasks)
+    plans = world.decide(*moved(make, tasks, world.decide(*tasks))).plans
+    assert [task.admitted for plan in plans.values() for task in plan.tasks] == [True, True]
+
+
 def test_nobody_stands_idle_while_a_task_waits_for_workers_to_start(make: Any) -> None:
     world = World(make, replicas={"min": 2, "max": 2, "tasksPerReplica": 4})
     world.make_pipelines(world.decide())
