@@ -59,6 +59,13 @@ def prepare_task(
     published = find_published(store, task.output_uri)
     if published is not None and published.fingerprint == fingerprint(task):
         return published_info(task.output_uri, published)
+    reference = task.dataset.chat_template_ref
+    if reference is not None and task.chat_template is None:
+        raise DataError(
+            FailureReason.INVALID_SPEC,
+            f"dataset.chatTemplateRef: the text of ConfigMap {reference.name}, key {reference.key}, is not known any more; "
+            "create the ConfigMap again",
+        )
     adapted = resolve_targets(base.facts, task.lora)
     targets = published_names(base.facts, adapted)
     finished = kept.adapter(task.uid, fingerprint(task))

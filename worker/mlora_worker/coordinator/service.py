@@ -379,4 +379,6 @@ def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
         plan = plan.model_copy(update={"storage": former.storage})
     if plan.dataset_text is None and former.dataset_text is not None:
         plan = plan.model_copy(update={"dataset_text": former.dataset_text})
+    if plan.template_text is None and former.template_text is not None:
+        plan = plan.model_copy(update={"template_text": former.template_text})
     return plan

@@ -241,7 +241,7 @@ def fingerprint(task: TaskPlan) -> str:
     lasting = task.model_dump(
         mode="json",
         by_alias=True,
-        exclude={"storage", "priority", "admitted", "started"},
+        exclude={"storage", "priority", "admitted", "started", "generation"},
         exclude_defaults=True,
     )
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()

@@ -25,6 +25,7 @@ class CachedWeights:
         self._folder = folder
         self._cache = cache
         self._copies: dict[str, CachedFile | None] = {}
+        self._whole: set[str] = set()  # that this process has fetched in one piece
         self._lock = threading.Lock()
 
     def size(self, uri: str) -> int:
@@ -84,8 +85,9 @@ class CachedWeights:
             return copy.read(start, length, fetch)
         except NoRanges:
             with self._lock:
-                if copy.missing:
+                if uri not in self._whole:  # also where a block that is here turned out to be damaged
                     copy.take_whole(self._folder.whole(uri))
+                    self._whole.add(uri)
             return copy.read(start, length, fetch)
 
     def _copy(self, uri: str) -> CachedFile | None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, urljoin, urlsplit
 
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
@@ -116,10 +116,15 @@ class Hub:
                 and isinstance(entry.get("path"), str)
             ]
             more = _NEXT.search(headers.get("Link", ""))
-            url = more.group(1) if more else None
-            if url is None or not url.startswith(self.endpoint + "/"):
-                break
-        return sorted(found, key=lambda file: file.path)
+            if more is None:
+                return sorted(found, key=lambda file: file.path)
+            url = urljoin(str(url), more.group(1))
+            if not url.startswith(self.endpoint + "/"):
+                raise StoreUnreachable(
+                    f"{self.endpoint} goes on with its list of files at another host ({urlsplit(url).hostname}): "
+                    "name that one as the hub's endpoint"
+                )
+        raise StoreUnreachable(f"{self.endpoint} has no end of its list of files after {_MOST_PAGES} pages")
 
     def url(self, uri: str) -> str:
         """Where a file of a data set is read from."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import quote
 
 import torch
 
@@ -170,6 +171,8 @@ class ModelFiles:
             names = sorted(set(json.loads(self._store.read(self._files[INDEX_FILE]))["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BrokenModel(f"{self._files[INDEX_FILE]} is no index of a sharded model ({error})") from None
+        # A web server's files are known by their names as they stand in an address.
+        names = [name if name in self._files else quote(str(name)) for name in names]
         absent = [name for name in names if name not in self._files]
         if absent or not names:
             raise BrokenModel(

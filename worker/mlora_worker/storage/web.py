@@ -24,6 +24,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # another attempt may work
 _PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
 _PAUSES = (0.5, 2.0, 5.0)
+_MOST_ASKED = 300.0
 _LONGEST_PAUSE: Final = 60.0  # seconds, whatever a server asks for
 _LEAST_RATE: Final = 1024  # bytes a second, on average; a server that sends less would keep a thread for days
 _GRACE_SECONDS: Final = 60.0  # of waiting, before the rate counts
@@ -65,6 +66,9 @@ class WebFiles:
         self._patience = patience
         self._pause = pause
         self._clock = clock
+        self._may_be_asked = (
+            _MOST_ASKED  # seconds that servers may still ask us to wait, all of them together
+        )
 
     def look(self, url: str, headers: Headers | None = None) -> Resource:
         """Without reading it. Raises StorageError."""
@@ -200,7 +204,8 @@ class WebFiles:
                 answer.close()
                 if answer.status not in _PASSING or last:
                     raise _refusal(url, answer.status)
-                asked = _asked_pause(answer.headers)
+                asked = min(_asked_pause(answer.headers), self._may_be_asked)
+                self._may_be_asked -= asked
             self._pause(max(asked, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
 
     def _followed(self, method: str, url: str, headers: Headers) -> _Answer:

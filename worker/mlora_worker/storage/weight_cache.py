@@ -58,6 +58,8 @@ class WeightCache:
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             needed = size - (_taken(data) if data.exists() else 0)
+            if size > self._most_bytes:
+                return None  # nobody else's file goes for one that is not kept anyway
             self._prune(needed, spare=data)
             free, whole = self._room(self._folder)
             if self._held() + needed > self._most_bytes or needed > free - _LEAST_FREE * whole:
@@ -72,8 +74,10 @@ class WeightCache:
     def _prune(self, needed: int, spare: Path) -> None:
         files = []
         for data in self._folder.glob("*.data"):
+            sums = data.with_suffix(".sums")
             with contextlib.suppress(OSError):
-                files.append((data.with_suffix(".sums").stat().st_mtime, _taken(data), data))
+                last_used = (sums if sums.exists() else data).stat().st_mtime
+                files.append((last_used, _taken(data), data))
         excess = sum(taken for _, taken, _ in files) + needed - self._most_bytes
         for _, taken, data in sorted(files):
             if excess <= 0:
@@ -91,7 +95,9 @@ class CachedFile:
         self._block = block
         self._count = -(-size // block)
         self._paths = (stem.with_suffix(".data"), stem.with_suffix(".sums"))
-        self._data = _opened(self._paths[0], size)
+        # Only the first is locked as a whole: a file server may take such a lock for one of all bytes, and bytes of the
+        # second are locked one by one.
+        self._data = _opened(self._paths[0], size, locked=True)
         self._sums = _opened(self._paths[1], _SUM * (1 + self._count))
         os.utime(self._paths[1])
         self._good: set[int] = set()  # blocks whose sums this process has looked at
@@ -188,11 +194,13 @@ class CachedFile:
         os.pwrite(self._sums, digest.digest(), _SUM * (1 + block))
 
 
-def _opened(path: Path, size: int) -> int:
-    """A descriptor that holds a shared lock, of a file that has its name still."""
+def _opened(path: Path, size: int, *, locked: bool = False) -> int:
+    """A descriptor of a file that has its name still; ``locked``: it holds a shared lock, where the volume knows any."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):
+            if locked:
+                fcntl.flock(handle, fcntl.LOCK_SH)
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino == os.fstat(handle).st_ino:
                 if os.fstat(handle).st_size != size:
@@ -203,7 +211,7 @@ def _opened(path: Path, size: int) -> int:
 
 def _remove_unused(data: Path) -> bool:
     try:
-        with data.open("rb") as file:
+        with data.open("r+b") as file:  # a file server locks nothing for one who may only read
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             data.with_suffix(".sums").unlink(missing_ok=True)
             data.unlink(missing_ok=True)

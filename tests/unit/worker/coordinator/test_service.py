@@ -98,13 +98,17 @@ def test_a_store_that_is_away_is_tried_again_but_a_wrong_address_is_final(
 def test_what_an_operator_cannot_read_any_more_stays_as_it_was() -> None:
     keys = StorageAccess.model_validate({"accessKey": "a", "secretKey": "b"})
     rows = Dataset.model_validate({"configMapRef": {"name": "rows", "key": "k"}})
-    known = task().model_copy(update={"storage": keys, "dataset": rows, "dataset_text": "{}"})
-    bare = known.model_copy(update={"storage": StorageAccess(), "dataset_text": None, "priority": 7})
+    known = task().model_copy(
+        update={"storage": keys, "dataset": rows, "dataset_text": "{}", "template_text": "t"}
+    )
+    lost = {"dataset_text": None, "template_text": None}
+    bare = known.model_copy(update={"storage": StorageAccess(), "priority": 7, **lost})
     assert with_what_is_known(bare, known) == known.model_copy(update={"priority": 7})
     other = known.model_copy(
         update={
             "storage": StorageAccess.model_validate({"accessKey": "c", "secretKey": "d"}),
             "dataset_text": "[]",
+            "template_text": "u",
         }
     )
     assert with_what_is_known(other, known) == other

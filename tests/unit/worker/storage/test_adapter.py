@@ -359,8 +359,11 @@ def test_a_tasks_own_chat_template_lies_beside_the_weights_and_is_part_of_its_wo
 
 def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue(task: TaskPlan) -> None:
     same = task.model_copy(
-        update={"priority": 9, "admitted": True, "storage": StorageAccess(endpoint="http://other")}
-    )
+        update={
+            "priority": 9, "admitted": True, "generation": 7,
+            "storage": StorageAccess(endpoint="http://other"),
+        }
+    )  # fmt: skip
     assert fingerprint(same) == fingerprint(task)
     for change in ({"uid": "uid-2"}, {"lora": LoRAConfig(rank=5)}, {"output_uri": "s3://x/y"}):
         assert fingerprint(task.model_copy(update=change)) != fingerprint(task)

@@ -231,6 +231,17 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(
     assert pauses == [pytest.approx(waited)]
 
 
+def test_servers_that_are_always_busy_get_so_much_patience_and_no_more(hub: WebServer) -> None:
+    hub.files["/file"] = b"0123456789"
+    pauses: list[float] = []
+    web = WebFiles(Destinations(LOCAL), HURRY, pause=pauses.append)
+    found = web.probe(f"{hub.url}/file")
+    for _ in range(20):
+        hub.trouble = [(429, {"Retry-After": "60"})]
+        assert b"".join(web.range_pieces(f"{hub.url}/file", 2, 3, expected=found)) == b"234"
+    assert sum(one for one in pauses if one >= 10) == pytest.approx(300)
+
+
 @pytest.mark.parametrize(
     ("status", "kind", "told"),
     [
@@ -282,6 +293,18 @@ def test_a_model_on_a_web_server_is_read_in_parts_where_it_gives_them(
     files = open_model(STORE, on_web(hub, shards()), tmp_path, access(hub))
     assert all(torch.equal(files.tensor(name), tensor) for name, tensor in {**FIRST, **SECOND}.items())
     assert {path.name for path in files.folder().iterdir()} == {"config.json", "tokenizer.json"}
+
+
+def test_a_damaged_block_of_a_server_that_gives_no_parts_is_repaired(hub: WebServer, tmp_path: Path) -> None:
+    hub.gives_parts = False
+    source = on_web(hub, shards())
+    open_model(STORE, source, tmp_path, access(hub)).tensor("embed.weight")
+    for path in (tmp_path / "weights").glob("*.data"):
+        with path.open("r+b") as file:
+            file.seek(20_000)
+            file.write(b"damage!!")
+    again = open_model(STORE, source, tmp_path, access(hub))
+    assert torch.equal(again.tensor("embed.weight"), FIRST["embed.weight"])
 
 
 def test_a_web_server_that_gives_no_parts_needs_room_to_keep_whole_files(

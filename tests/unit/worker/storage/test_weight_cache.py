@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import multiprocessing
 import os
@@ -155,6 +156,33 @@ def close(file: CachedFile) -> None:
 def test_a_file_that_would_not_fit_is_not_begun(tmp_path: Path, most: int, room: tuple[int, int]) -> None:
     assert cache(tmp_path, most, room).open("a", len(CONTENT)) is None
     assert not list(tmp_path.glob("*.data"))
+
+
+def test_a_file_that_is_too_large_to_be_kept_sends_no_other_away(tmp_path: Path) -> None:
+    kept = opened(tmp_path, "small", BLOCK)
+    kept.fill(Origin(CONTENT[:BLOCK]))
+    close(kept)
+    assert cache(tmp_path, 2 * BLOCK).open("large", 8 * BLOCK) is None
+    assert opened(tmp_path, "small", BLOCK).missing == 0
+
+
+def test_what_a_kill_left_of_a_removal_is_removed_with_its_turn(tmp_path: Path) -> None:
+    half = opened(tmp_path, "half", 4 * BLOCK)
+    half.fill(Origin(CONTENT[: 4 * BLOCK]))
+    close(half)
+    half._paths[1].unlink()
+    os.utime(half._paths[0], (0, 0))
+    assert cache(tmp_path, 4 * BLOCK).open("next", 4 * BLOCK) is not None
+    assert not half._paths[0].exists()
+
+
+def test_bytes_are_locked_in_a_file_that_nobody_locks_as_a_whole(tmp_path: Path) -> None:
+    """Where a lock of the file is one of all its bytes, two processes would else wait for each other."""
+    file = opened(tmp_path, "a", BLOCK)
+    with file._paths[1].open("r+b") as sums:
+        fcntl.flock(sums, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with file._paths[0].open("r+b") as data, pytest.raises(BlockingIOError):
+        fcntl.flock(data, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_volume_that_fills_up_meanwhile_is_told_apart_from_a_server_that_fails(
