@@ -14,6 +14,7 @@ from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
+from mlora_operator.reconcile.plans import keep_plans_of
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
 from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
 from mlora_operator.reconcile.statuses import PROMPT, Pace
@@ -146,3 +147,4 @@ class Loop:
         self._writer.tasks.keep_only(uids)
         self._writer.pipelines.keep_only(uids)
         self._reader.keep_only(uids)
+        keep_plans_of(uids)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
@@ -88,6 +88,12 @@ class _Made(NamedTuple):
 
 _PIPELINES = 1000  # that are remembered
 _made: dict[str, dict[str, _Made]] = {}  # by the uids of pipeline and task; an answer never depends on it
+
+
+def keep_plans_of(uids: Collection[str]) -> None:
+    """Forget what is remembered of other pipelines: it holds keys."""
+    for uid in _made.keys() - set(uids):
+        del _made[uid]
 
 
 def _keys_there(task: Task, secrets: Mapping[Key, SecretData | None]) -> SecretData | None:
