@@ -8,6 +8,7 @@
 ``tokenizer``     loads the base model's tokenizer
 ``template``      chats to tokens; which positions are supervised is proven by rendering, not guessed
 ``rendering``     the chat template, applied; ``prefix``: shorter ways to the tokens of what it renders
+``own_template``  a task's own chat template, in a process of its own (``template_process``), in a ``sandbox``
 ``tokenising``    many rows at a time, while the next ones are read
 ``token_rows``    tokenised rows, in memory or mapped from disk; ``cache``: kept there by content
 ``tally``         what became of the rows

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +59,9 @@ def prepare(
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
     when a file cannot be read.
     """
-    encoder = _checked_encoder(dataset, training, tokenizer, max_positions, template)
-    files = DatasetFiles(dataset, source, text, most_rows)
-    rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template), cache)
+    with _checked_encoder(dataset, training, tokenizer, max_positions, template) as encoder:
+        files = DatasetFiles(dataset, source, text, most_rows)
+        rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template), cache)
     if not len(rows):
         raise nothing_left(files.name, counts)
     chosen = select(len(rows), dataset, training.seed)
@@ -82,9 +83,10 @@ def _renderer_hash(tokenizer: Any, template: str | None) -> str:
     return own if template is None else f"{own} {hashlib.sha256(template.encode()).hexdigest()}"
 
 
+@contextmanager
 def _checked_encoder(
     dataset: Dataset, training: Training, tokenizer: Any, max_positions: int, template: str | None
-) -> ChatEncoder:
+) -> Iterator[ChatEncoder]:
     try:
         check_length(max_positions, training)
     except Misfit as error:
@@ -93,15 +95,16 @@ def _checked_encoder(
         encoder = ChatEncoder(tokenizer, dataset.supervised, template)
     except InvalidTemplate as error:
         raise DataError(FailureReason.INVALID_SPEC, f"dataset.chatTemplate: {error}") from None
-    if dataset.format is DatasetFormat.TEXT:
-        encoder.check_plain()
-    elif dataset.format is not DatasetFormat.PROMPT_COMPLETION and not encoder.has_template:
-        raise DataError(
-            FailureReason.INVALID_SPEC,
-            f"dataset.format is {dataset.format.value}, but the base model's tokenizer has no chat template; use "
-            "promptCompletion, a base model with a template, or dataset.chatTemplate",
-        )
-    return encoder
+    with closing(encoder):
+        if dataset.format is DatasetFormat.TEXT:
+            encoder.check_plain()
+        elif dataset.format is not DatasetFormat.PROMPT_COMPLETION and not encoder.has_template:
+            raise DataError(
+                FailureReason.INVALID_SPEC,
+                f"dataset.format is {dataset.format.value}, but the base model's tokenizer has no chat template; use "
+                "promptCompletion, a base model with a template, or dataset.chatTemplate",
+            )
+        yield encoder
 
 
 def _usable(

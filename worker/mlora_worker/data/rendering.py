@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from mlora_worker.data.own_template import OwnTemplate
 from mlora_worker.data.rows import Turn
-from mlora_worker.data.sandbox import TaskTemplate
 
 Turns = Sequence[Turn]
 
@@ -22,25 +22,42 @@ class ChatTemplate:
     """What ``tokenizer.apply_chat_template`` renders. That checks and copies each message before, which takes half as long
     again as the rendering: so the compiled template (in transformers' own sandbox) is called at once.
 
-    ``own``: another template than the tokenizer's, with bounds (``sandbox``). Raises InvalidTemplate for one that is none.
+    ``own``: another template than the tokenizer's, rendered in a process of its own (``own_template``), which ends with
+    ``close``. Raises InvalidTemplate for one that is none.
     """
 
     def __init__(self, tokenizer: Any, own: str | None = None) -> None:
-        self._template: Any = (
-            TaskTemplate(own) if own is not None else _compile_jinja_template(tokenizer.get_chat_template())
-        )
         self._named = dict(tokenizer.special_tokens_map)
+        self._own = OwnTemplate(own) if own is not None else None
+        self._template: Any = (
+            None if own is not None else _compile_jinja_template(tokenizer.get_chat_template())
+        )
 
     def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:
         """One text or refusal for each. ``prompt``: with what a server writes before the model answers."""
-        return [self._one(turns, prompt) for turns in conversations]
+        return self.render_all([(turns, prompt) for turns in conversations])
 
-    def _one(self, turns: Turns, prompt: bool) -> str | Refused:
-        messages = [{"role": role, "content": content} for role, content in turns]
-        try:
-            rendered: str = self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **self._named
+    def render_all(self, asked: Sequence[tuple[Turns, bool]]) -> list[str | Refused]:
+        """Each conversation, with ``prompt`` or without."""
+        given = [
+            (
+                [{"role": role, "content": content} for role, content in turns],
+                {"tools": None, "documents": None, "add_generation_prompt": prompt, **self._named},
             )
+            for turns, prompt in asked
+        ]
+        if self._own is not None:
+            answers = self._own.render_all(given)
+            return [one if isinstance(one, str) else Refused(str(one)) for one in answers]
+        return [self._one(messages, names) for messages, names in given]
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    def _one(self, messages: Sequence[Mapping[str, str]], names: Mapping[str, Any]) -> str | Refused:
+        try:
+            rendered: str = self._template.render(messages=messages, **names)
         except TemplateError as error:
             return Refused(str(error))
         return rendered

@@ -1,28 +1,33 @@
 """A task's own chat template: what it may use, and how much work one rendering may be.
 
-It is rendered as transformers renders a model's template, in the same sandbox, with the same names. But it comes from
-somebody who shares the worker with others, so beyond that:
+It is rendered as transformers renders a model's template: in the same sandbox, with the same names, which are written here
+once more, because the process that renders (``template_process``) would start for seconds if it imported that library. But
+it comes from somebody who shares the worker with others, so beyond that:
 
 1. Only filters and methods of texts are known whose result can be foreseen; templates cannot load others.
 2. Each step of a loop, each call, filter and text that is put together takes from the rendering's budget, by the size of
    what it works on.
 3. No text may become longer than a multiple of the conversation.
 
-What is wrong is told with its line when the template is compiled, where that can be seen there. This bounds mistakes and
-simple abuse; it is no wall between tenants who must not share a processor.
+What is wrong is told with its line when the template is compiled, where that can be seen there. This finds mistakes, and
+has words for them; what it cannot foresee is bounded by the process that a template is rendered in (``own_template``).
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 
-from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2.exceptions import TemplateError
-from jinja2.runtime import Context
+from jinja2 import Environment, Template, TemplateSyntaxError, nodes, pass_eval_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from jinja2.utils import Namespace
 
 LONGEST_TEMPLATE: Final = 65_536  # characters
 _LEAST_BUDGET: Final = 1_000_000  # units of work
@@ -31,6 +36,7 @@ _LEAST_TEXT: Final = 1_000_000  # characters of any text
 _TEXT_FACTOR: Final = 8  # and so many times the conversation's
 _CHARACTERS_A_UNIT: Final = 64
 _MOST_BITS: Final = 4096  # of a number
+_WIDEST_INDENT: Final = 16  # of JSON
 
 _EACH, _JOINED = "__each", "__joined"
 _FILTERS: Final = frozenset(
@@ -57,43 +63,154 @@ class TaskTemplate:
 
     def __init__(self, source: str) -> None:
         """Raises InvalidTemplate."""
+        check_source(source)
         self._environment = _Limited(source)
         try:
             self._template: Template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidTemplate(f"line {error.lineno}: {error.message}") from None
-        except (TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+        except Exception as error:  # such as ValueError for a number of five thousand digits
             raise InvalidTemplate(f"cannot be compiled: {type(error).__name__}: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
         """Raises TemplateError: the template's own refusal, a mistake in it, or more work than one rendering may be."""
-        self._environment.begin(sum(len(one["content"]) for one in messages))
+        characters = characters_of(messages)
+        self._environment.begin(characters)
         try:
-            return self._template.render(messages=messages, **names)
+            text = self._template.render(messages=messages, **names)
         except TemplateError:
             raise
         except RecursionError:
-            raise TemplateError("it calls itself without an end") from None
+            raise TemplateError("it calls itself without an end, or nests values too deeply") from None
+        except MemoryError:
+            raise TemplateError(
+                "it needs far more memory than a chat template has to: look for lists and texts that grow in loops"
+            ) from None
         except Exception as error:  # whatever its expressions raise is a mistake in it
             raise TemplateError(f"{type(error).__name__}: {error}") from None
+        if len(text) > longest_text(characters):
+            raise TemplateError(_too_long(len(text)))
+        if not _is_unicode(text):
+            raise TemplateError("it writes half a character (a lone surrogate), which no tokenizer reads")
+        return text
+
+
+def check_source(source: str) -> None:
+    """Raises InvalidTemplate for what need not be compiled."""
+    if len(source) > LONGEST_TEMPLATE:
+        raise InvalidTemplate(
+            f"it has {len(source):,} characters, and may have {LONGEST_TEMPLATE:,}: leave out what it does for tools "
+            "and pictures, which rows have none of"
+        )
+    if not _is_unicode(source):
+        raise InvalidTemplate("it holds half a character (a lone surrogate): write it in UTF-8")
+
+
+def characters_of(messages: Sequence[Mapping[str, str]]) -> int:
+    return sum(len(one["content"]) for one in messages)
+
+
+def longest_text(characters: int) -> int:
+    """Characters of any text in the rendering of a conversation of so many."""
+    return _LEAST_TEXT + _TEXT_FACTOR * characters
+
+
+def _too_long(characters: int) -> str:
+    return f"it makes a text of {characters:,} characters out of a much shorter conversation"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+class _Generation(Extension):
+    """``{% generation %}`` around an answer. Its places are not asked for here."""
+
+    tags: set[str] = {"generation"}  # noqa: RUF012 - as the class above declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_shown", []), [], [], body).set_lineno(line)
+
+    @pass_eval_context
+    def _shown(self, _: nodes.EvalContext, caller: Macro) -> str:
+        shown: str = caller()
+        return shown
+
+
+class _Dict:
+    """``dict`` without a way to its class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    def __init__(*args: Any, **kwargs: Any) -> None:  # namespace(self=...) is a name like any other
+        self, given = args[0], args[1:]
+        values = dict(*given, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a name of a namespace cannot begin with _: rename {name!r}")
+
+
+def _raise_exception(message: Any) -> None:
+    raise TemplateError(message)
+
+
+def _strftime_now(written: str) -> str:
+    return datetime.now().strftime(written)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own would escape for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 class _Limited(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, source: str) -> None:
-        usual = _compile_jinja_template("").environment
         super().__init__(
-            trim_blocks=usual.trim_blocks,
-            lstrip_blocks=usual.lstrip_blocks,
-            extensions=[type(one) for one in usual.extensions.values()],
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
             finalize=self._shown,
         )
-        self.globals.update({name: value for name, value in usual.globals.items() if name != "lipsum"})
-        self.globals.pop("lipsum", None)
-        self.globals.pop("cycler", None)
-        self.globals.pop("joiner", None)
-        known = {name: usual.filters[name] for name in _FILTERS}
+        for name in ("lipsum", "cycler", "joiner"):
+            del self.globals[name]
+        self.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "dict": _Dict(),
+            "namespace": _Namespace,
+        }
+        known = {name: _tojson if name == "tojson" else self.filters[name] for name in _FILTERS}
         self.filters = {name: self._charged(name, each) for name, each in known.items()}
         self.filters |= {_EACH: self._each, _JOINED: self._joined}
         self._step = 1 + len(source) // _CHARACTERS_A_UNIT  # a loop's body may write all of it
@@ -102,7 +219,7 @@ class _Limited(ImmutableSandboxedEnvironment):
     def begin(self, characters: int) -> None:
         """A rendering of a conversation of so many."""
         self._left = _LEAST_BUDGET + characters
-        self._longest = _LEAST_TEXT + _TEXT_FACTOR * characters
+        self._longest = longest_text(characters)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -154,9 +271,13 @@ class _Limited(ImmutableSandboxedEnvironment):
     def _charged(self, name: str, each: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(each)
         def charged(*args: Any, **kwargs: Any) -> Any:
-            # A filter may be given the environment, which is none of a template's values.
-            given = [one for one in args if isinstance(one, str | int | float | list | tuple | dict)]
             self._spend(1)
+            if name == "join":  # also of a range, or of what another filter yields
+                args = tuple(
+                    list(self._each(one)) if isinstance(one, Iterator | range) else one for one in args
+                )
+            # A filter may be given the environment, which is none of a template's values.
+            given = [one for one in args if not isinstance(one, Environment | Context | nodes.EvalContext)]
             self._measure((*given, *kwargs.values()))
             self._foresee(name, (*given, *kwargs.values()))
             return each(*args, **kwargs)
@@ -187,8 +308,8 @@ class _Limited(ImmutableSandboxedEnvironment):
             text, values = given[:2] if isinstance(given[0], str) else (given[1], given[0])
             if isinstance(text, str) and hasattr(values, "__len__"):
                 self._allow((len(text) + 1) * len(values))
-        elif name == "tojson" and any(isinstance(one, int) and one > 16 for one in given[1:]):
-            raise TemplateError("tojson indents by at most 16")
+        elif name == "tojson" and any(_width(one) > _WIDEST_INDENT for one in given[1:]):
+            raise TemplateError(f"tojson indents by at most {_WIDEST_INDENT}")
 
     def _measure(self, values: Iterable[Any]) -> None:
         """Take the size of ``values``, with all that is in them, from the budget: as a text they would be as long."""
@@ -206,15 +327,20 @@ class _Limited(ImmutableSandboxedEnvironment):
 
     def _allow(self, characters: int) -> None:
         if characters > self._longest:
-            raise TemplateError(
-                f"it makes a text of {characters:,} characters out of a much shorter conversation"
-            )
+            raise TemplateError(_too_long(characters))
         self._spend(characters // _CHARACTERS_A_UNIT)
 
     def _spend(self, units: int) -> None:
         self._left -= units
         if self._left < 0:
             raise TemplateError("it does far more than a chat template has to: look for loops in loops")
+
+
+def _width(value: Any) -> int:
+    """Of an indentation or a separator, a number of spaces or a text, or of several."""
+    if isinstance(value, list | tuple):
+        return sum(map(_width, value[:3]))
+    return len(value) if isinstance(value, str) else value if isinstance(value, int) else 0
 
 
 def _filtered(value: nodes.Node, name: str) -> nodes.Filter:

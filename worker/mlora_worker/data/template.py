@@ -37,6 +37,7 @@ from mlora_worker.data.rows import ASSISTANT, Chat, Drop, Text, Turn
 from mlora_worker.protocol import FailureReason, TrainOn
 
 _PLACEHOLDER = "Qx7placeholderK"
+_TOGETHER = 64  # rows that are rendered in one go: a task's own template has them sent to its process
 
 # The tokenizer's own settings may not change while a thread encodes (huggingface/transformers#47085). It uses all
 # cores by itself, so one at a time is no slower.
@@ -90,7 +91,8 @@ class RowRefused(Exception):
 class ChatEncoder:
     """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared.
 
-    ``template``: the task's own, in the place of the tokenizer's. Raises InvalidTemplate for one that is none.
+    ``template``: the task's own, in the place of the tokenizer's. Raises InvalidTemplate for one that is none. An encoder
+    with such a template has a process, which ``close`` ends.
     """
 
     def __init__(
@@ -100,8 +102,6 @@ class ChatEncoder:
         self._eos = tokenizer.eos_token_id
         self.bos: int | None = tokenizer.bos_token_id
         self._train_on = train_on
-        has_one = template is not None or tokenizer.chat_template
-        self._template = ChatTemplate(tokenizer, template) if has_one else None
         cutters = cutters_of(self._backend)
         self._prefixes = PrefixProof(cutters, self._encodings)
         self._beginning = SharedBeginning(cutters, self._encodings)
@@ -109,12 +109,19 @@ class ChatEncoder:
         self._closing: _Closing | None = None
         self._added = sorted(filter(str.strip, tokenizer.get_added_vocab()), key=len, reverse=True)
         self._before_text = self._ids_before_text()
+        # Last, so that no process is left where something else fails.
+        has_one = template is not None or tokenizer.chat_template
+        self._template = ChatTemplate(tokenizer, template) if has_one else None
         if not self.has_template:
             self.check_plain()
 
     @property
     def has_template(self) -> bool:
         return self._template is not None
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
 
     def check_plain(self) -> None:
         """Raises DataError (InvalidSpec) where rows without a template could never teach the model to stop."""
@@ -138,10 +145,17 @@ class ChatEncoder:
     def render(self, rows: Sequence[Chat | Text]) -> list[Rendered | Drop]:
         """The first of three steps, see ``encode``."""
         template = self._template
-        return [
-            self._plain(row) if template is None or isinstance(row, Text) else self._prove(row, template)
-            for row in rows
-        ]
+        if template is None:
+            return [self._plain(row) for row in rows]
+        made: list[Rendered | Drop] = []
+        for start in range(0, len(rows), _TOGETHER):
+            some = rows[start : start + _TOGETHER]
+            asked = [[] if isinstance(row, Text) else self._renderings_of(row) for row in some]
+            answers = iter(template.render_all([one for each in asked for one in each]))
+            for row, each in zip(some, asked, strict=True):
+                texts = [next(answers) for _ in each]
+                made.append(self._plain(row) if isinstance(row, Text) else self._prove(row, template, texts))
+        return made
 
     def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Tokens]:
         """Of what was not dropped. Most of the work, without the interpreter's lock."""
@@ -199,25 +213,44 @@ class ChatEncoder:
             row.weight,
         )
 
-    def _prove(self, chat: Chat, template: ChatTemplate) -> Rendered | Drop:
-        turns = chat.turns
+    def _answered(self, turns: Sequence[Turn]) -> list[int]:
+        """Places of the answers that are to be proven."""
+        last = len(turns) - 1
+        return [
+            place
+            for place, turn in enumerate(turns)
+            if turn.role == ASSISTANT and (place == last or self._train_on is TrainOn.ALL_ANSWERS)
+        ]
 
-        def rendered(shown: Sequence[Turn], *, prompt: bool = False) -> str:
-            (text,) = template.render([shown], prompt=prompt)
+    def _renderings_of(self, chat: Chat) -> list[tuple[Sequence[Turn], bool]]:
+        """What ``_prove`` needs: the whole, then of each answer its prompt, and the chat through it."""
+        turns = chat.turns
+        asked: list[tuple[Sequence[Turn], bool]] = [(turns, False)]
+        for place in self._answered(turns):
+            if place == 0:  # no template renders a prompt of nothing
+                break
+            asked.append((turns[:place], True))
+            if place < len(turns) - 1:
+                asked.append((turns[: place + 1], False))
+        return asked
+
+    def _prove(self, chat: Chat, template: ChatTemplate, texts: Sequence[str | Refused]) -> Rendered | Drop:
+        turns = chat.turns
+        left = iter(texts)
+
+        def rendered() -> str:
+            text = next(left)
             if isinstance(text, Refused):
                 raise RowRefused(chat.line, f"is refused by the chat template: {text}")
             return text
 
-        text = rendered(turns)
+        text = rendered()
         answers: list[Answer] = []
-        for place, turn in enumerate(turns):
-            last = place == len(turns) - 1
-            if turn.role != ASSISTANT or not (last or self._train_on is TrainOn.ALL_ANSWERS):
-                continue
-            if place == 0:  # no template renders a prompt of nothing
+        for place in self._answered(turns):
+            if place == 0:
                 return Drop.TEMPLATE_MISMATCH
-            prompt = rendered(turns[:place], prompt=True)
-            through = text if last else rendered(turns[: place + 1])
+            prompt = rendered()
+            through = text if place == len(turns) - 1 else rendered()
             answer = self._answer(template, turns[: place + 1], prompt, through, text)
             if answer is None:
                 return Drop.TEMPLATE_MISMATCH

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +19,10 @@ from hypothesis import strategies as st
 from jinja2.exceptions import TemplateError
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from mlora_worker.data import template_process
 from mlora_worker.data.cache import RowCache
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.own_template import OwnTemplate, _environment
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.sandbox import InvalidTemplate, TaskTemplate
 from mlora_worker.protocol import Dataset, FailureReason, StorageAccess, Training
@@ -46,6 +53,8 @@ GOOD = {
     "{{ messages | tojson(indent=2) }}{{ undefined_name | default('none') }}{{ bos_token ~ eos_token }}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
     "loop controls": "{% for m in messages %}{% if loop.index > 2 %}{% break %}{% endif %}{{ m.content }}{% endfor %}",
+    "names": "{{ dict(a=1) }}{{ dict.fromkeys(['a'], 2) }}{{ namespace(self=3).self }}{{ strftime_now('%Y') }}"
+    "{{ {'b': 'é<', 'a': [1]} | tojson(sort_keys=true, ensure_ascii=true, separators=(',', ':')) }}",
     "numbers": "{{ 7 % 3 }}{{ 2 ** 10 }}{{ 'ab' * 3 }}{{ [1, 2] + [3] }}{{ (messages | length) * 2 }}",
 }
 TURN = st.fixed_dictionaries(
@@ -75,11 +84,15 @@ def test_it_renders_what_transformers_renders(
         ("{% include 'x' %}", r"line 1: a chat template cannot load others"),
         ("{% extends 'x' %}", r"a chat template cannot load others"),
         ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", r"cannot be compiled"),
+        ("{{ " + "1" * 5000 + " }}", r"cannot be compiled: ValueError"),
+        ("x" * 65_537, r"it has 65,537 characters, and may have 65,536"),
+        ("\ud800", r"half a character"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_line_when_it_is_compiled(source: str, told: str) -> None:
-    with pytest.raises(InvalidTemplate, match=told):
-        TaskTemplate(source)
+    for made in (TaskTemplate, OwnTemplate):
+        with pytest.raises(InvalidTemplate, match=told):
+            made(source)
 
 
 SIXTY = "{% set ns = namespace(a=START) %}{% for i in range(60) %}{% set ns.a = NEXT %}{% endfor %}"
@@ -113,12 +126,18 @@ HOSTILE = {
     "format by %": "{{ '%999999999d' % 1 }}",
     "ljust": "{{ 'a'.ljust(999999999) }}",
     "expandtabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
+    "join of a range": "{{ range(20000) | join('x' * 5000) }}",
+    "join of what a filter yields": "{{ range(20000) | map('string') | join('x' * 50000) }}",
     "tojson": "{{ [[1]] | tojson(indent=999999) }}",
+    "tojson with a text": "{{ ([1] * 200) | tojson(indent='x' * 500000) }}",
+    "tojson with separators": "{{ ([1] * 200) | tojson(separators=('x' * 500000, ':')) }}",
+    "half a character": "{{ '\\ud800' }}",
     "much text of a loop": "{% for i in range(99999) %}" + "x" * 60_000 + "{% endfor %}",
     "much text kept": "{% set a %}{% for i in range(99999) %}" + "x" * 60_000 + "{% endfor %}{% endset %}",
     "the class of a text": "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ x.y }}",
     "nothing of nothing": "{{ undefined_name.attribute }}",
     "a sum of texts": "{{ 'a' + 1 }}",
+    "a hidden name": "{{ namespace(__class__=1) }}",
     "its own refusal": "{{ raise_exception('no') }}",
 }  # fmt: skip
 
@@ -137,6 +156,140 @@ def test_a_budget_is_one_renderings_and_grows_with_the_conversation() -> None:
     long = [{"role": "user", "content": "a" * 2_000_000}] * 3
     for _ in range(3):
         assert template.render(long) == "b" * 6_000_000
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module", params=list(GOOD))
+def both(request: pytest.FixtureRequest) -> Iterator[tuple[TaskTemplate, OwnTemplate]]:
+    source = GOOD[request.param]
+    with closing(OwnTemplate(source)) as own:
+        yield TaskTemplate(source), own
+
+
+@settings(max_examples=25, deadline=None)
+@given(messages=st.lists(TURN, max_size=5), prompt=st.booleans())
+def test_the_process_renders_what_is_rendered_here(
+    both: tuple[TaskTemplate, OwnTemplate], messages: list[dict[str, str]], prompt: bool
+) -> None:
+    names = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": prompt, "tools": None}
+    here, own = both
+    expected = here.render(messages, **names)
+    assert own.render(messages, **names) == expected
+    assert own.render_all([(messages, names)] * 3) == [expected] * 3
+
+
+IN_LOOPS = "{% for i in range(9) %}{% for j in range(30000) %}STEP{% endfor %}{% endfor %}"
+# What no budget foresees: it breaks Python itself, or is one long operation, or many, or large.
+BEYOND = {
+    "nested values hashed": (
+        "{% set ns = namespace(t=0) %}"
+        + IN_LOOPS.replace("STEP", "{% set ns.t = (ns.t,) %}").replace("range(9)", "range(7)")
+        + "{% set d = {ns.t: 1} %}",
+        r"broke the process that renders it \(SIGSEGV\)|processor time",  # which is first on a slow machine
+    ),
+    "searches in a long list": (
+        "{% set long = [0] * 900000 %}" + IN_LOOPS.replace("STEP", "{% if 1 in long %}{% endif %}"),
+        r"more than 5 s of processor time: look for loops in loops",
+    ),
+    "slices that are kept": (
+        "{% set long = [0] * 900000 %}{% set ns = namespace(t=()) %}"
+        + IN_LOOPS.replace("STEP", "{% set ns.t = (ns.t, long[1:]) %}"),
+        r"memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("story", BEYOND)
+def test_what_no_budget_foresees_ends_the_process_and_nothing_else(story: str) -> None:
+    source, told = BEYOND[story]
+    began = time.monotonic()
+    with closing(OwnTemplate(source)) as own:
+        for _ in range(2):
+            with pytest.raises(TemplateError, match=told):
+                own.render(HELLO)
+        pid = own.pid
+    assert time.monotonic() - began < 60
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize("story", HOSTILE)
+def test_what_the_budget_refuses_is_refused_in_the_same_words(story: str) -> None:
+    with closing(OwnTemplate(HOSTILE[story])) as own:
+        for _ in range(2):  # and it goes on
+            with pytest.raises(TemplateError) as here:
+                TaskTemplate(HOSTILE[story]).render(HELLO)
+            with pytest.raises(TemplateError) as there:
+                own.render(HELLO)
+            assert str(there.value)[:1000] == str(here.value)[:1000]
+
+
+def test_a_process_that_is_stopped_or_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlora_worker.data.own_template._ANSWER_SECONDS", 0.5)
+    with closing(OwnTemplate(CHATML)) as own:
+        os.kill(own.pid, signal.SIGSTOP)
+        with pytest.raises(TemplateError, match="gave no answer within"):
+            own.render(HELLO)
+    with closing(OwnTemplate(CHATML)) as own:
+        os.kill(own.pid, signal.SIGKILL)
+        with pytest.raises(TemplateError, match="was killed, most likely for want of memory"):
+            own.render([{"role": "user", "content": "a" * 3_000_000}])
+
+
+def test_all_renderings_together_may_take_so_much_for_each() -> None:
+    kind, told = template_process._rendered(TaskTemplate(CHATML), HELLO, {}, 0.0)
+    assert kind == template_process.REFUSED
+    assert "far more than so many conversations need" in told
+
+
+def test_a_long_conversation_and_many_at_once_pass_through() -> None:
+    long = [{"role": "user", "content": "é" * 2_000_000}] * 3
+    asked = [(long, {}), *[(HELLO, {})] * 1500]
+    with closing(OwnTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")) as own:
+        assert own.render_all(asked) == ["é" * 6_000_000, *["hello"] * 1500]
+
+
+def test_the_process_knows_no_secret_and_ends_with_its_parents_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    with closing(OwnTemplate(CHATML)) as own:
+        assert b"hidden" not in Path(f"/proc/{own.pid}/environ").read_bytes()
+        assert "AWS_SECRET_ACCESS_KEY" not in _environment()
+        limits = Path(f"/proc/{own.pid}/limits").read_text()
+        for name, most in (("core file size", 0), ("file size", 0), ("open files", 16), ("cpu time", 7200)):
+            assert re.search(rf"Max {name} +{most} +{most} ", limits)
+        assert re.search(r"Max address space +\d{9} +\d{9} ", limits)
+        assert own._process.stdin is not None
+        own._process.stdin.close()
+        assert own._process.wait(30) == 0
+
+
+def test_no_process_is_left_whatever_becomes_of_the_preparation(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+    popen = subprocess.Popen
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        made = popen(*args, **kwargs)
+        started.append(made.pid)
+        return made
+
+    monkeypatch.setattr("mlora_worker.data.own_template.subprocess.Popen", watched)
+    run(tokenizer, BRACKETS)
+    for bad in ("x\n{% endfor %}", "{{ messages[0].nothing.more }}", BEYOND["nested values hashed"][0]):
+        with pytest.raises(DataError):
+            run(tokenizer, bad)
+    assert len(started) == 4
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_template_that_breaks_its_process_names_the_row(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"line 1 is refused by the chat template: (it broke|one)") as caught:
+        run(tokenizer, BEYOND["nested values hashed"][0])
+    assert caught.value.reason is FailureReason.INVALID_ROW
 
 
 # --- in a data set ----------------------------------------------------------------------------------------------------
