@@ -46,8 +46,13 @@ def main() -> None:
     from mlora_worker.storage.safetensors_reader import BrokenModel
 
     log = logging.getLogger("mlora_worker")
+
+    def leave(error: Exception) -> None:
+        log.error("the group is over before it began: %s", error)
+        _leave(EXIT_PEER_LOST)
+
     try:
-        run_rank(config, rank, termination)
+        run_rank(config, rank, termination, leave)
         code = 0
     except LinkClosed as error:
         log.error("the group is over: %s", error)

@@ -61,10 +61,15 @@ log = logging.getLogger(__name__)
 
 _MOST_STORING = 64  # threads of what is being stored; most of them wait for a store that is away
 _PEERS_LEAVE = 5.0  # seconds that the other ranks get to read the stream's last item
+# Seconds in which a rank that starts notices by itself that a peer is lost, and ends in its own words.
+_TO_NOTICE = 5.0
 
 
-def run_rank(config: WorkerConfig, rank: int, termination: Termination) -> None:
-    """Run until the stream stops. When asked to end, the group saves what it has done first.
+def run_rank(
+    config: WorkerConfig, rank: int, termination: Termination, leave: Callable[[Exception], None]
+) -> None:
+    """Run until the stream stops. When asked to end, the group saves what it has done first. ``leave`` ends the process at
+    once, with nothing to save.
 
     Raises ``LinkClosed`` when a peer is lost, other errors when this rank fails.
     """
@@ -75,7 +80,7 @@ def run_rank(config: WorkerConfig, rank: int, termination: Termination) -> None:
         keep_freed_memory()
     token = Path(config.token_file).read_text().strip()
     if rank == 0:
-        _FirstRank(config, device, token).run(termination)
+        _FirstRank(config, device, token, leave).run(termination)
     else:
         _run_later_rank(config, rank, device, token, termination)
 
@@ -89,8 +94,10 @@ def choose_device(wish: str) -> torch.device:
 class _FirstRank:
     """Rank 0: the hub of the links, the coordinator, and stage 0."""
 
-    def __init__(self, config: WorkerConfig, device: torch.device, token: str) -> None:
-        self._config, self._device, self._token = config, device, token
+    def __init__(
+        self, config: WorkerConfig, device: torch.device, token: str, leave: Callable[[Exception], None]
+    ) -> None:
+        self._config, self._device, self._token, self._leave = config, device, token, leave
         self._coordinator: Coordinator | None = None
         self._spans: collect.SpanCollector | None = None
         self._ready: dict[int, StageReport] = {}
@@ -112,7 +119,15 @@ class _FirstRank:
             supply=lambda: self._coordinator.supply() if self._coordinator else None,
             turns=_turns(config, 0),
         )
-        hub.start(self._heard, mailbox.fail)
+
+        def lost(error: Exception) -> None:
+            """Torch opens its channels with a peer's help, and may wait for a dead one for hours: nothing can wake it."""
+            mailbox.fail(error)
+            time.sleep(_TO_NOTICE)
+            if self._coordinator is None:
+                self._leave(error)
+
+        hub.start(self._heard, lost)
 
         backend = choose_backend(config, self._device)
         _rendezvous_if_needed(config, 0, run_id, backend)
