@@ -928,7 +928,7 @@ def embedded_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | None:
 # --- what may be shown in logs, statuses and events -----------------------------------------------------------------
 
 _USER_OF_A_URL = re.compile(r"(?<=://)[^/\s'\"]+@")  # to the last @: a password may have one
-_QUERY_OF_A_URL = re.compile(r"(https?://[^\s?'\"]+)\?\S+")
+_QUERY_OF_A_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s\"]*[^\s\"']")  # but the quote that ends it
 
 
 def without_credentials(text: str) -> str:

@@ -102,6 +102,7 @@ def test_keys_that_a_store_sends_back_and_those_in_addresses_are_blotted_out(
         except OSError:
             log.exception("cannot read 'https://host/rows.jsonl?token=deadbeef'")
     log.info("read s3://bucket/what?is=this and https://user@host/x")
+    log.info("read https://user:dead@beef@host/x?a='deadbeef'&sig=deadbeef now")
     text = stream.getvalue()
     assert "the store says: <Key>***</Key> *** is wrong" in text
     assert "http://***@s3.local:8333/b?*** is away" in text
