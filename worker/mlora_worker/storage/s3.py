@@ -15,6 +15,7 @@ from botocore.exceptions import (
     HTTPClientError,
     IncompleteReadError,
 )
+from urllib3.exceptions import HTTPError
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnreachable
@@ -26,6 +27,10 @@ from mlora_worker.storage.uri import s3_address
 __all__ = ["PART", "PATIENT", "PIECE", "Keys", "Patience", "S3Store"]
 
 PIECE = 8 * 2**20  # bytes of one ranged read of a large object
+
+
+# The SDK lets these through where a connection breaks in the body of an answer, also of a refusal.
+_BROKEN = (HTTPError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
 class S3Store:
@@ -133,7 +138,7 @@ class S3Store:
                 answer = get(client)
                 try:
                     return bytes(answer["Body"].read())
-                except (HTTPClientError, IncompleteReadError, ConnectionError) as error:
+                except (HTTPClientError, IncompleteReadError, ConnectionError, *_BROKEN) as error:
                     broken = type(error).__name__
         raise StoreUnreachable(
             f"{uri}: the connection broke while reading, {self._patience.attempts} times ({broken})"
@@ -144,6 +149,10 @@ class S3Store:
         keys = self._keys()
         try:
             yield self._client(keys)
+        except _BROKEN as error:
+            raise StoreUnreachable(
+                f"cannot {action} {uri}: the connection broke ({type(error).__name__})"
+            ) from None
         except (ClientError, BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
             secrets = (keys.access_key, keys.secret_key, keys.session_token) if isinstance(keys, Keys) else ()
             # Without its cause: what the store answered may quote a key, and a traceback would print it.
