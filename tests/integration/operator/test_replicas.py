@@ -41,7 +41,7 @@ def test_many_tasks_are_shared_with_a_replica_that_goes_when_they_are_done(bench
     bench.until(lambda: min(len(one.known) for one in coordinators) >= 2, "both have their share")
     groups = bench.kubectl.json("get", "statefulsets")["items"]
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in groups} == {HEAD, REPLICA}
-    assert bench.status("lorapipeline", HEAD)["members"] == 2
+    bench.until(lambda: bench.status("lorapipeline", HEAD).get("members") == 2, "the status says so")
     for one in coordinators:
         bench.until(lambda one=one: TaskPhase.TRAINING in one.known.values(), "both train")
 
