@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -20,6 +19,7 @@ from mlora_worker.storage.s3 import Patience
 from mlora_worker.storage.sources import Source, open_sources
 from mlora_worker.storage.store import open_store
 from mlora_worker.storage.web import WebFiles
+from tests.fixtures.served import served
 
 HURRY = Patience(connect_seconds=2, read_seconds=2, attempts=3)
 LOCAL = ("127.0.0.0/8",)
@@ -98,16 +98,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def serving() -> Iterator[Server]:
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
+def serving() -> AbstractContextManager[Server]:
+    return served(Server())
 
 
 @pytest.fixture
