@@ -33,7 +33,7 @@ class Brought(NamedTuple):
     """By one task to one stage."""
 
     low: int  # low-rank activations of a token, over all layers. First: the widest task is the largest tuple
-    less_low: int  # minus those of a layer, as ``StageReckoning.brought`` says
+    less_low: int  # minus those of a layer, as ``StageLayout.brought`` says
     step_tokens: int
     longest_row: int
     adapter: int  # bytes, with gradients and moments
@@ -99,9 +99,6 @@ class StageReckoning:
     microbatch_tokens: int
     fit: StageFit
     budget: int  # bytes
-
-    def brought(self, demand: Demand) -> Brought:
-        return self.layout.brought(demand)
 
     def fits(self, tasks: Sequence[Brought]) -> bool:
         certain = self.stage.resident_bytes + sum(one.adapter for one in tasks)

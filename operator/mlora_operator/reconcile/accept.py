@@ -53,7 +53,7 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
             return _accepted(one)
 
     serving = [one for one in serving if one.replica is None]
-    home = _home(bound) if bound is not None else None
+    home = bound.home if bound is not None else None
     storage = task.spec.storage
     if storage.secret_ref is not None:
         key = Key(task.key.namespace, storage.secret_ref.name)
@@ -201,11 +201,6 @@ def storage_access(
             "hubToken": keys[HUB_TOKEN] or None,
         }
     )
-
-
-def _home(bound: Pipeline) -> Key:
-    """The pipeline that its user knows."""
-    return Key(bound.key.namespace, bound.replica.of) if bound.replica is not None else bound.key
 
 
 def _accepted(pipeline: Pipeline) -> Acceptance:

@@ -58,7 +58,7 @@ def families(
     members: dict[Key, list[Pipeline]] = {}
     for one in snapshot.pipelines:
         if one.replica is not None and not one.deleting:
-            members.setdefault(Key(one.key.namespace, one.replica.of), []).append(one)
+            members.setdefault(one.home, []).append(one)
     heads = [
         one
         for one in snapshot.pipelines
@@ -71,7 +71,7 @@ def families(
     for task in tasks:
         pipeline = accepted[task.key].pipeline
         if pipeline is not None and _counts(task):
-            unfinished[_head_key(pipeline)] += 1
+            unfinished[pipeline.home] += 1
     found = []
     for head in heads:
         assert head.spec is not None
@@ -240,10 +240,6 @@ def _counts(task: Task) -> bool:
     held = condition(task.status.conditions, conditions.ADMITTED)
     hopeless = held is not None and held.reason == conditions.REASON_EXCEEDS_CAPACITY
     return task.spec is not None and not task.spec.suspend and not hopeless
-
-
-def _head_key(pipeline: Pipeline) -> Key:
-    return Key(pipeline.key.namespace, pipeline.replica.of) if pipeline.replica is not None else pipeline.key
 
 
 def _number(pipeline: Pipeline) -> int:

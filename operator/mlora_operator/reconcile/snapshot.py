@@ -96,6 +96,11 @@ class Pipeline:
     catalogue_hash: str | None = None  # set when the operator made it from its catalogue
     replica: Replica | None = None  # set when the operator made it to share the tasks of another one
 
+    @property
+    def home(self) -> Key:
+        """The pipeline that users know: of a replica, the one whose tasks it shares."""
+        return self.key if self.replica is None else Key(self.key.namespace, self.replica.of)
+
 
 @dataclass(frozen=True, slots=True)
 class PodProblem:

@@ -113,9 +113,7 @@ def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:
     replicas = [
         one
         for one in snapshot.pipelines
-        if one.replica is not None
-        and not one.deleting
-        and (one.key.namespace, one.replica.of) == (pipeline.key.namespace, pipeline.key.name)
+        if one.replica is not None and one.home == pipeline.key and not one.deleting
     ]
     may = pipeline.spec is not None and pipeline.spec.replicas.max > 1
     return 1 + len(replicas) if replicas or may else None

@@ -67,7 +67,7 @@ def test_sums_are_the_models_bytes_to_the_last_one(each: list[Demand], shape: An
     for stage, one, other in zip(
         reckonings(plain), plain.by_stage(by_uid), plain.by_stage(reversed(by_uid)), strict=True
     ):
-        assert stage.needed([stage.brought(demand) for demand in each]) == one.needed == other.needed
+        assert stage.needed([stage.layout.brought(demand) for demand in each]) == one.needed == other.needed
         assert stage.needed([]) == plain.by_stage(())[stage.stage.stage].needed
 
 
