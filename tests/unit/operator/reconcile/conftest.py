@@ -33,6 +33,7 @@ from mlora_worker.protocol import (
     TaskPhase,
     TaskReport,
 )
+from tests.fixtures.raw_object import raw_object
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -60,25 +61,12 @@ class Make:
         status: Mapping[str, Any] | None = None,
         **spec: Any,
     ) -> dict[str, Any]:
-        return {
-            "metadata": {
-                "namespace": namespace,
-                "name": name,
-                "uid": f"uid-{namespace}-{name}",
-                "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "generation": 1,
-                "resourceVersion": "1",
-            },
-            "spec": merge(
-                {
-                    "baseModel": MODEL,
-                    "dataset": {"uri": "s3://datasets/rows.jsonl"},
-                    "output": {"uri": f"s3://adapters/{name}"},
-                },
-                spec,
-            ),
-            "status": dict(status or {}),
+        least = {
+            "baseModel": MODEL,
+            "dataset": {"uri": "s3://datasets/rows.jsonl"},
+            "output": {"uri": f"s3://adapters/{name}"},
         }
+        return raw_object(namespace, name, NOW - timedelta(seconds=age), merge(least, spec), status)
 
     def task(self, name: str = "t1", namespace: str = "team-a", **fields: Any) -> Task:
         return read_task(self.raw_task(name, namespace, **fields), allow_file_uris=False)
@@ -94,19 +82,15 @@ class Make:
         annotations: Mapping[str, str] | None = None,
         **spec: Any,
     ) -> dict[str, Any]:
-        return {
-            "metadata": {
-                "namespace": namespace,
-                "name": name,
-                "uid": f"uid-{namespace}-{name}",
-                "creationTimestamp": (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "generation": generation,
-                "resourceVersion": "1",
-                "annotations": dict(annotations or {}),
-            },
-            "spec": merge({"model": {"name": MODEL, "uri": "s3://models/toy"}, "stages": 2}, spec),
-            "status": dict(status or {}),
-        }
+        return raw_object(
+            namespace,
+            name,
+            NOW - timedelta(seconds=age),
+            merge({"model": {"name": MODEL, "uri": "s3://models/toy"}, "stages": 2}, spec),
+            status,
+            generation=generation,
+            annotations=dict(annotations or {}),
+        )
 
     def pipeline(self, name: str = "toy", namespace: str = "team-a", **fields: Any) -> Pipeline:
         return read_pipeline(self.raw_pipeline(name, namespace, **fields))
