@@ -5,14 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any
 
 from bench.chaos_parts import work
 from bench.chaos_parts.api import ApiServer
+from bench.chaos_parts.built import Built
 from bench.chaos_parts.control import Control
 from bench.chaos_parts.coordinator import ask
 from bench.chaos_parts.kubelet import Kubelet
@@ -35,23 +34,15 @@ PATIENCE = 120.0  # seconds for all to go on after a fault
 REPORT_WITHIN = 1.0  # seconds
 
 
-class LocalWorld:
+class LocalWorld(Built):
     """A ``World``, and a context manager."""
 
     def __init__(self, folder: Path, seed: int, stall: str) -> None:
+        super().__init__()
         self.folder, self._seed, self._stall = folder, seed, stall
-        self._stack = ExitStack()
         self.stages, self.moment_within = work.STAGES, 20.0
         self.operators: list[Process] = []
         self.tasks = Tasks()
-
-    def __enter__(self) -> LocalWorld:
-        try:
-            self._build()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
 
     def _build(self) -> None:
         access = self._stack.enter_context(
@@ -84,11 +75,6 @@ class LocalWorld:
         self.control = Control(self._socket, self.api, self.kubelet, PIPELINE)
         self._stack.callback(self.control.close)
         self.start_operator()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def start_operator(self) -> Process:
         process = self.processes.start("operator", {SOCKET: str(self._socket)}, "operator.log")

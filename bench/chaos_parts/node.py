@@ -9,10 +9,9 @@ import json
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any
 
 from kubernetes import config
@@ -20,6 +19,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from bench.chaos_parts import work
+from bench.chaos_parts.built import Built
 from bench.chaos_parts.containers import send
 from bench.chaos_parts.coordinator import ask
 from bench.chaos_parts.pods import Pods, Running
@@ -50,23 +50,15 @@ REPORT_WITHIN = 2.0  # seconds
 RESOURCES = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
 
 
-class NodeWorld:
+class NodeWorld(Built):
     """A ``World``, and a context manager. Nobody else may use the cluster meanwhile: its node is cordoned at times."""
 
     def __init__(self, folder: Path, seed: int, stall: str) -> None:
+        super().__init__()
         self.folder, self._seed, self._stall = folder, seed, stall
-        self._stack = ExitStack()
         self.stages, self.moment_within = work.STAGES, 60.0
         self.tasks = Tasks()
         self._frozen: Running | None = None
-
-    def __enter__(self) -> NodeWorld:
-        try:
-            self._build()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
 
     def _build(self) -> None:
         access = self._stack.enter_context(
@@ -93,11 +85,6 @@ class NodeWorld:
         self._stack.callback(self.reader.close)
         self.system.apply(pipeline(self.weather.endpoint, self._stall))
         self._stack.callback(self._delete_all)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
 
     def _delete_all(self) -> None:
         if self._frozen is not None:

@@ -1,4 +1,4 @@
-"""The LoRAPipeline that the operator makes for a base model of its catalogue. Pure."""
+"""The LoRAPipelines that the operator makes, and those for base models of its catalogue. Pure."""
 
 from __future__ import annotations
 
@@ -25,16 +25,25 @@ def catalogue_hash(model: CatalogueModel) -> str:
 
 def pipeline_manifest(model: CatalogueModel, namespace: str) -> dict[str, Any]:
     """The LoRAPipeline in the operator's namespace that serves ``model`` to all."""
+    annotations = {CATALOGUE_HASH: catalogue_hash(model)}
+    return made_pipeline(namespace, catalogue_name(model.name), annotations, _spec(model))
+
+
+def made_pipeline(
+    namespace: str, name: str, annotations: dict[str, str], spec: dict[str, Any], **metadata: Any
+) -> dict[str, Any]:
+    """A LoRAPipeline that says whose making it is."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {
             "namespace": namespace,
-            "name": catalogue_name(model.name),
+            "name": name,
             "labels": {LABEL_PART_OF: PART_OF, LABEL_MANAGED_BY: FIELD_MANAGER},
-            "annotations": {CATALOGUE_HASH: catalogue_hash(model)},
+            "annotations": annotations,
+            **metadata,
         },
-        "spec": _spec(model),
+        "spec": spec,
     }
 
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlora_operator.api import API_VERSION
-from mlora_operator.api.pipeline import KIND, LoRAPipelineSpec
-from mlora_operator.manifests.names import (
-    FIELD_MANAGER,
-    LABEL_MANAGED_BY,
-    LABEL_PART_OF,
-    PART_OF,
-    REPLICA_HASH,
-    REPLICA_NUMBER,
-    REPLICA_OF,
-    digest,
-    replica_name,
-)
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.manifests.names import REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, digest, replica_name
 from mlora_operator.manifests.owner import Owner, owner_reference
+from mlora_operator.manifests.pipeline import made_pipeline
 
 
 def replica_hash(spec: LoRAPipelineSpec) -> str:
@@ -27,22 +17,13 @@ def replica_hash(spec: LoRAPipelineSpec) -> str:
 
 def replica_manifest(owner: Owner, spec: LoRAPipelineSpec, number: int) -> dict[str, Any]:
     """Replica ``number`` of the pipeline ``owner`` with this ``spec``. It goes when its owner goes."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {
-            "namespace": owner.namespace,
-            "name": replica_name(owner.name, number),
-            "labels": {LABEL_PART_OF: PART_OF, LABEL_MANAGED_BY: FIELD_MANAGER},
-            "annotations": {
-                REPLICA_OF: owner.name,
-                REPLICA_NUMBER: str(number),
-                REPLICA_HASH: replica_hash(spec),
-            },
-            "ownerReferences": [owner_reference(owner)],
-        },
-        "spec": _spec(spec),
-    }
+    return made_pipeline(
+        owner.namespace,
+        replica_name(owner.name, number),
+        {REPLICA_OF: owner.name, REPLICA_NUMBER: str(number), REPLICA_HASH: replica_hash(spec)},
+        _spec(spec),
+        ownerReferences=[owner_reference(owner)],
+    )
 
 
 def _spec(spec: LoRAPipelineSpec) -> dict[str, Any]:
