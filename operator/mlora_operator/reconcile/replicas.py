@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import ceil
 
 from mlora_operator.api import conditions
@@ -98,7 +99,7 @@ def dealt(
         keys = {one.key for one in family.members}
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
         for task, member in _deal(family, mine, snapshot):
-            if member.key != family.head.key or found[task.key].pipeline is not family.head:
+            if member is not found[task.key].pipeline:
                 message = f"served by pipeline {member.key}"
                 found[task.key] = replace(found[task.key], pipeline=member, message=message)
     return found
@@ -112,19 +113,17 @@ def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
         head = family.head
         assert head.spec is not None
         owner = Owner(head.key.namespace, head.key.name, head.uid)
-        there = {one.replica.number: one for one in family.members[1:] if one.replica is not None}
-        taken = {one.key for one in snapshot.pipelines} - {one.key for one in there.values()}
+        there = {
+            one.replica.number: one.replica.hash for one in family.members[1:] if one.replica is not None
+        }
+        taken = {one.key for one in snapshot.pipelines}
         free = (
             number
             for number in range(1, 100)
             if number in there or Key(owner.namespace, replica_name(owner.name, number)) not in taken
         )
-        for number, _ in zip(free, range(family.open - 1)):  # noqa: B905 - as many as are wanted
-            present = there.get(number)
-            stale = (
-                present is None or present.replica is None or present.replica.hash != replica_hash(head.spec)
-            )
-            if stale:
+        for number in islice(free, family.open - 1):
+            if there.get(number) != replica_hash(head.spec):
                 made.append(replica_manifest(owner, head.spec, number))
     return tuple(made)
 
