@@ -55,6 +55,8 @@ lint: setup ## Style, types, and which way imports point
 	.venv/bin/mypy
 	.venv/bin/mypy tests/cluster tests/fixtures examples bench
 	.venv/bin/lint-imports
+	@# All tests at once, as they are collected in the test commands: a broken import or fixture shows here.
+	@found=$$(OMP_NUM_THREADS=1 $(PYTEST) --collect-only -qq tests) || { tail -n 20 <<<"$$found"; exit 1; }
 
 .PHONY: unit
 unit: setup ## Tests of pure code

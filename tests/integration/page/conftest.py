@@ -12,8 +12,6 @@ from mlora_operator.page.board import Board
 from tests.fixtures.page_scene import Scene
 from tests.fixtures.page_served import Leader, coordinator, endpoints_of, served, utc_now
 
-pytest_plugins = ["tests.fixtures.browser"]
-
 
 @dataclass
 class Visit:
