@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Protocol
 from urllib.parse import quote
 
+from mlora_worker.protocol import HUB_ENDPOINT
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.hub import Hub, HubAddress, HubFile
 from mlora_worker.storage.model_names import INDEX_FILE, PROBED_FILES, PROBED_PICKLES, SINGLE_FILE
 from mlora_worker.storage.safetensors_reader import BrokenModel
+from mlora_worker.storage.uri import normal_endpoint
 from mlora_worker.storage.web import NoRanges, Resource, WebFiles
 
 _MOST_SMALL = 256 * 2**20  # bytes of a tokenizer's file
@@ -28,6 +30,10 @@ class ModelFolder(Protocol):
     def size(self, uri: str) -> int: ...
 
     def read_range(self, uri: str, start: int, length: int) -> bytes: ...
+
+    def origin(self, uri: str) -> str:
+        """What serves ``uri``, where that alone does not say; empty for the public hub, too."""
+        ...
 
 
 class RemoteFolder(ModelFolder, Protocol):
@@ -85,6 +91,11 @@ class HubFolder:
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         return b"".join(self.parts(uri, start, length)) if length else b""
 
+    def origin(self, uri: str) -> str:
+        del uri
+        served_by = normal_endpoint(self._hub.endpoint)
+        return "" if served_by == HUB_ENDPOINT else served_by
+
     def identity(self, uri: str) -> str | None:
         digest = self._files[uri].sha256
         return f"{self._hub.endpoint} {digest}" if digest is not None else self._url(uri)
@@ -138,6 +149,10 @@ class WebFolder:
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         return b"".join(self.parts(uri, start, length)) if length else b""
+
+    def origin(self, uri: str) -> str:
+        del uri
+        return ""
 
     def identity(self, uri: str) -> str | None:
         tag = self._found[uri].etag

@@ -108,13 +108,14 @@ class ModelFiles:
         """A local folder with the configuration and the tokenizer, for ``from_pretrained``; no weights are
         copied.
 
-        The folder itself when it is local already. Else the files are fetched anew, so that a model that was
-        replaced is never mixed with an older one; each is renamed into place, so that ranks on one node may
-        do it at the same time.
+        The folder itself when it is local already. Else the files are fetched anew and those that the model has no
+        more are removed, so that a model that was replaced is never mixed with an older one; each is renamed into
+        place, so that ranks on one node may do it at the same time. Which folder depends on the address, the commit
+        and what serves them: pipelines may share a cache, and an address means another model at another endpoint.
         """
         if address.is_file(self._uri):
             return address.file_path(self._uri)
-        which = self._uri if self.source.commit is None else f"{self._uri} {self.source.commit}"
+        which = " ".join(filter(None, (self._uri, self.source.commit, self._store.origin(self._uri))))
         folder = self._cache_dir / "models" / hashlib.sha256(which.encode()).hexdigest()[:16]
         for name, uri in sorted(self._files.items()):
             if is_small(name):
@@ -125,6 +126,9 @@ class ModelFiles:
                     )
                 with replacing(folder / name) as file:
                     file.write(data)
+        for path in folder.iterdir():
+            if is_small(path.name) and path.name not in self._files:
+                path.unlink(missing_ok=True)
         return folder
 
     def names(self) -> set[str]:

@@ -22,7 +22,7 @@ from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnrea
 from mlora_worker.storage.multipart import PART, part_size, upload_in_parts
 from mlora_worker.storage.s3_client import PATIENT, PLAIN, Identity, Keys, Manners, Patience, new_client
 from mlora_worker.storage.s3_errors import explain
-from mlora_worker.storage.uri import s3_address
+from mlora_worker.storage.uri import normal_endpoint, s3_address
 
 __all__ = ["PART", "PATIENT", "PIECE", "Keys", "Patience", "S3Store"]
 
@@ -91,6 +91,11 @@ class S3Store:
         with self._calling("read", uri) as client:
             head = client.head_object(Bucket=at.bucket, Key=at.key)
         return f"{head['ETag']} {head['ContentLength']} {head['LastModified'].isoformat()}"
+
+    def origin(self, uri: str) -> str:
+        """Also where the environment names the endpoint, or the SDK makes it of the region."""
+        with self._calling("read", uri) as client:
+            return normal_endpoint(str(client.meta.endpoint_url))
 
     def exists(self, uri: str) -> bool:
         try:

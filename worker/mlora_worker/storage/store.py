@@ -38,6 +38,10 @@ class Store(Protocol):
         """Two equal answers mean the same bytes at this address; it is given to those only who may read them."""
         ...
 
+    def origin(self, uri: str) -> str:
+        """What serves ``uri``, where that alone does not say: the same address elsewhere is another object."""
+        ...
+
     def exists(self, uri: str) -> bool: ...
 
     def write(self, uri: str, data: bytes) -> None:
@@ -200,6 +204,9 @@ class _Routed:
 
     def version(self, uri: str) -> str:
         return self._of(uri).version(uri)
+
+    def origin(self, uri: str) -> str:
+        return self._of(uri).origin(uri)
 
     def exists(self, uri: str) -> bool:
         return self._of(uri).exists(uri)

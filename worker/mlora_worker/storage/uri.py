@@ -1,4 +1,4 @@
-"""The two kinds of address: ``s3://bucket/key`` and ``file:///absolute/path``. Pure."""
+"""The two kinds of address: ``s3://bucket/key`` and ``file:///absolute/path``; and endpoints of stores. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mlora_worker.storage.errors import StorageError
 
 S3 = "s3"
 FILE = "file"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,19 @@ def file_path(uri: str) -> Path:
 
 def file_uri(path: Path) -> str:
     return path.absolute().as_uri()
+
+
+def normal_endpoint(endpoint: str) -> str:
+    """One spelling for endpoints that are the same: case of scheme and host, default port, dot and slash at the end."""
+    endpoint = endpoint.strip()
+    try:
+        parts = urlsplit(endpoint)
+        host, port = (parts.hostname or "").removesuffix("."), parts.port
+    except ValueError:  # brackets without an end, a port that is no number
+        return endpoint
+    host = f"[{host}]" if ":" in host else host
+    shown = "" if port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{port}"
+    return f"{parts.scheme}://{host}{shown}{parts.path.rstrip('/')}" if host else endpoint
 
 
 def join(folder: str, name: str) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from mlora_worker.protocol import ModelSource, StorageAccess
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.safetensors_reader import BrokenModel
 from mlora_worker.storage.store import open_store
+from tests.fixtures.memory_store import MemoryStore
 
 URI = "s3://models/tiny"
 FIRST = {
@@ -96,6 +98,28 @@ def test_a_replaced_model_is_fetched_anew(memory: Any, tmp_path: Path) -> None:
     after = model(memory, tmp_path, {"tokenizer.json": b"new"}).folder()
     assert before == after
     assert (after / "tokenizer.json").read_bytes() == b"new"
+
+
+def test_a_file_that_the_replaced_model_has_no_more_is_gone(memory: Any, tmp_path: Path) -> None:
+    model(memory, tmp_path, {"chat_template.jinja": b"old", "tokenizer.json": b"old"}).folder()
+    del memory.objects[f"{URI}/chat_template.jinja"]
+    folder = model(memory, tmp_path, {"tokenizer.json": b"new"}).folder()
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
+
+
+def test_models_at_one_address_of_two_stores_have_folders_of_their_own(tmp_path: Path) -> None:
+    def copied(endpoint: str, config: bytes) -> Path:
+        return model(MemoryStore(served_by=endpoint), tmp_path, {"config.json": config}).folder()
+
+    one, other = copied("http://store-a:8333", b"[1]"), copied("http://store-b:8333", b"[2]")
+    assert ((one / "config.json").read_bytes(), (other / "config.json").read_bytes()) == (b"[1]", b"[2]")
+
+
+def test_what_is_kept_of_a_model_whose_address_says_all_stays_where_it_was(tmp_path: Path) -> None:
+    store = MemoryStore(served_by="")
+    store.objects["hf://acme/tiny/config.json"] = b"{}"
+    files = ModelFiles(store, ModelSource(name="acme/tiny", uri="hf://acme/tiny", commit="c0ffee"), tmp_path)
+    assert files.folder().name == hashlib.sha256(b"hf://acme/tiny c0ffee").hexdigest()[:16]
 
 
 WEIGHTS = save(FIRST)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from mlora_worker.protocol import ModelSource, StorageAccess
+from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, StorageAccess
 from mlora_worker.storage.cached_weights import CachedWeights
 from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from mlora_worker.storage.hub import model_address
-from mlora_worker.storage.model_folder import WebFolder
+from mlora_worker.storage.hub import Hub, HubAddress, HubFile, model_address
+from mlora_worker.storage.model_folder import HubFolder, WebFolder
 from mlora_worker.storage.model_source import ModelFiles, RemoteAccess, open_model, pinned
 from mlora_worker.storage.s3 import Patience
 from mlora_worker.storage.safetensors_reader import BrokenModel
@@ -114,6 +114,27 @@ def test_a_branch_that_moves_while_the_ranks_start_changes_none_of_them(
     again = open_model(STORE, source(revision="v1"), tmp_path, access(hub))
     assert (again.folder() / "config.json").read_bytes() == b'{"new": 1}'
     assert (files.folder() / "config.json").read_bytes() == b"{}"  # side by side
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "told"),
+    [
+        (HUB_ENDPOINT, ""),
+        (HUB_ENDPOINT + "/", ""),
+        ("https://HuggingFace.co:443", ""),
+        ("https://hub.acme.example/", "https://hub.acme.example"),
+    ],
+)
+def test_a_hub_other_than_the_public_one_is_told_apart(endpoint: str, told: str) -> None:
+    class Empty(Hub):
+        def entries(self, at: HubAddress, commit: str) -> list[HubFile]:
+            del at, commit
+            return []
+
+    web = WebFiles(Destinations(()), HURRY)
+    at = model_address("hf://acme/tiny", None)
+    folder = HubFolder(Empty(web, None, endpoint), web, at, "c0ffee", "hf://acme/tiny")
+    assert folder.origin("hf://acme/tiny") == told
 
 
 def test_only_the_blocks_of_the_tensors_that_are_asked_for_are_fetched(

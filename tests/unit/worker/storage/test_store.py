@@ -50,3 +50,22 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
 def test_keys_are_never_printed() -> None:
     assert "secret" not in repr(Keys("AKID", "secret", "session"))
     assert "AKID" not in repr(Keys("AKID", "secret", "session"))
+
+
+def test_a_store_says_which_one_it_is_however_its_endpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def origin(endpoint: str | None, uri: str = "s3://bucket/key") -> str:
+        return open_store(StorageAccess(endpoint=endpoint), allow_files=True).origin(uri)
+
+    assert origin("http://Store:80/") == origin(" http://store") == "http://store"
+    assert origin("http://store:81") != origin("http://store")
+    assert origin(None) == "https://s3.amazonaws.com"
+    assert origin("http://store", tmp_path.as_uri()) == ""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://store")  # the SDK reads it
+    assert origin(None) == "http://store"
+
+
+def test_an_endpoint_that_is_no_url_has_no_origin() -> None:
+    with pytest.raises(StorageError, match="store"):
+        open_store(StorageAccess(endpoint="store"), allow_files=False).origin("s3://bucket/key")

@@ -6,7 +6,16 @@ import pytest
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.uri import S3Address, file_path, file_uri, join, name_below, s3_address, scheme
+from mlora_worker.storage.uri import (
+    S3Address,
+    file_path,
+    file_uri,
+    join,
+    name_below,
+    normal_endpoint,
+    s3_address,
+    scheme,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +63,24 @@ def test_a_name_that_was_joined_is_found_again(folder: str) -> None:
 def test_a_path_survives_the_way_through_an_address() -> None:
     path = Path("/tmp/a b/ü#%41")
     assert file_path(file_uri(path)) == path
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://store:8333", " HTTP://Store.:8333/ "),
+        ("https://store", "https://store:443/"),
+        ("http://store:80/s3", "http://store/s3//"),
+        ("http://[::1]:9000", "http://[::1]:9000/"),
+    ],
+)
+def test_spellings_of_one_endpoint_are_the_same(one: str, other: str) -> None:
+    assert normal_endpoint(one) == normal_endpoint(other)
+
+
+def test_other_endpoints_stay_others_and_nonsense_stays_what_it_is() -> None:
+    others = [
+        "http://store:8333", "https://store:8333", "http://store:8334", "http://store", "http://shop:8333", "http://store/S3",
+        "http://store/s3", "http://[::1", "http://store:port", "store:8333", "",
+    ]  # fmt: skip
+    assert len({normal_endpoint(endpoint) for endpoint in others}) == len(others)
