@@ -8,15 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage
+from mlora_operator.api.rules import NETWORK
 from mlora_worker.protocol import ModelFacts, StageReport, WireReport
 
 
 def _network(text: str) -> str:
+    """The network that an address with a prefix lies in, as people write it: 10.0.0.1/8 is 10.0.0.0/8."""
     try:
-        ip_network(text)
+        return str(ip_network(text, strict=False))
     except ValueError as error:
         raise ValueError(f"{text!r} is no network such as 10.0.0.0/8: {error}") from error
-    return text
 
 
 KIND = "LoRAPipeline"
@@ -27,7 +28,7 @@ Quantity = Annotated[
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
-Network = Annotated[str, Field(max_length=64), AfterValidator(_network)]
+Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = dict[str, Any]

@@ -29,6 +29,12 @@ class Rule:
         return {"rule": self.cel, "message": self.message, "reason": reason}
 
 
+# CEL has networks only from Kubernetes 1.31 on. What this leaves through and is none is a nonsense with colons.
+NETWORK = (
+    r"^((25[0-5]|(2[0-4]|1[0-9]|[1-9])?[0-9])(\.(25[0-5]|(2[0-4]|1[0-9]|[1-9])?[0-9])){3}(/(3[0-2]|[12]?[0-9]))?"
+    r"|[0-9a-fA-F]*:[0-9a-fA-F:.]*(/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))?)$"
+)
+
 # What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
 REFUSALS: Mapping[str, str] = {
     r"^(s3|file)://.+": "must be an address such as s3://bucket/prefix",
@@ -40,6 +46,7 @@ REFUSALS: Mapping[str, str] = {
     r"^[A-Za-z0-9_]+$": "must be a name of letters, digits and _, such as train",
     r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$": "must be a duration such as 90s, 10m or 1h30m",
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
+    NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
 }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import NamespacesFrom
 from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.manifests.names import LABEL_LIMIT, safe_name
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import ConfigMapReference, StorageAccess
@@ -21,12 +22,15 @@ CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first."""
+    """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first; ``held`` when the
+    workers that had the task may still train it, so that nothing is done about it yet and its status stays as it is.
+    """
 
     reason: str
     message: str
     pipeline: Pipeline | None = None
     wanted: CatalogueModel | None = None
+    held: bool = False
 
 
 def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> Acceptance:
@@ -34,11 +38,13 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
 
     1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
        Secret that is being replaced nor a changed rule about namespaces throws it out.
-    2. Its spec must hold, and its Secret must be there with both keys.
-    3. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
+    2. One whose pipeline cannot be asked any more, or serves another model now, is not given to others before it is sure
+       that the workers there do not train it: there would be two of it, writing to one place.
+    3. Its spec must hold, and its Secret must be there with both keys.
+    4. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
        one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
        user's pipeline takes is decided for all tasks together (``replicas``).
-    4. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
+    5. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
     """
     if task.spec is None:
         return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
@@ -51,6 +57,11 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         contact = snapshot.contacts.get(one.key)
         if contact is not None and task.uid in contact.tasks and contact.keeps(task):
             return _accepted(one)
+    if bound is None and _may_train_still(task, snapshot):
+        told = f"waits for the workers of {task.status.pipeline}"
+        return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
+    if bound is not None and bound.replica is not None and not any(one.key == bound.home for one in serving):
+        return _accepted(bound)  # nobody can deal it to another replica
 
     serving = [one for one in serving if one.replica is None]
     home = bound.home if bound is not None else None
@@ -91,6 +102,21 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         f"no pipeline serves {task.spec.base_model} and the operator's catalogue does not have it; "
         f"{_offer(task, snapshot, catalogue)}",
     )
+
+
+def _may_train_still(task: Task, snapshot: Snapshot) -> bool:
+    """Workers of the pipeline that had it are there; and it is deleted or not understood, so that nobody speaks to them, or
+    they said last that they train it.
+    """
+    namespace, _, name = (task.status.pipeline or "").partition("/")
+    key = Key(namespace, name)
+    group = snapshot.groups.get(key) or snapshot.groups.get(Key(namespace, safe_name(name, LABEL_LIMIT)))
+    if group is None or not any(pod.placed for pod in group.pods):
+        return False
+    pipeline = next((one for one in snapshot.pipelines if one.key == key), None)
+    if pipeline is None or pipeline.deleting or pipeline.spec is None:
+        return True
+    return snapshot.contacts.get(key, Contact()).keeps(task)
 
 
 ConfigMaps = Mapping[Key, Mapping[str, str] | None]

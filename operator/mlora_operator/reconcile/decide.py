@@ -80,7 +80,9 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
         for crew in crews
     ]
     homeless = {
-        task.key: task_status(task, accepted[task.key], None, None, Health(), Turn(), now)
+        task.key: task.status
+        if accepted[task.key].held
+        else task_status(task, accepted[task.key], None, None, Health(), Turn(), now)
         for task in open_tasks
         if accepted[task.key].pipeline is None
     }

@@ -21,19 +21,23 @@ LINE_SHOWN = 400  # characters of each
 def read_groups(
     statefulsets: Iterable[Raw], pods: Iterable[Raw], events: Iterable[Raw]
 ) -> Mapping[Key, Group]:
-    """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod."""
+    """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod.
+
+    Pods whose StatefulSet is gone are a group, too, until they have ended: they train, and write, to the end. Where their
+    pipeline's name had to be changed for a label, the group goes by that (``names.safe_name``).
+    """
     by_label: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
     for raw in pods:
         label = raw["metadata"].get("labels", {}).get(LABEL_PIPELINE, "")
         by_label[raw["metadata"]["namespace"], label].append(read_pod(raw))
     refusals = _latest(events)
-    groups = {}
+    groups: dict[Key, Group] = {}
     for raw in statefulsets:
         meta = raw["metadata"]
         name = meta.get("annotations", {}).get(ANNOTATION_PIPELINE)
         if name is None or "deletionTimestamp" in meta:
             continue
-        members = by_label[meta["namespace"], meta.get("labels", {}).get(LABEL_PIPELINE, "")]
+        members = by_label.pop((meta["namespace"], meta.get("labels", {}).get(LABEL_PIPELINE, "")), [])
         replicas = raw["spec"].get("replicas", 1)
         refusal = refusals.get(key_of(raw)) if len(members) < replicas else None
         groups[Key(meta["namespace"], name)] = Group(
@@ -42,6 +46,9 @@ def read_groups(
             pods=tuple(sorted(members, key=lambda pod: pod.key)),
             problem=refusal,
         )
+    for (namespace, label), members in by_label.items():
+        left = Group(replicas=0, revision="", pods=tuple(sorted(members, key=lambda pod: pod.key)))
+        groups.setdefault(Key(namespace, label), left)
     return groups
 
 

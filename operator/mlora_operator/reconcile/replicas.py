@@ -95,7 +95,7 @@ def dealt(
        Where no member's are, the first gets all others. One that is given up gets none.
     """
     found = dict(accepted)
-    for family in own:
+    for family in map(_understood, own):
         keys = {one.key for one in family.members}
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
         for task, member in _deal(family, mine, snapshot):
@@ -105,8 +105,17 @@ def dealt(
     return found
 
 
+def _understood(family: Family) -> Family:
+    """Without replicas whose spec somebody made wrong: they are put right (``to_make``), and take no tasks before."""
+    members = [one.spec is not None for one in family.members]
+    if all(members):
+        return family
+    understood = tuple(one for one in family.members if one.spec is not None)
+    return Family(understood, sum(members[: family.open]))
+
+
 def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
-    """Replicas that are missing, or were made of a former spec. A pipeline of somebody else that has a replica's name is
+    """Replicas that are missing, were made of a former spec, or that somebody made wrong. A pipeline of somebody else that has a replica's name is
     left alone, and the next number taken."""
     made = []
     for family in own:
@@ -114,7 +123,9 @@ def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
         assert head.spec is not None
         owner = Owner(head.key.namespace, head.key.name, head.uid)
         there = {
-            one.replica.number: one.replica.hash for one in family.members[1:] if one.replica is not None
+            one.replica.number: one.replica.hash if one.spec is not None else ""
+            for one in family.members[1:]
+            if one.replica is not None
         }
         taken = {one.key for one in snapshot.pipelines}
         free = (

@@ -124,6 +124,11 @@ BAD = [
     ("pipeline", "idleTimeout", "ten minutes"),
     ("pipeline", "allowedNamespaces.from", "Some"),
     ("pipeline", "worker.threads", -1),
+    ("pipeline", "worker.allowedNetworks", ["10.0.0.0/33"]),
+    ("pipeline", "worker.allowedNetworks", ["10.0.0"]),
+    ("pipeline", "worker.allowedNetworks", ["10.0.0.256/8"]),
+    ("pipeline", "worker.allowedNetworks", ["fd00::/129"]),
+    ("pipeline", "worker.allowedNetworks", ["intranet"]),
     ("pipeline", "worker.imagePullPolicy", "Sometimes"),
 ]
 
@@ -142,6 +147,24 @@ def test_a_bad_value_is_refused_by_both_at_its_own_path(kind: str, path: str, va
     with pytest.raises(ValidationError) as caught:
         model.model_validate(spec)
     assert ".".join(str(part) for part in caught.value.errors()[0]["loc"]).startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("10.0.0.0/8", "10.0.0.0/8"),
+        ("10.1.2.3/8", "10.0.0.0/8"),
+        ("127.0.0.1", "127.0.0.1/32"),
+        ("0.0.0.0/0", "0.0.0.0/0"),
+        ("::/0", "::/0"),
+        ("fe80::1/64", "fe80::/64"),
+    ],
+)
+def test_a_network_may_be_written_by_any_address_in_it(written: str, meant: str) -> None:
+    _, schema, _ = KINDS["pipeline"]
+    spec = changed(PIPELINE, "worker.allowedNetworks", [written])
+    jsonschema.Draft4Validator(schema).validate(spec)
+    assert LoRAPipelineSpec.model_validate(spec).worker.allowed_networks == (meant,)
 
 
 @pytest.mark.parametrize("missing", ["baseModel", "dataset", "output"])

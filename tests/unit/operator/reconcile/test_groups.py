@@ -130,6 +130,7 @@ def event(message: str, at: str) -> dict[str, Any]:
 def test_a_group_has_the_pods_of_its_own_namespace() -> None:
     groups = read_groups([statefulset()], [pod(1, ready=False), pod(0), pod(0, namespace="b")], [])
     group = groups[Key("a", "toy")]
+    assert [one.key.namespace for one in groups[Key("b", "toy")].pods] == ["b"]
     assert [one.key.name for one in group.pods] == ["mlora-toy-0", "mlora-toy-1"]
     assert (group.replicas, group.revision, group.ready) == (2, "r2", 1)
     assert {one.revision for one in group.pods} == {"r1"}
@@ -144,8 +145,12 @@ def test_pods_that_cannot_even_be_made_are_explained_by_the_newest_event() -> No
     assert whole.problem is None
 
 
-def test_a_group_that_is_being_deleted_is_none() -> None:
-    assert read_groups([statefulset(deletionTimestamp="2026-03-01T12:00:00Z")], [pod(0)], []) == {}
+def test_of_a_group_that_is_being_deleted_only_its_pods_are_left() -> None:
+    ending = statefulset(deletionTimestamp="2026-03-01T12:00:00Z")
+    for statefulsets in ([ending], []):
+        group = read_groups(statefulsets, [pod(0)], [])[Key("a", "toy")]
+        assert (group.replicas, [one.key.name for one in group.pods]) == (0, ["mlora-toy-0"])
+    assert read_groups([ending], [], []) == {}
 
 
 def test_a_pod_says_how_often_it_was_started_and_how_it_ended() -> None:
