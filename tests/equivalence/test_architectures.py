@@ -1,53 +1,152 @@
-"""Every supported architecture, packed and cut into stages, computes what transformers does."""
+"""Every supported architecture, packed and cut into stages, computes what transformers does; and one that had lost a
+feature of its own, on whichever stage, would not.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from mlora_worker.model.architecture import SUPPORTED_TYPES
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.scores import scores
+from mlora_worker.model.stage import Stage
+from tests.equivalence import dropped_features as without
 from tests.fixtures.model_options import FAMILY, VARIANTS
 from tests.fixtures.small_models import Saved
 
 CPU = torch.device("cpu")
-LENGTHS = (
-    7,
-    1,
-    13,
-    2,
-)  # windows of five tokens, and longer frequencies from nine on, matter to some rows alone
+# Windows of five tokens, and longer frequencies from nine on, matter to some rows alone.
+LENGTHS = (7, 1, 13, 2)
+ROWS = PackedRows(LENGTHS, CPU)
+IDS = torch.randint(3, 97, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
+LAYERS = 4
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {one: (one, FAMILY.get(one, {})) for one in SUPPORTED_TYPES}
+KINDS |= VARIANTS
 
 
-def packed_logits(saved: Saved, ids: Tensor, stages: int) -> Tensor:
-    rows = PackedRows(LENGTHS, CPU)
-    parts = [load_stage(saved.folder, saved, i, stages, torch.float32, CPU) for i in range(stages)]
-    hidden = parts[0].embed(ids, rows)
+def load(saved: Saved, stage: int, stages: int) -> Stage:
+    return load_stage(saved.folder, saved, stage, stages, torch.float32, CPU)
+
+
+def last_hidden(parts: list[Stage], rows: PackedRows = ROWS) -> Tensor:
+    hidden = parts[0].embed(IDS, rows)
     for part in parts:
         hidden = part.run_layers(hidden, rows)
-    return parts[-1].logits(hidden)
+    return hidden
 
 
-def assert_equals_transformers(saved: Saved, stages: int) -> None:
-    ids = torch.randint(3, 97, (sum(LENGTHS),), generator=torch.Generator().manual_seed(0))
-    found = packed_logits(saved, ids, stages)
-    for row, own in zip(ids.split(LENGTHS), found.split(LENGTHS), strict=True):
-        wanted = saved.model(input_ids=row[None]).logits[0]
-        torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5)
+def packed_logits(parts: list[Stage], rows: PackedRows = ROWS) -> Tensor:
+    return parts[-1].logits(last_hidden(parts, rows))
+
+
+@torch.no_grad()
+def transformers_logits(saved: Saved) -> Tensor:
+    """[tokens, vocabulary], row by row."""
+    return torch.cat([saved.model(input_ids=row[None]).logits[0] for row in by_row(IDS)])
+
+
+def by_row(packed: Tensor) -> tuple[Tensor, ...]:
+    return torch.split(packed, list(LENGTHS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_rows_through_stages_equal_transformers_row_by_row(small_model: Any, kind: str) -> None:
+    model_type, options = KINDS[kind]
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
+    wanted = transformers_logits(saved)
+    for stages in (1, 2, 3) if kind in SUPPORTED_TYPES else (2,):
+        found = packed_logits([load(saved, stage, stages) for stage in range(stages)])
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED_TYPES)
-def test_packed_rows_through_stages_equal_transformers_row_by_row(small_model: Any, model_type: str) -> None:
-    saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
-    for stages in (1, 2, 3):
-        assert_equals_transformers(saved, stages)
+def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type: str) -> None:
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY.get(model_type, {}))
+    parts = [load(saved, stage, 2) for stage in range(2)]
+    found = by_row(packed_logits(parts, PackedRows((sum(LENGTHS),), CPU)))
+    for own, wanted in list(zip(found, by_row(transformers_logits(saved)), strict=True))[1:]:
+        assert differ(own, wanted)
 
 
-@pytest.mark.parametrize("story", VARIANTS)
-def test_variants_of_the_same_types_equal_transformers(small_model: Any, story: str) -> None:
-    model_type, options = VARIANTS[story]
-    assert_equals_transformers(small_model(model_type, num_hidden_layers=4, **options), 2)
+@pytest.mark.parametrize("model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite"])
+def test_losses_and_scores_know_the_factors_and_caps_of_logits(small_model: Any, model_type: str) -> None:
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY[model_type])
+    parts = [load(saved, stage, 2) for stage in range(2)]
+    hidden, logits = last_hidden(parts), transformers_logits(saved).double()
+    labels = IDS.flip(0)
+    labels[0] = logits[0].argmax()  # at least one is right
+    wanted = cross_entropy(logits, labels, reduction="sum")
+    last = parts[-1]
+    assert last.head_weight is not None
+    (loss,) = last.losses(hidden, labels, (len(IDS),))
+    total, right = scores(hidden, labels, last.normed, last.head_weight, last.logit_cap)
+    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(total, wanted, rtol=1e-6, atol=0)
+    assert right == (logits.argmax(dim=1) == labels).sum() > 0
+
+
+def differ(found: Tensor, wanted: Tensor) -> bool:
+    """By a hundred times what is taken for equal, at least."""
+    return bool(((found - wanted).abs() > 1e-3 * (1 + wanted.abs())).any())
+
+
+FIRST, LAST, EACH = (0,), (1,), (0, 1)
+TIED = ["ernie4_5", "gemma", "smollm3", "starcoder2"]  # unless they are told otherwise
+TIED += [kind for kind, (_, options) in KINDS.items() if options.get("tie_word_embeddings")]
+# What is dropped, on which of two stages alone, and which models have it.
+FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
+    (without.windows, EACH, [
+        "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3_text", "ministral", "mistral", "olmo3",
+        "phi3, partly rotated, windows", "qwen2", "qwen3 with windows", "smollm3 with windows", "starcoder2"]),
+    (without.capped_scores, EACH, ["gemma2"]),
+    (without.scale_of_scores, EACH, [
+        "gemma2", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite"]),
+    (without.norms_of_queries, EACH, ["cohere", "exaone4", "gemma3_text", "olmo2", "olmo3", "qwen3"]),
+    (without.norms_of_keys, EACH, ["cohere", "exaone4", "gemma3_text", "olmo2", "olmo3", "qwen3"]),
+    (without.biases, EACH, [
+        "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
+        "llama with biases", "qwen2", "seed_oss", "starcoder2"]),
+    (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"]),
+    (without.turned_weights, EACH, ["gpt2"]),
+    (without.parallel_residuals, EACH, ["gpt_neox"]),
+    (without.factor_of_residuals, EACH, ["granite"]),
+    (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3"]),
+    (without.scaled_frequencies, EACH, ["gemma3_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
+    (without.scale_of_rotations, EACH, ["llama, yarn"]),
+    (without.partial_rotation, EACH, ["glm", "glm4", "gpt_neox", "phi3, partly rotated, windows"]),
+    (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
+    (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
+    (without.frequencies_by_layer, EACH, ["gemma3_text", "olmo3"]),
+    (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
+    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3_text", "granite"]),
+    (without.tied_head, LAST, TIED),
+    (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite"]),
+    (without.capped_logits, LAST, ["gemma2", "gemma3_text"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "drop", "where"),
+    [
+        pytest.param(kind, drop, where, id=f"{kind}: {drop.__name__}")
+        for drop, where, kinds in FEATURES
+        for kind in kinds
+    ],
+)
+def test_a_feature_that_was_dropped_on_any_stage_would_be_seen(
+    small_model: Any, kind: str, drop: Callable[[Stage], Stage], where: tuple[int, ...]
+) -> None:
+    model_type, options = KINDS[kind]
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
+    wanted = transformers_logits(saved)
+    for index in where:
+        parts = [load(saved, stage, 2) for stage in range(2)]
+        parts[index] = drop(parts[index])
+        assert differ(packed_logits(parts), wanted), f"on stage {index}"

@@ -1,0 +1,156 @@
+"""Stages of a model that have lost one of its features, as an error of packing or staging would make them.
+
+Each function takes a stage that has just been read and gives it back without what its name says.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from mlora_worker.model.rotary import LongRope
+from mlora_worker.model.stage import Stage
+
+
+def _modules(stage: Stage, attribute: str) -> Iterator[Any]:
+    return (one for one in stage.layers.modules() if getattr(one, attribute, None) is not None)
+
+
+def windows(stage: Stage) -> Stage:
+    for one in _modules(stage, "sliding_window"):
+        one.sliding_window = 1000
+    for one in _modules(stage, "config"):
+        one.config.sliding_window = 1000
+    return stage
+
+
+def capped_scores(stage: Stage) -> Stage:
+    for one in _modules(stage, "attn_logit_softcapping"):
+        one.attn_logit_softcapping = None
+    return stage
+
+
+def scale_of_scores(stage: Stage) -> Stage:
+    for one in _modules(stage, "scaling"):
+        one.scaling = one.head_dim**-0.5
+    return stage
+
+
+def norms_of_queries(stage: Stage) -> Stage:
+    for one in _modules(stage, "q_norm"):
+        one.q_norm = nn.Identity()
+    return stage
+
+
+def norms_of_keys(stage: Stage) -> Stage:
+    for one in _modules(stage, "k_norm"):
+        one.k_norm = nn.Identity()
+    return stage
+
+
+def biases(stage: Stage) -> Stage:
+    for linear in stage.linears.values():
+        linear.register_parameter("bias", None)
+    return stage
+
+
+def order_of_fused_parts(stage: Stage) -> Stage:
+    for path, linear in stage.linears.items():
+        if path.endswith(("qkv_proj", "gate_up_proj", "query_key_value", "c_attn")):
+            linear.weight.data = linear.weight.roll(linear.out_features // 2, 0)
+    return stage
+
+
+def turned_weights(stage: Stage) -> Stage:
+    for path, linear in stage.linears.items():
+        if path.endswith("attn.c_proj"):  # it is square: its shape does not show
+            linear.weight.data = linear.weight.T.contiguous()
+    return stage
+
+
+def parallel_residuals(stage: Stage) -> Stage:
+    for one in _modules(stage, "use_parallel_residual"):
+        one.use_parallel_residual = False
+    return stage
+
+
+def factor_of_residuals(stage: Stage) -> Stage:
+    for one in _modules(stage, "residual_multiplier"):
+        one.residual_multiplier = 1.0
+    return stage
+
+
+def layers_without_positions(stage: Stage) -> Stage:
+    for one in _modules(stage, "use_rope"):
+        one.use_rope = True
+    for one in stage.layers.modules():
+        if getattr(one, "is_sliding", True) is False or getattr(one, "sliding_window", 1) is None:
+            one.is_sliding, one.sliding_window = True, 1000  # type: ignore[assignment]
+    return stage
+
+
+def _with_rope(stage: Stage, **changes: Any) -> Stage:
+    rotary: Any = stage.rotary
+    config = copy.deepcopy(rotary.config)
+    found = config.rope_parameters
+    for parameters in [one for one in found.values() if isinstance(one, dict)] or [found]:
+        parameters.update(changes)
+    return replace(stage, rotary=type(rotary)(config=config))
+
+
+def scaled_frequencies(stage: Stage) -> Stage:
+    return _with_rope(stage, rope_type="default")
+
+
+def partial_rotation(stage: Stage) -> Stage:
+    return _with_rope(stage, partial_rotary_factor=1.0)
+
+
+def scale_of_rotations(stage: Stage) -> Stage:
+    assert stage.rotary is not None
+    stage.rotary.attention_scaling = 1.0  # type: ignore[assignment]
+    return stage
+
+
+def frequencies_of_long_rows(stage: Stage) -> Stage:
+    assert isinstance(stage.rotary, LongRope)
+    return replace(stage, rotary=stage.rotary.short)
+
+
+def frequencies_of_short_rows(stage: Stage) -> Stage:
+    assert isinstance(stage.rotary, LongRope)
+    return replace(stage, rotary=stage.rotary.long)
+
+
+def frequencies_by_layer(stage: Stage) -> Stage:
+    return replace(stage, layer_types=stage.layer_types[:1] * len(stage.layers))
+
+
+def learned_positions(stage: Stage) -> Stage:
+    return replace(stage, positions=None)
+
+
+def scale_of_embeddings(stage: Stage) -> Stage:
+    assert stage.embedding is not None
+    if hasattr(stage.embedding, "embed_scale"):
+        stage.embedding.embed_scale = torch.tensor(1.0)
+    return replace(stage, embedding_factor=1.0)
+
+
+def tied_head(stage: Stage) -> Stage:
+    assert stage.head_weight is not None
+    made = torch.randn(stage.head_weight.shape, generator=torch.Generator().manual_seed(0))
+    return replace(stage, head_weight=0.1 * made)
+
+
+def factor_of_logits(stage: Stage) -> Stage:
+    return replace(stage, logit_factor=1.0)
+
+
+def capped_logits(stage: Stage) -> Stage:
+    return replace(stage, logit_cap=None)
