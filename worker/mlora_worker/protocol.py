@@ -561,6 +561,9 @@ class TaskReport(Message):
     checkpoint_step: Amount | None = None  # of the newest complete checkpoint; a resume begins after it
     resumed_step: Amount | None = None  # where this run took up the task; None: it began anew
     blocked: Failure | None = None  # why its adapter cannot be uploaded at present; tried again with back-off
+    # True: it left for want of memory beside others, and stays out until one of them has left, or a plan does not admit it.
+    # Left out where it is not so, as a former operator refuses a report with a field that it does not know.
+    crowded_out: bool | None = None
 
 
 class ModuleShape(Message):

@@ -23,14 +23,18 @@ def preempted(
     The scheduler's word starts it. A task that the worker says is out, though it ran by its status, was displaced too: the
     word was lost with the operator that gave it.
     """
-    assert task.spec is not None
+    suspended = task.spec is not None and task.spec.suspend
     held = condition(task.status.conditions, c.PREEMPTED)
     said = {wish.type: wish for wish in wishes}
     if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and place is not None:
         return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, place)),)
-    out = reported is not None and reported.phase is TaskPhase.PREEMPTED
-    if out and not task.spec.suspend and is_running(task) and (held is None or held.status != "True"):
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, "a task that goes first took its place"),)
+    crowded = reported is not None and reported.crowded_out
+    out = crowded or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
+    if out and not suspended and is_running(task) and (held is None or held.status != "True"):
+        words = (
+            "memory ran out beside the other tasks" if crowded else "a task that goes first took its place"
+        )
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
     if held is None:
         return ()
     if held.status == "True" and said.keys() & {c.SUCCEEDED, c.FAILED}:

@@ -142,6 +142,7 @@ def _only_stepped(before: TaskReport, after: TaskReport) -> bool:
     """As far as an entrant is made of a report, nothing but its step is another one."""
     return (
         after.phase is before.phase
+        and after.crowded_out is before.crowded_out
         and after.total_steps == before.total_steps
         and (after.data is before.data or after.data == before.data)
     )

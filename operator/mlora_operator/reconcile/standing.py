@@ -45,6 +45,7 @@ def state_of(view: View, task: Task) -> State | None:
     """1. While the coordinator does not answer, whatever trained is taken to train on.
     2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
     3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
+    4. One that the worker has put out for want of memory waits, whatever was told: it does not begin by itself.
     """
     return _state(view, task, view.reported(task), told(view).get(task.uid))
 
@@ -53,6 +54,8 @@ def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None
     if reported is None:
         return State.RUNNING if task.uid in view.active else None
     phase = reported.phase
+    if reported.crowded_out:
+        return State.WAITING
     if phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED:
         if may is None:
             held = task.admitted

@@ -95,11 +95,11 @@ def _course(
     again: bool,
     now: datetime,
 ) -> Course:
-    assert task.spec is not None
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
         return _succeeded(reported)
     if reported is not None and reported.phase is TaskPhase.FAILED:
         return _failed_by(reported.failure, "the task has failed")
+    assert task.spec is not None
     if place is not None and place.outcome is Outcome.REFUSED:
         return _failed_by(place.failure, "the task does not fit the base model")
     if reported is not None and reported.phase is TaskPhase.SAVING:
@@ -123,7 +123,7 @@ def _course(
         return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again=True)
     if view.report is None and is_running(task):
         return _out_of_sight(task, view, now)
-    if reported is not None and reported.phase is TaskPhase.TRAINING:
+    if reported is not None and reported.phase is TaskPhase.TRAINING and not reported.crowded_out:
         if place is not None and place.outcome is Outcome.PREEMPTED:
             return _leaves(task, place)
         return _runs(view, "Training", c.REASON_TRAINING, f"steps are trained in {view.pipeline.key}")
@@ -246,8 +246,8 @@ def _told(course: Course) -> Course:
 
 def _is_out(task: Task, reported: TaskReport | None) -> bool:
     """It left the group in order, so the group's end is no restart of this task."""
-    assert task.spec is not None
-    return task.spec.suspend or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
+    suspended = task.spec is not None and task.spec.suspend
+    return suspended or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
 
 
 def _out_of_sight(task: Task, view: View, now: datetime) -> Course:

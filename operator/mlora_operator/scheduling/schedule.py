@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -30,7 +30,9 @@ def schedule(
 ) -> Mapping[str, Place]:
     """The place of each task, by uid. Deterministic: the same whichever way the tasks are listed.
 
-    1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving.
+    1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving. When they
+       do not fit together any more, since more is known of the memory, those that start wait again: the last first, until
+       the others fit. Their room is nobody's yet: the worker may have let them in just now.
     2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
     3. The other waiting tasks are taken in the policy's order. One that fits beside all that have a place is admitted, as
        soon as it also fits beside those that are still leaving.
@@ -41,7 +43,7 @@ def schedule(
     6. One that still does not fit waits, and those after it may pass. Once it has waited for ``hold_back``, none may any
        more, but one that fits without anybody leaving and is done before anybody else may be (``reservation``).
     """
-    ordered = policy.order(tuple(entrants))
+    ordered, called_back = _as_far_as_they_fit(policy.order(tuple(entrants)), memory)
     room = _Room(memory, [one for one in ordered if one.state is not _WAITING])
     behind: Place | None = None  # of those that stand behind one that has waited for long
     places: dict[str, Place] = {}
@@ -60,7 +62,23 @@ def schedule(
             places[uid] = place or Place(Outcome.WAITING, Beside(memory, room.later, uid))
             if place is None and now - one.since >= hold_back:
                 behind = Place(Outcome.WAITING, behind=one.task)
-    return {**places, **room.of_those_inside()}
+    waiting = {uid: Place(Outcome.WAITING, Beside(memory, room.later, uid)) for uid in called_back}
+    return {**places, **room.of_those_inside(), **waiting}
+
+
+def _as_far_as_they_fit(
+    ordered: Sequence[Entrant], memory: Memory[Held]
+) -> tuple[Sequence[Entrant], frozenset[str]]:
+    """Of those that start, the last ones as leaving, until all others that have a place fit; with their uids."""
+    inside = [one for one in ordered if one.state is not _WAITING]
+    back: set[str] = set()
+    for one in reversed([one for one in inside if one.state is State.STARTING]):
+        if memory.fits(memory.held(other.uid for other in inside if other.uid not in back)):
+            break
+        back.add(one.uid)
+    if back:
+        ordered = [one._replace(state=State.LEAVING) if one.uid in back else one for one in ordered]
+    return ordered, frozenset(back)
 
 
 @dataclass

@@ -477,4 +477,5 @@ class TaskRun:
             checkpoint_step=self.stored_step or None,
             resumed_step=self.resumed_step,
             blocked=self.blocked,
+            crowded_out=(bool(self.crowded_out) and not self.in_stream) or None,
         )

@@ -184,6 +184,9 @@ def test_places_tell_who_leaves_for_whom(make: Any) -> None:
         ("saves, whatever it was told", "Saving", False, {}, State.SAVING),
         ("has no rows yet", "Preparing", True, {}, None),
         ("is done", "Succeeded", True, {}, None),
+        ("was put out for want of memory", "Preempted crowded", True, {}, State.WAITING),
+        ("was, before its checkpoint is written", "Training crowded", True, {}, State.WAITING),
+        ("was, before its first step", "Prepared crowded", True, {}, State.WAITING),
     ],
 )
 def test_where_a_task_stands(
@@ -192,9 +195,32 @@ def test_where_a_task_stands(
     conditions = {"conditions": [make.condition("Admitted", status)]} if status else {}
     task = make.task("low", status=conditions)
     plan = Plan(generation=1, tasks=(_planned(make, "low", admitted=sent),)) if sent is not None else None
-    said = contact(make, make.reported(phase, "low"), sent=plan)
+    phase, *crowded = phase.split()
+    said = contact(make, make.reported(phase, "low", crowded_out=bool(crowded) or None), sent=plan)
     crew = view(make.pipeline(), (task,), make.snapshot(task, group=make.group(), contact=said))
     assert state_of(crew, task) is expected, story
+
+
+@pytest.mark.parametrize("phase", ["Preempted", "Training"])
+def test_one_that_the_worker_put_out_waits_and_a_higher_one_gets_the_room(make: Any, phase: str) -> None:
+    """It was told that it may train, but the worker lets it in only once it was told otherwise, or another one has left.
+    As long as it counts as one that begins, the higher one cannot have the room: it cannot be told to leave."""
+    ran = {"conditions": [make.condition("Admitted", "True"), make.condition("Running", "True", "Training")]}
+    low, high = pair(make, status={**ran, "run": "run-1"})
+    sent = Plan(generation=1, tasks=(_planned(make, "low", admitted=True),))
+    out = contact(
+        make,
+        make.reported(phase, "low", step=7, crowded_out=True),
+        make.reported("Prepared", "high"),
+        sent=sent,
+    )
+    decided = decision(make, low, high, contact=out)
+    assert admitted(decided.plans[TOY]) == {"high": True, "low": False}
+    status = decided.task_statuses[low.key]
+    assert status.state == "Preempted"
+    said = {one.type: (one.status, one.message) for one in status.conditions}
+    assert said["Preempted"] == ("True", "memory ran out beside the other tasks")
+    assert said["Running"][0] == "False"
 
 
 def test_what_trained_is_taken_to_train_on_while_nobody_answers(make: Any) -> None:

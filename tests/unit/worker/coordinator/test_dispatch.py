@@ -382,6 +382,22 @@ def test_who_left_for_want_of_memory_comes_back_once_another_has_left_or_the_ope
     assert newest.in_stream
 
 
+def test_a_report_says_who_stays_out_for_want_of_memory_and_of_others_nothing() -> None:
+    """A former operator takes no report with a field that it does not know, so the field is there only while it is so."""
+    a, b = prepared_task("a", max_steps=9), prepared_task("b", max_steps=9)
+    play = Play(a, b)
+    play.run(items=2)
+    play.dispatcher.faulted(fault(b.load_number, Phase.LOAD, "b", memory=True))
+    told = [b.report().crowded_out]  # it is still in the stream
+    play.run(items=1)
+    told.append(b.report().crowded_out)
+    assert told == [None, True]
+    assert "crowdedOut" not in a.report().to_json()
+    b.plan = b.plan.model_copy(update={"admitted": False})
+    play.run(items=1)
+    assert "crowdedOut" not in b.report().to_json()
+
+
 def test_a_fault_that_is_told_twice_sends_its_task_out_once() -> None:
     a, b = prepared_task("a", max_steps=5), prepared_task("b", max_steps=5)
     play = Play(a, b)
