@@ -25,6 +25,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.question import reply
 from mlora_worker.storage.adapter import CONFIG_NAME, TEMPLATE_NAME, WEIGHTS_NAME
+from mlora_worker.storage.documents import read_document
 from mlora_worker.storage.model_names import is_small
 from mlora_worker.storage.scratch import sha256_of
 
@@ -74,7 +75,7 @@ def _check(adapter: Path, base: Path, target: Path) -> None:
     if not manifest.is_file():  # PEFT's own folders have none
         return
     try:
-        files = AdapterManifest.model_validate_json(manifest.read_bytes()).files
+        files = read_document(AdapterManifest, manifest.read_bytes()).files
     except ValidationError:
         raise _Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
     for file in files:

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from mlora_worker.data.token_rows import FolderWriter, TokenRows, open_rows
 from mlora_worker.protocol import Amount, DataCounts, FailureReason, Message
+from mlora_worker.storage.documents import read_document
 from mlora_worker.storage.errors import StorageError
 
 LAYOUT = 1  # of the files, and of the rules by which rows become tokens: another number, other folders
@@ -65,7 +66,7 @@ class RowCache:
     def find(self, key: str) -> Kept | None:
         place = self._folder / key
         try:
-            meta = _Meta.model_validate_json((place / _META).read_bytes())
+            meta = read_document(_Meta, (place / _META).read_bytes())
             rows = open_rows(place, meta.digest)
             if len(rows) != meta.rows:
                 raise ValueError(f"{place} is not whole")

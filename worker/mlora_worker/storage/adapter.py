@@ -33,12 +33,14 @@ from mlora_worker.protocol import (
     ModelSource,
     TaskPlan,
 )
-from mlora_worker.storage.errors import ObjectNotFound
+from mlora_worker.storage.documents import read_document, version_of
+from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.model_card import model_card
 from mlora_worker.storage.scratch import save_tensors, sha256_of
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 
+VERSION = 1  # of manifests that this worker writes; those of later ones stay untouched
 WEIGHTS_NAME = "adapter_model.safetensors"
 CONFIG_NAME = "adapter_config.json"
 CARD_NAME = "README.md"
@@ -215,10 +217,20 @@ def publish_adapter(
 
 def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
     """The manifest of a complete adapter; None when there is none, or when a file that it lists is gone or
-    has another size. Whose adapter it is, its ``fingerprint`` tells.
+    has another size. Whose adapter it is, its ``fingerprint`` tells. Raises StorageError, also for a manifest of a version
+    that is not known here: nobody may take that for nothing, and write over it.
     """
+    place = join(output_uri, MANIFEST_NAME)
     try:
-        manifest = AdapterManifest.model_validate_json(store.read(join(output_uri, MANIFEST_NAME)))
+        data = store.read(place)
+        version = version_of(data)
+        if isinstance(version, int) and version > VERSION:
+            raise StorageError(
+                FailureReason.INVALID_SPEC,
+                f"{place} has format version {version}, this worker knows {VERSION}: use the worker that wrote it, or "
+                "another address",
+            )
+        manifest = read_document(AdapterManifest, data)
         whole = all(store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files)
     except (ObjectNotFound, ValidationError):
         return None

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Collection, Mapping
@@ -23,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
@@ -39,6 +37,7 @@ from mlora_worker.protocol import (
     StepRecord,
 )
 from mlora_worker.storage import uri as address
+from mlora_worker.storage.documents import read_document, version_of
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
 from mlora_worker.storage.store import Store
@@ -62,7 +61,7 @@ Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name 
 
 
 class CheckpointMismatch(Exception):
-    """The checkpoint belongs to another task; the message names what differs."""
+    """The checkpoint belongs to another task, and the message names what differs; or to another version of the worker."""
 
     reason = FailureReason.CHECKPOINT_MISMATCH
 
@@ -185,7 +184,7 @@ def _write(store: Store, place: str, state: TaskState, scratch: Path | None) -> 
 def newest_progress(store: Store, folder: str) -> Progress | None:
     """Of the newest complete checkpoint below ``folder``; None when there is none.
 
-    Raises StorageError, and ``CheckpointMismatch`` for a checkpoint of another format.
+    Raises StorageError, and ``CheckpointMismatch`` for a checkpoint of another version of the worker.
     """
     for step in sorted(_complete_steps(store, folder), reverse=True):
         try:
@@ -198,14 +197,13 @@ def newest_progress(store: Store, folder: str) -> Progress | None:
 
 def newest_state(store: Store, folder: str) -> TaskState | None:
     """The newest checkpoint below ``folder`` whose files are what its manifest says; None when there is none. One that is
-    damaged is removed, and the one before it is taken.
+    damaged is removed, and the one before it is taken. Raises as ``newest_progress`` does.
     """
     for step in sorted(_complete_steps(store, folder), reverse=True):
         try:
             manifest = _read_manifest(store, folder, step)
             progress = _read_progress(store, folder, manifest)
-            filed = _tensors_of(_read_file(store, _place(folder, step), manifest, STATE_NAME))
-            return _state_of(progress, filed)
+            return _state_of(progress, _read_tensors(store, folder, manifest))
         except DamagedCheckpoint as error:
             log.warning("a checkpoint is passed over and removed: %s", error)
             forget_checkpoint(store, folder, step)
@@ -261,34 +259,45 @@ def _steps(store: Store, folder: str) -> dict[int, Collection[str]]:
 def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
     where = join(_place(folder, step), MANIFEST_NAME)
     try:
-        plain = json.loads(store.read(where))
-        version = plain["version"]
-        if version != VERSION:
-            raise CheckpointMismatch(
-                f"the checkpoint at {where} has format version {version!r}, this worker writes and reads {VERSION}; delete "
-                "it to begin anew, or use the worker that wrote it"
-            )
-        manifest = CheckpointManifest.model_validate_json(json.dumps(plain))
-    except (ObjectNotFound, ValidationError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{where} is no manifest: {type(error).__name__}") from None
-    if manifest.step != step or {file.name for file in manifest.files} != {STATE_NAME, PROGRESS_NAME}:
+        data = store.read(where)
+    except ObjectNotFound:
+        raise DamagedCheckpoint(f"{where} is gone") from None
+    version = version_of(data)
+    if version is None:
+        raise DamagedCheckpoint(f"{where} is no manifest")
+    if version != VERSION:
+        raise _of_another_version(
+            where, f"it has format version {version!r}, this worker writes and reads {VERSION}"
+        )
+    try:
+        manifest = read_document(CheckpointManifest, data)
+    except ValueError as error:
+        raise _of_another_version(where, error) from None
+    if manifest.step != step:
         raise DamagedCheckpoint(f"{where} is the manifest of another checkpoint")
+    if not {STATE_NAME, PROGRESS_NAME} <= {file.name for file in manifest.files}:
+        raise _of_another_version(where, "it lists other files")
     return manifest
 
 
 def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> Progress:
-    data = _read_file(store, _place(folder, manifest.step), manifest, PROGRESS_NAME)
+    place = _place(folder, manifest.step)
     try:
-        progress = Progress.model_validate_json(data)
-    except ValidationError as error:
-        raise DamagedCheckpoint(f"{PROGRESS_NAME} of step {manifest.step} cannot be read: {error}") from None
-    if progress.step != manifest.step:
-        raise DamagedCheckpoint(f"{PROGRESS_NAME} of step {manifest.step} is of step {progress.step}")
-    return progress
+        return read_document(Progress, _read_file(store, place, manifest, PROGRESS_NAME))
+    except ValueError as error:
+        raise _of_another_version(join(place, PROGRESS_NAME), error) from None
+
+
+def _of_another_version(where: str, why: object) -> CheckpointMismatch:
+    """For what is whole, as its manifest says, and cannot be read here: it is another worker's, and stays."""
+    return CheckpointMismatch(
+        f"{where} was written by another version of the worker and cannot be read: {why}; use the worker that wrote it, or "
+        "delete the checkpoint to begin anew"
+    )
 
 
 def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str) -> bytes:
-    [file] = [file for file in manifest.files if file.name == name]
+    file = next(file for file in manifest.files if file.name == name)
     where = join(place, name)
     try:
         data = store.read(where)
@@ -299,12 +308,13 @@ def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str
     return data
 
 
-def _tensors_of(data: bytes) -> dict[str, Tensor]:
+def _read_tensors(store: Store, folder: str, manifest: CheckpointManifest) -> dict[str, Tensor]:
+    place = _place(folder, manifest.step)
+    data = _read_file(store, place, manifest, STATE_NAME)
     try:
-        tensors = load_safetensors(data)
+        return dict(load_safetensors(data))
     except SafetensorError as error:
-        raise DamagedCheckpoint(f"{STATE_NAME} cannot be read: {error}") from None
-    return dict(tensors)
+        raise _of_another_version(join(place, STATE_NAME), error) from None
 
 
 def _prune(store: Store, folder: str, kept: int) -> None:

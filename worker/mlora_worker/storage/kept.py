@@ -37,6 +37,7 @@ from mlora_worker.storage.checkpoint import (
     newest_state,
     write_checkpoint,
 )
+from mlora_worker.storage.documents import read_document
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.files import FileStore, move_into_place
 from mlora_worker.storage.scratch import remove_abandoned, scratch_folder, sha256_of
@@ -220,12 +221,10 @@ class KeptWork:
 
     def _read_record(self, uid: str) -> _Record | None:
         try:
-            return _Record.model_validate_json(
-                self._files.read(file_uri(self._adapter_folder(uid) / RECORD_NAME))
-            )
+            return read_document(_Record, self._files.read(file_uri(self._adapter_folder(uid) / RECORD_NAME)))
         except ObjectNotFound:
             return None
-        except (StorageError, ValidationError) as error:
+        except (StorageError, ValueError) as error:
             log.warning("the record of a finished adapter of task %s is passed over: %s", uid, error)
             return None
 

@@ -292,6 +292,28 @@ def test_what_is_not_whole_is_not_published(memory: Any, task: TaskPlan, damage:
     assert find_published(memory, OUT) is None
 
 
+def change_manifest(memory: Any, **fields: Any) -> None:
+    content = json.loads(memory.objects[f"{OUT}/{MANIFEST_NAME}"])
+    memory.objects[f"{OUT}/{MANIFEST_NAME}"] = json.dumps(content | fields).encode()
+
+
+def test_fields_of_a_later_version_are_passed_over_and_its_adapter_stays(memory: Any, task: TaskPlan) -> None:
+    info = publish(memory, task, SMALL)
+    change_manifest(memory, new={"a": 1})
+    memory.journal.clear()
+    assert publish(memory, task, SMALL) == info
+    assert memory.journal == []
+
+
+def test_a_manifest_of_an_unknown_version_is_not_written_over(memory: Any, task: TaskPlan) -> None:
+    publish(memory, task, SMALL)
+    change_manifest(memory, version=2, files={"weights": "elsewhere"})
+    memory.journal.clear()
+    with pytest.raises(StorageError, match="format version 2, this worker knows 1"):
+        publish(memory, task, {name: tensor * 2 for name, tensor in SMALL.items()})
+    assert memory.journal == []
+
+
 def test_a_loss_that_is_no_number_leaves_the_manifest_valid(memory: Any, task: TaskPlan) -> None:
     publish(memory, task, SMALL, loss=float("nan"), data=None)
     manifest = find_published(memory, OUT)

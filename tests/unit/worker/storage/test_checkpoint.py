@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +186,73 @@ def test_another_format_is_refused_and_kept(folder: str) -> None:
         with pytest.raises(CheckpointMismatch, match="format version 2"):
             read(store, folder)
     assert manifest.exists()
+
+
+def rewrite(folder: str, name: str, change: Callable[[dict[str, Any]], None] | bytes) -> None:
+    """Writes a file of step 5 as another version of the worker would, with its sum in the manifest."""
+    place = file_path(folder) / "step-5"
+    if callable(change):
+        content = json.loads((place / name).read_text())
+        change(content)
+        data = json.dumps(content).encode()
+    else:
+        data = change
+    (place / name).write_bytes(data)
+    if name != "manifest.json":
+        manifest = json.loads((place / "manifest.json").read_text())
+        (entry,) = (file for file in manifest["files"] if file["name"] == name)
+        entry |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        (place / "manifest.json").write_text(json.dumps(manifest))
+
+
+LATER_FIELDS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "of the manifest": ("manifest.json", lambda content: content.update(new=1)),
+    "of a file in it": ("manifest.json", lambda content: content["files"][0].update(new=1)),
+    "another file": (
+        "manifest.json",
+        lambda content: content["files"].append({"name": "new", "bytes": 1, "sha256": "0" * 64}),
+    ),
+    "of the progress": ("progress.json", lambda content: content.update(new={"a": 1})),
+    "of its last step": ("progress.json", lambda content: content["last"].update(new=0.5)),
+}
+
+
+@pytest.mark.parametrize("story", LATER_FIELDS)
+def test_what_a_later_version_has_added_is_passed_over(folder: str, story: str) -> None:
+    store = FileStore()
+    write_checkpoint(store, folder, state(5))
+    rewrite(folder, *LATER_FIELDS[story])
+    assert newest_progress(store, folder) == state(5).progress
+    found = newest_state(store, folder)
+    assert found is not None
+    assert found.progress == state(5).progress
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("progress.json", lambda content: content.update(tokens="11")),
+        ("progress.json", lambda content: content.pop("seconds")),
+        ("progress.json", b"\x00 packed"),
+        ("state.safetensors", b"\x00 packed"),
+        ("manifest.json", lambda content: content["files"].pop(0)),
+        ("manifest.json", lambda content: content.update(files={"state": 1})),
+    ],
+)
+def test_what_is_whole_and_cannot_be_read_is_another_versions_and_stays(
+    folder: str, name: str, change: Callable[[dict[str, Any]], None] | bytes
+) -> None:
+    store = FileStore()
+    write_checkpoint(store, folder, state(4))
+    write_checkpoint(store, folder, state(5))
+    rewrite(folder, name, change)
+    before = files(folder)
+    with pytest.raises(CheckpointMismatch, match=f"{name} was written by another version"):
+        newest_state(store, folder)
+    if name != "state.safetensors":
+        with pytest.raises(CheckpointMismatch, match=f"{name} was written by another version"):
+            newest_progress(store, folder)
+    assert files(folder) == before
 
 
 FACTS: dict[str, Fact] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -116,6 +117,13 @@ def test_a_finished_adapter_is_of_one_task_and_one_spec(tmp_path: Path) -> None:
     with kept.weights("uid", "other print", other) as path:
         assert load_file(path).keys() == other.tensors.keys()
     assert kept.adapter("uid", "print") is None
+
+
+def test_what_a_later_version_has_added_to_the_record_is_passed_over(tmp_path: Path) -> None:
+    with KeptWork(tmp_path).weights("uid", "print", ADAPTER) as weights:
+        record = weights.with_name("record.json")
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"new": 1}))
+    assert KeptWork(tmp_path).adapter("uid", "print") is not None
 
 
 def cut(path: Path) -> None:
