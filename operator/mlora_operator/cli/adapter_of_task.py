@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
 from mlora_operator.api.task import LoRATaskSpec
@@ -26,9 +26,13 @@ def adapter_of_task(
     endpoint: str | None,
     wait: bool,
     seconds: float | None,
+    seen: Callable[[JSON], None] = lambda _: None,
 ) -> tuple[str, Access, str]:
-    """Address, access and uid of a finished task's adapter. Raises CommandError."""
-    return asyncio.run(_adapter_of_task(name, namespace, context, endpoint, wait, seconds))
+    """Address, access and uid of a finished task's adapter. Raises CommandError, and what ``seen`` raises.
+
+    ``seen`` is told of the task as it is at each change while it is waited for.
+    """
+    return asyncio.run(_adapter_of_task(name, namespace, context, endpoint, wait, seconds, seen))
 
 
 async def _adapter_of_task(
@@ -38,12 +42,13 @@ async def _adapter_of_task(
     endpoint: str | None,
     wait: bool,
     seconds: float | None,
+    seen: Callable[[JSON], None],
 ) -> tuple[str, Access, str]:
     async with connect(context, namespace) as cluster:
         if wait:
             try:
                 async with asyncio.timeout(seconds):
-                    found = await _finished(cluster, name)
+                    found = await _finished(cluster, name, seen)
             except TimeoutError:
                 message = f"loratask/{name} had not finished after {seconds:g} seconds"
                 raise CommandError(message, exit_codes.TIMEOUT) from None
@@ -63,13 +68,14 @@ async def _adapter_of_task(
     return shown.adapter or spec.output.uri, access_to(spec, keys, endpoint), found["metadata"]["uid"]
 
 
-async def _finished(cluster: Cluster, name: str) -> JSON:
+async def _finished(cluster: Cluster, name: str, seen: Callable[[JSON], None]) -> JSON:
     tasks = follow(cluster, cluster.namespace, name, Patience(), time.monotonic, asyncio.sleep)
     async with aclosing(tasks):
         async for known in tasks:
             if name not in known:
                 message = f"no loratask {name!r} in namespace {cluster.namespace!r}"
                 raise CommandError(message, exit_codes.NOT_FOUND)
+            seen(known[name])
             if row(known[name]).finished:
                 return known[name]
     raise AssertionError("follow() never ends by itself")

@@ -11,6 +11,7 @@ from mlora_operator.cli import output
 from mlora_operator.cli.export import export
 from mlora_operator.cli.fetch import main as fetch_main
 from mlora_operator.cli.plan import plan
+from mlora_operator.cli.report import report
 from mlora_operator.cli.run import run
 from mlora_operator.cli.submit import submit
 from mlora_operator.cli.validate import validate
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, plan, validate, submit, watch, export):
+for command in (run, plan, validate, submit, watch, report, export):
     app.command()(command)
 
 

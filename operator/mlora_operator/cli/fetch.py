@@ -32,7 +32,7 @@ from mlora_operator.download import (
     read_manifest,
 )
 
-_CODES: dict[type[DownloadError], int] = {
+EXIT_CODES: dict[type[DownloadError], int] = {
     AdapterNotFound: exit_codes.NOT_FOUND,
     StoreRefused: exit_codes.UNREACHABLE,
     StoreSilent: exit_codes.UNREACHABLE,
@@ -107,7 +107,7 @@ def fetch(options: argparse.Namespace) -> None:
     try:
         source = open_source(uri, access)
         left = None if options.timeout is None else max(0.0, options.timeout - (time.monotonic() - start))
-        manifest = _manifest(source, uri, uid, options.wait, left)
+        manifest = manifest_of(source, uri, uid, options.wait, left)
         meter = _Meter(manifest.bytes, shown=options.output == "text" and sys.stderr.isatty())
         download(source, manifest, folder, time.sleep, meter.advance)
         meter.clear()
@@ -118,7 +118,7 @@ def fetch(options: argparse.Namespace) -> None:
             f"gave up after {options.timeout:g} seconds: {error}", exit_codes.TIMEOUT
         ) from error
     except DownloadError as error:
-        raise CommandError(str(error), _CODES[type(error)]) from error
+        raise CommandError(str(error), EXIT_CODES[type(error)]) from error
     if options.output == "json":
         print_json({"uri": uri, "folder": str(folder), **manifest.as_json()})
     else:
@@ -128,7 +128,8 @@ def fetch(options: argparse.Namespace) -> None:
         )
 
 
-def _manifest(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
+def manifest_of(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
+    """Of the adapter at ``uri``, which is that of task ``uid``. Raises CommandError, DownloadError, TimeoutError."""
     if wait:
         return await_manifest(
             source, lambda found: uid in (None, found.task_uid), left, time.monotonic, time.sleep
