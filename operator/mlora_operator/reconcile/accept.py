@@ -37,7 +37,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     """Whether and where an unfinished task is served.
 
     1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
-       Secret that is being replaced nor a changed rule about namespaces throws it out.
+       Secret that is being replaced, nor a changed rule about namespaces, nor a spec that this version of the operator does
+       not understand throws it out.
     2. One whose pipeline cannot be asked any more, or serves another model now, is not given to others before it is sure
        that the workers there do not train it: there would be two of it, writing to one place.
     3. Its spec must hold, and its Secret must be there with both keys.
@@ -46,9 +47,7 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
        user's pipeline takes is decided for all tasks together (``replicas``).
     5. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
     """
-    if task.spec is None:
-        return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
-    serving = [one for one in snapshot.pipelines if _serves(one, task.spec.base_model)]
+    serving = [one for one in snapshot.pipelines if _serves(one, task)]
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
         return _accepted(bound)
@@ -60,6 +59,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
     if bound is None and _may_train_still(task, snapshot):
         told = f"waits for the workers of {task.status.pipeline}"
         return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
+    if task.spec is None:
+        return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
     if bound is not None and bound.replica is not None and not any(one.key == bound.home for one in serving):
         return _accepted(bound)  # nobody can deal it to another replica
 
@@ -233,8 +234,11 @@ def _accepted(pipeline: Pipeline) -> Acceptance:
     return Acceptance(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}", pipeline)
 
 
-def _serves(pipeline: Pipeline, model: str) -> bool:
-    return pipeline.spec is not None and not pipeline.deleting and pipeline.spec.model.name == model
+def _serves(pipeline: Pipeline, task: Task) -> bool:
+    """Of a task whose spec is not understood it cannot be said which model it wants: it may train in any."""
+    if pipeline.spec is None or pipeline.deleting:
+        return False
+    return task.spec is None or pipeline.spec.model.name == task.spec.base_model
 
 
 def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> bool:

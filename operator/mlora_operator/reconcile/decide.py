@@ -35,6 +35,7 @@ from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
 from mlora_operator.scheduling.admission import Place
 from mlora_operator.settings import CatalogueModel, Settings
+from mlora_worker.protocol import TaskPhase
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
@@ -66,6 +67,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
                 tuple(members.get(pipeline.key, ())),
                 snapshot,
                 any_address=settings.allow_private_endpoints,
+                now=now,
             ),
             now,
         )
@@ -138,7 +140,9 @@ def _decide_pipeline(
     waiting = len([task for task in wanting if task.uid not in seen.active])
     return Decision(
         task_statuses={
-            task.key: task_status(task, accepted[task.key], seen, placed.get(task.uid), fares, turn, now)
+            task.key: task.status
+            if _is_unreadable(task, seen)
+            else task_status(task, accepted[task.key], seen, placed.get(task.uid), fares, turn, now)
             for task in seen.tasks
         },
         pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
@@ -146,6 +150,13 @@ def _decide_pipeline(
         delete_pods=pods_to_delete(seen, fares),
         plans={key: plan} if plan is not None else {},
     )
+
+
+def _is_unreadable(task: Task, seen: View) -> bool:
+    """It trains, and its spec is not understood: nothing can be said of it but how it ends."""
+    reported = seen.reported(task)
+    ended = reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
+    return task.spec is None and not ended
 
 
 def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> Mapping[Key, list[Task]]:

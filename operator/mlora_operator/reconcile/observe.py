@@ -172,8 +172,11 @@ def time_or(text: str | None, default: datetime) -> datetime:
 
 
 def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | None, str | None]:
+    """The API server has removed the fields that its schema does not know. Those that are left and unknown here are of a
+    schema that is newer than this operator, which fills them in even where no user has written them.
+    """
     try:
-        spec = model.model_validate(raw.get("spec", {}))
+        spec = model.model_validate(raw.get("spec", {}), extra="ignore")
     except ValidationError as error:
         return None, describe(error, "spec")
     document = spec.model_dump(mode="json", by_alias=True, exclude_none=True)

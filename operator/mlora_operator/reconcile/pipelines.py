@@ -34,13 +34,12 @@ class Size:
 
 def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
     """The tasks for which the workers run: not those that can never fit memory or model, nor the suspended once they
-    are out.
+    are out. One whose spec is not understood is here only because it trains.
     """
     return tuple(
         task
         for task in view.tasks
-        if task.spec is not None
-        and (not task.spec.suspend or task.uid in view.active)
+        if (task.spec is None or not task.spec.suspend or task.uid in view.active)
         and (task.uid not in places or places[task.uid].outcome not in _HOPELESS)
     )
 

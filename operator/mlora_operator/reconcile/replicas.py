@@ -115,8 +115,8 @@ def _understood(family: Family) -> Family:
 
 
 def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
-    """Replicas that are missing, were made of a former spec, or that somebody made wrong. A pipeline of somebody else that has a replica's name is
-    left alone, and the next number taken."""
+    """Replicas that are missing, were made of a former spec, or that somebody made wrong. A pipeline of somebody else that
+    has a replica's name is left alone, and the next number taken."""
     made = []
     for family in own:
         head = family.head

@@ -63,8 +63,8 @@ class Task:
 
     @cached_property
     def candidate(self) -> Candidate:
-        assert self.spec is not None
-        return Candidate(self.uid, self.key.namespace, self.key.name, self.spec.priority, self.created)
+        priority = self.spec.priority if self.spec is not None else 0
+        return Candidate(self.uid, self.key.namespace, self.key.name, priority, self.created)
 
     @cached_property
     def admitted(self) -> Condition | None:
