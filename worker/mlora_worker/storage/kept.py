@@ -64,6 +64,19 @@ class _Record(Message):
     sha256: str  # of the weights' file
 
 
+def _record_of(fingerprint: str, adapter: FinishedAdapter, weights: Path) -> _Record:
+    """Raises OSError, and ValidationError for a loss that is no number."""
+    return _Record(
+        fingerprint=fingerprint,
+        config=dict(adapter.config),
+        step=adapter.step,
+        loss=adapter.loss,
+        data=adapter.data,
+        evaluation=adapter.evaluation,
+        sha256=sha256_of(weights),
+    )
+
+
 class KeptWork:
     """``root`` None: there is no volume, and nothing is kept. Calls for different tasks may be made at once."""
 
@@ -194,30 +207,35 @@ class KeptWork:
             return None
         folder = self._adapter_folder(uid)
         weights = folder / WEIGHTS_NAME
-        record = self._read_record(uid)
-        if record is not None and record.fingerprint == fingerprint and weights.exists():
+        if self._has(uid, fingerprint, adapter):
             with suppress(OSError):
                 os.utime(folder)  # it is still asked for
             return weights
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / RECORD_NAME).unlink(missing_ok=True)
             with scratch_folder(self._root, "adapter") as scratch:
                 move_into_place(save_weights(adapter.tensors, scratch), weights)
-            record = _Record(
-                fingerprint=fingerprint,
-                config=dict(adapter.config),
-                step=adapter.step,
-                loss=adapter.loss,
-                data=adapter.data,
-                evaluation=adapter.evaluation,
-                sha256=sha256_of(weights),
-            )
+            record = _record_of(fingerprint, adapter, weights)
             self._files.write(file_uri(folder / HISTORY_NAME), adapter.history)
             self._files.write(file_uri(folder / RECORD_NAME), record.model_dump_json(by_alias=True).encode())
         except (StorageError, OSError, ValidationError) as error:
             log.warning("the finished adapter of task %s is in memory alone: %s", uid, error)
             return None
         return weights
+
+    def _has(self, uid: str, fingerprint: str, adapter: FinishedAdapter) -> bool:
+        """Whether ``adapter`` itself is kept, and whole. What is not is written anew: nothing damaged is published."""
+        folder = self._adapter_folder(uid)
+        record = self._read_record(uid)
+        try:
+            return (
+                record is not None
+                and record == _record_of(fingerprint, adapter, folder / WEIGHTS_NAME)
+                and (folder / HISTORY_NAME).read_bytes() == adapter.history
+            )
+        except (OSError, ValidationError):
+            return False
 
     def _read_record(self, uid: str) -> _Record | None:
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +144,30 @@ def test_half_of_a_finished_adapter_is_none(tmp_path: Path, name: str, harm: Cal
     with kept.weights("uid", "print", ADAPTER) as path:
         harm(path.with_name(name))
     assert kept.adapter("uid", "print") is None
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "record.json", "history.jsonl"])
+@pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
+def test_what_was_damaged_is_written_anew_before_it_is_uploaded(
+    tmp_path: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    adapter = dataclasses.replace(ADAPTER, history=b'{"step":1}\n')
+    with KeptWork(tmp_path).weights("uid", "print", adapter) as weights:
+        whole = weights.read_bytes()
+    harm(weights.with_name(name))
+    with KeptWork(tmp_path).weights("uid", "print", adapter) as weights:
+        assert weights.read_bytes() == whole
+    assert KeptWork(tmp_path).adapter("uid", "print") is not None
+
+
+@pytest.mark.parametrize("change", [{"config": {"r": 4}}, {"step": 49}, {"loss": 1.0}])
+def test_what_was_kept_of_another_outcome_is_not_uploaded(tmp_path: Path, change: dict[str, Any]) -> None:
+    with KeptWork(tmp_path).weights("uid", "print", ADAPTER):
+        pass
+    tensors = {name: tensor * 2 for name, tensor in ADAPTER.tensors.items()}
+    other = dataclasses.replace(ADAPTER, tensors=tensors, **change)
+    with KeptWork(tmp_path).weights("uid", "print", other) as weights:
+        assert torch.equal(load_file(weights)["q.lora_A.weight"], tensors["q.lora_A.weight"])
 
 
 def test_only_the_owner_may_enter_or_read(tmp_path: Path) -> None:
