@@ -561,9 +561,19 @@ class TaskReport(Message):
     checkpoint_step: Amount | None = None  # of the newest complete checkpoint; a resume begins after it
     resumed_step: Amount | None = None  # where this run took up the task; None: it began anew
     blocked: Failure | None = None  # why its adapter cannot be uploaded at present; tried again with back-off
-    # True: it left for want of memory beside others, and stays out until one of them has left, or a plan does not admit it.
-    # Left out where it is not so, as a former operator refuses a report with a field that it does not know.
-    crowded_out: bool | None = None
+    # True or left out, as a former operator refuses a report with a field that it does not know:
+    crowded_out: bool | None = (
+        None  # for want of memory beside others, until one has left or a plan does not admit it
+    )
+    released: bool | None = (
+        None  # it trains or saves, but only its store is in the way: no stage holds any of it
+    )
+
+    @property
+    def waits_for_store(self) -> bool:
+        """It has a checkpoint or its adapter to store, the store refuses that, and no stage holds any of it. A former
+        worker does not say so of checkpoints."""
+        return bool(self.released) or (self.phase is TaskPhase.SAVING and self.blocked is not None)
 
 
 class ModuleShape(Message):

@@ -41,6 +41,7 @@ REASON_WAITING_FOR_MEMORY = "WaitingForMemory"  # others with a better place fil
 REASON_EXCEEDS_CAPACITY = "ExceedsCapacity"  # would not fit even alone
 REASON_PIPELINE_STARTING = "PipelineStarting"  # workers are not up yet
 REASON_PREPARING_DATA = "PreparingData"  # rows are fetched and tokenised
+REASON_WAITING_FOR_STORE = "WaitingForStore"  # the store does not give its checkpoint; tried again
 REASON_SUSPENDED = "Suspended"  # spec.suspend is true
 REASON_TRAINING = "Training"
 REASON_SAVING = "Saving"  # adapter is gathered, checked and uploaded

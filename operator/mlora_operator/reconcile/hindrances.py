@@ -29,7 +29,7 @@ def preempted(
     if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and place is not None:
         return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, place)),)
     crowded = reported is not None and reported.crowded_out
-    out = crowded or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
+    out = crowded or (reported is not None and _is_out(reported))
     if out and not suspended and is_running(task) and (held is None or held.status != "True"):
         words = (
             "memory ran out beside the other tasks" if crowded else "a task that goes first took its place"
@@ -60,6 +60,13 @@ def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wis
         message = "the store is not in the way any more"
         return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON, message),)
     return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _is_out(reported: TaskReport) -> bool:
+    """No stage holds it, though it is not done."""
+    return reported.phase is TaskPhase.PREEMPTED or (
+        reported.phase is TaskPhase.TRAINING and reported.waits_for_store
+    )
 
 
 def for_whom(task: Task, place: Place) -> str:

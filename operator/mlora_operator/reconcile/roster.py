@@ -16,7 +16,7 @@ from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import entrant, told
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
-from mlora_worker.protocol import Failure, TaskReport
+from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 _PIPELINES = 1000  # that are remembered
 
@@ -79,6 +79,7 @@ def fresh_roster(view: View) -> Roster:
     """1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
     2. Of the others, one that is suspended is not spoken of, and one that the model cannot train is refused.
     3. One whose rows are not prepared cannot be scheduled yet, and nobody new while the workers drain.
+    4. One that has only its adapter to upload is not spoken of: nothing is judged of it any more.
     """
     known = of_model(view.shape[0]) if view.shape is not None else None
     draining, plan = view.draining, told(view)
@@ -102,7 +103,7 @@ def fresh_roster(view: View) -> Roster:
             entrants.append(one)
             if task.spec.suspend:
                 suspended.append(uid)
-        elif task.spec.suspend:
+        elif task.spec.suspend or _is_saving(reports.get(uid)):
             continue
         elif asks is not None and asks.misfit is not None:
             refused[uid] = asks.misfit
@@ -112,6 +113,10 @@ def fresh_roster(view: View) -> Roster:
             positions[uid] = len(entrants), task
             entrants.append(one)
     return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions)
+
+
+def _is_saving(reported: TaskReport | None) -> bool:
+    return reported is not None and reported.phase is TaskPhase.SAVING
 
 
 def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
@@ -143,6 +148,8 @@ def _only_stepped(before: TaskReport, after: TaskReport) -> bool:
     return (
         after.phase is before.phase
         and after.crowded_out is before.crowded_out
+        and after.released is before.released
+        and (after.blocked is None) is (before.blocked is None)
         and after.total_steps == before.total_steps
         and (after.data is before.data or after.data == before.data)
     )

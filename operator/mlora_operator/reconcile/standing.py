@@ -46,6 +46,8 @@ def state_of(view: View, task: Task) -> State | None:
     2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
     3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
     4. One that the worker has put out for want of memory waits, whatever was told: it does not begin by itself.
+    5. What a store refuses holds no place: a finished task cannot be scheduled any more, and one that is out waits, though
+       its checkpoint is not written yet. One whose checkpoint cannot be fetched is as if its rows were not prepared.
     """
     return _state(view, task, view.reported(task), told(view).get(task.uid))
 
@@ -56,7 +58,12 @@ def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None
     phase = reported.phase
     if reported.crowded_out:
         return State.WAITING
-    if phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED:
+    if phase is TaskPhase.SAVING:
+        return None if reported.waits_for_store else State.SAVING
+    is_out = phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED
+    if is_out and reported.blocked is not None:
+        return None
+    if is_out or reported.waits_for_store:
         if may is None:
             held = task.admitted
             may = held is not None and held.status == "True"
@@ -65,7 +72,7 @@ def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None
         assert task.spec is not None
         leaves = task.spec.suspend or may is False
         return State.LEAVING if leaves else State.RUNNING
-    return State.SAVING if phase is TaskPhase.SAVING else None
+    return None
 
 
 def told(view: View) -> Mapping[str, bool]:

@@ -103,6 +103,8 @@ def _course(
     if place is not None and place.outcome is Outcome.REFUSED:
         return _failed_by(place.failure, "the task does not fit the base model")
     if reported is not None and reported.phase is TaskPhase.SAVING:
+        if reported.waits_for_store:
+            return _only_uploads()
         return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
     late = overdue(task, now)
     if late is not None:
@@ -123,7 +125,7 @@ def _course(
         return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again=True)
     if view.report is None and is_running(task):
         return _out_of_sight(task, view, now)
-    if reported is not None and reported.phase is TaskPhase.TRAINING and not reported.crowded_out:
+    if reported is not None and _is_trained(reported):
         if place is not None and place.outcome is Outcome.PREEMPTED:
             return _leaves(task, place)
         return _runs(view, "Training", c.REASON_TRAINING, f"steps are trained in {view.pipeline.key}")
@@ -136,6 +138,8 @@ def _course(
     if view.draining:
         message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
+    if reported is not None and reported.blocked is not None and place is None:
+        return _waits(task, "Queued", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
     if reported is not None and place is not None:
         limited = place.limit is not None
         reason = c.REASON_NAMESPACE_LIMIT if limited else c.REASON_WAITING_FOR_MEMORY
@@ -217,6 +221,20 @@ def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wi
 def _runs(view: View, state: str, reason: str, message: str) -> Course:
     admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {view.pipeline.key}")
     return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
+
+
+def _is_trained(reported: TaskReport) -> bool:
+    """It is in training and a stage holds it, as far as is known."""
+    return reported.phase is TaskPhase.TRAINING and not reported.crowded_out and not reported.waits_for_store
+
+
+def _only_uploads() -> Course:
+    given_back = Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back; the upload is left")
+    return Course(
+        "Saving",
+        c.REASON_SAVING,
+        (given_back, Wish(c.RUNNING, "True", c.REASON_SAVING, "the adapter is uploaded")),
+    )
 
 
 def _leaves(task: Task, place: Place) -> Course:

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property
 
 from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.reconcile.accept import Acceptance, keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.endpoints import forbidden_model
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, PodProblem, Snapshot, Task
+from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.snapshot import (
+    Contact,
+    Group,
+    Key,
+    Pipeline,
+    PodProblem,
+    Snapshot,
+    Task,
+    condition,
+)
 from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
+
+# A store may refuse for so long what a task has done before workers that are to be replaced are replaced all the same.
+STORE_PATIENCE = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -25,6 +39,7 @@ class View:
     blocked: Acceptance | None = (
         None  # why workers may not start: the model's address, or the Secret of its store
     )
+    stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
 
     @property
     def report(self) -> Report | None:
@@ -42,10 +57,10 @@ class View:
     @property
     def in_use(self) -> bool:
         """Tasks train and the group is whole. A coordinator that does not answer for a moment changes
-        nothing.
+        nothing. A store that refuses one task's work does not hold all others up for ever.
         """
         whole = self.group is not None and self.group.ready >= self.group.replicas > 0
-        return whole and bool(self.active)
+        return whole and not self.active <= self.stuck
 
     @property
     def stale(self) -> bool:
@@ -83,24 +98,41 @@ class View:
 
 
 def view(
-    pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot, *, any_address: bool = False
+    pipeline: Pipeline,
+    tasks: tuple[Task, ...],
+    snapshot: Snapshot,
+    *,
+    any_address: bool = False,
+    now: datetime | None = None,
 ) -> View:
-    """``any_address``: a model may lie also where only the worker can reach."""
+    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``."""
     spec = pipeline.spec
     blocked = _refused_model(spec) if spec is not None and not any_address else None
     if blocked is None and spec is not None and spec.storage.secret_ref is not None:
         key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
         blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef", keys_of_pipeline(spec))
+    contact = snapshot.contacts.get(pipeline.key, Contact())
     return View(
         pipeline=pipeline,
         tasks=tasks,
         members=_members(pipeline, snapshot),
         past=_past(pipeline, snapshot),
         group=snapshot.groups.get(pipeline.key),
-        contact=snapshot.contacts.get(pipeline.key, Contact()),
+        contact=contact,
         revision=snapshot.revisions.get(pipeline.key),
         blocked=blocked,
+        stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
     )
+
+
+def _is_stuck(task: Task, contact: Contact, now: datetime) -> bool:
+    reported = contact.tasks.get(task.uid)
+    if reported is None or not reported.waits_for_store:
+        return False
+    held = condition(task.status.conditions, conditions.UPLOAD_BLOCKED)
+    if held is None or held.status != "True":
+        return False
+    return now - parse_time(held.last_transition_time) >= STORE_PATIENCE
 
 
 def _refused_model(spec: LoRAPipelineSpec) -> Acceptance | None:

@@ -478,4 +478,10 @@ class TaskRun:
             resumed_step=self.resumed_step,
             blocked=self.blocked,
             crowded_out=(bool(self.crowded_out) and not self.in_stream) or None,
+            released=self._is_released or None,
         )
+
+    @property
+    def _is_released(self) -> bool:
+        under_way = self.phase in (TaskPhase.TRAINING, TaskPhase.SAVING)
+        return under_way and self.blocked is not None and not self.in_stream

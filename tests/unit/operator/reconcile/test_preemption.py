@@ -16,10 +16,11 @@ from mlora_operator.reconcile.standing import progress_of, served_tokens, state_
 from mlora_operator.reconcile.view import view
 from mlora_operator.scheduling.admission import Outcome
 from mlora_operator.scheduling.entrant import State
-from mlora_worker.protocol import DataCounts, Plan, TaskReport
+from mlora_worker.protocol import DataCounts, Failure, FailureReason, Plan, TaskReport
 
 TOY = Key("team-a", "toy")
 BIG = {"batchSize": 16}
+REFUSAL = Failure(reason=FailureReason.ACCESS_DENIED, message="s3://adapters/low: denied")
 ROWS = DataCounts(rows=100, used=100, tokens=20_000)
 
 
@@ -187,6 +188,11 @@ def test_places_tell_who_leaves_for_whom(make: Any) -> None:
         ("was put out for want of memory", "Preempted crowded", True, {}, State.WAITING),
         ("was, before its checkpoint is written", "Training crowded", True, {}, State.WAITING),
         ("was, before its first step", "Prepared crowded", True, {}, State.WAITING),
+        ("is done, but its store refuses it", "Saving blocked", True, {}, None),
+        ("trains on though its checkpoint is refused", "Training blocked", True, {}, State.RUNNING),
+        ("is out though its checkpoint is refused", "Training blocked released", False, {}, State.WAITING),
+        ("is out, and was let in again", "Training blocked released", True, {}, State.STARTING),
+        ("was let in, but its checkpoint cannot be fetched", "Preempted blocked", True, {}, None),
     ],
 )
 def test_where_a_task_stands(
@@ -195,8 +201,13 @@ def test_where_a_task_stands(
     conditions = {"conditions": [make.condition("Admitted", status)]} if status else {}
     task = make.task("low", status=conditions)
     plan = Plan(generation=1, tasks=(_planned(make, "low", admitted=sent),)) if sent is not None else None
-    phase, *crowded = phase.split()
-    said = contact(make, make.reported(phase, "low", crowded_out=bool(crowded) or None), sent=plan)
+    phase, *words = phase.split()
+    more = {
+        "crowded_out": "crowded" in words or None,
+        "released": "released" in words or None,
+        "blocked": REFUSAL if "blocked" in words else None,
+    }
+    said = contact(make, make.reported(phase, "low", **more), sent=plan)
     crew = view(make.pipeline(), (task,), make.snapshot(task, group=make.group(), contact=said))
     assert state_of(crew, task) is expected, story
 
@@ -221,6 +232,71 @@ def test_one_that_the_worker_put_out_waits_and_a_higher_one_gets_the_room(make: 
     said = {one.type: (one.status, one.message) for one in status.conditions}
     assert said["Preempted"] == ("True", "memory ran out beside the other tasks")
     assert said["Running"][0] == "False"
+
+
+@pytest.mark.parametrize(
+    ("phase", "released", "priority", "state"),
+    [
+        ("Saving", None, 0, "UploadBlocked"),  # as a former worker says it
+        ("Saving", True, 0, "UploadBlocked"),
+        ("Training", True, 5, "Preempted"),
+    ],
+)
+def test_what_a_store_refuses_holds_no_memory(
+    make: Any, phase: str, released: bool | None, priority: int, state: str
+) -> None:
+    """Neither an adapter nor the checkpoint of one that leaves: the next task trains meanwhile."""
+    ran = {"conditions": [make.condition("Admitted", "True"), make.condition("Running", "True", "Training")]}
+    first = make.task("low", training=BIG, status={**ran, "run": "run-1"})
+    following = make.task("high", training=BIG, priority=priority, age=1)
+    sent = Plan(generation=1, tasks=(_planned(make, "low", admitted=phase == "Saving"),))
+    refused = contact(
+        make,
+        make.reported(phase, "low", step=8, blocked=REFUSAL, released=released),
+        make.reported("Prepared", "high"),
+        sent=sent,
+    )
+    limit = {"namespaceLimits": {"training": 1}}
+    decided = decision(make, first, following, contact=refused, **limit)
+    assert admitted(decided.plans[TOY]) == {"high": True, "low": False}
+    status = decided.task_statuses[first.key]
+    said = {one.type: (one.status, one.reason) for one in status.conditions}
+    assert status.state == state
+    assert said["UploadBlocked"] == ("True", "AccessDenied")
+    assert said["Admitted"][0] == "False"
+
+
+def test_one_whose_checkpoint_cannot_be_fetched_holds_no_memory_and_comes_when_it_can(make: Any) -> None:
+    back, following = make.task("low", training=BIG), make.task("high", training=BIG, age=1)
+    sent = Plan(generation=1, tasks=(_planned(make, "low", admitted=True),))
+    prepared = make.reported("Prepared", "high")
+    refused = contact(make, make.reported("Preempted", "low", step=8, blocked=REFUSAL), prepared, sent=sent)
+    decided = decision(make, back, following, contact=refused)
+    assert admitted(decided.plans[TOY]) == {"low": False, "high": True}
+    status = decided.task_statuses[back.key]
+    assert (status.state, status.reason) == ("Queued", "WaitingForStore")
+    fetched = contact(make, make.reported("Preempted", "low", step=8), prepared, after=refused)
+    assert admitted(decision(make, back, following, contact=fetched).plans[TOY])["low"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "released", "minutes", "replaced"),
+    [
+        ("Saving", True, 59, False),
+        ("Saving", True, 60, True),
+        ("Training", True, 60, True),
+        ("Training", None, 60, False),  # it trains on
+    ],
+)
+def test_workers_that_are_to_be_replaced_wait_for_a_store_for_an_hour(
+    make: Any, phase: str, released: bool | None, minutes: int, replaced: bool
+) -> None:
+    held = {"conditions": [make.condition("UploadBlocked", "True", "AccessDenied")]}
+    task = make.task("low", status=held, suspend=bool(released) and phase == "Training")
+    refused = contact(make, make.reported(phase, "low", step=8, blocked=REFUSAL, released=released))
+    snapshot = make.snapshot(task, group=make.group(revision="old"), contact=refused)
+    decided = decide(snapshot, make.settings(), make.now + timedelta(minutes=minutes))
+    assert (TOY in decided.workers) is replaced
 
 
 def test_what_trained_is_taken_to_train_on_while_nobody_answers(make: Any) -> None:

@@ -398,6 +398,27 @@ def test_a_report_says_who_stays_out_for_want_of_memory_and_of_others_nothing() 
     assert "crowdedOut" not in b.report().to_json()
 
 
+def test_a_report_says_whom_only_the_store_keeps() -> None:
+    """One that trains on while its checkpoint is refused is in the stages' memory; one that leaves, or is done, is not."""
+    trains, leaves = prepared_task("trains", max_steps=9), prepared_task("leaves", max_steps=9)
+    done = prepared_task("done", max_steps=1)
+    tasks = (trains, leaves, done)
+    play = Play(*tasks)
+    play.run(items=5)
+    for task in tasks:
+        task.block(FailureReason.ACCESS_DENIED, "denied")
+    leaves.plan = leaves.plan.model_copy(update={"admitted": False})
+    play.run(items=6)
+    assert [(task.phase.value, task.report().released) for task in tasks] == [
+        ("Training", None),
+        ("Training", True),
+        ("Saving", True),
+    ]
+    assert "released" not in trains.report().to_json()
+    done.blocked = None
+    assert done.report().released is None
+
+
 def test_a_fault_that_is_told_twice_sends_its_task_out_once() -> None:
     a, b = prepared_task("a", max_steps=5), prepared_task("b", max_steps=5)
     play = Play(a, b)
