@@ -25,6 +25,9 @@ from mlora_operator.settings import Settings
 logger = logging.getLogger(__name__)
 
 DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
+# To decide about a crowd of tasks takes a while. Between two decisions the processor is for the watches and the writes:
+# for so many times as long as the last one took, and at most so many seconds.
+CALM, CALM_MOST = 2.0, 1.0
 RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
 RETRY = 1.0  # seconds after a pass in which something failed
 
@@ -60,48 +63,67 @@ class Loop:
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
-        self._writer = Writer(cluster, coordinators, self._witness, pace)
+        self._writer = Writer(cluster, coordinators, self._witness, pace, self._look_again)
+        self._deciding = 0.0  # seconds of the last decision
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
 
     def wake(self) -> None:
         self._woken.set()
 
     async def run(self) -> None:
-        while True:
-            try:
-                well = await self.step()
-            except Exception:
-                logger.exception("a pass failed; the next one tries again")
-                self._witness.pass_failed()
-                well = False
-            self.last_pass = self._monotonic()
-            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._rest() if well else RETRY):
-                    await self._woken.wait()
-            await asyncio.sleep(DEBOUNCE)
-            self._woken.clear()
+        try:
+            while True:
+                await self._run_once()
+        finally:
+            await self._writer.close()
+
+    async def _run_once(self) -> None:
+        """A pass, and the time until the next is due. What it writes is still under way then."""
+        try:
+            self._writer.begin(*await self._pass())
+            rest = self._rest()
+        except Exception:
+            logger.exception("a pass failed; the next one tries again")
+            self._witness.pass_failed()
+            rest = RETRY
+        self.last_pass = self._monotonic()
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(rest):
+                await self._woken.wait()
+        await asyncio.sleep(max(DEBOUNCE, min(CALM * self._deciding, CALM_MOST)))
+        self._woken.clear()
 
     def _rest(self) -> float:
         """Seconds until a pass is needed though nothing is new."""
         held = self._writer.held_back
         return RESYNC if held is None else min(RESYNC, held.total_seconds())
 
+    def _look_again(self, failed: bool) -> None:
+        if failed:
+            asyncio.get_running_loop().call_later(RETRY, self.wake)
+        else:
+            self.wake()
+
     async def step(self) -> bool:
-        """One pass: observe, decide, act. False when a write failed."""
+        """One pass, with all its writes. False when one of them failed."""
+        return await self._writer.act(*await self._pass())
+
+    async def _pass(self) -> tuple[Snapshot, Decision, datetime]:
+        """Observe and decide: what there was, what shall be, and when that was."""
         begun = self._monotonic()
         snapshot = await self._observe()
         observed = self._monotonic()
-        decision = decide(snapshot, self._settings, self._now())
-        deciding = self._monotonic() - observed
+        now = self._now()
+        decision = decide(snapshot, self._settings, now)
+        self._deciding = self._monotonic() - observed
         for watcher in self._watchers:
             try:
                 watcher(snapshot, decision)
             except Exception:  # who only watches must not stop the work
                 logger.exception("a watcher of the passes failed")
-        well = await self._writer.act(snapshot, decision, self._now())
-        self._witness.passed(self._monotonic() - begun, deciding)
-        return well
+        self._witness.passed(self._monotonic() - begun, self._deciding)
+        return snapshot, decision, now
 
     async def _observe(self) -> Snapshot:
         objects = self._cluster.objects()

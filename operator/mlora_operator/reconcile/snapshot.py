@@ -38,6 +38,10 @@ def is_true(held: tuple[Condition, ...], type_: str) -> bool:
     return found is not None and found.status == "True"
 
 
+def has_ended(status: TaskStatus) -> bool:
+    return is_true(status.conditions, conditions.SUCCEEDED) or is_true(status.conditions, conditions.FAILED)
+
+
 @dataclass(frozen=True)
 class Task:
     """A LoRATask as it stands. ``spec`` is None when it is wrong; ``problem`` then names the field."""
@@ -56,8 +60,7 @@ class Task:
     @cached_property
     def finished(self) -> bool:
         """True once the status says so: only then may the coordinator forget the task."""
-        held = self.status.conditions
-        return is_true(held, conditions.SUCCEEDED) or is_true(held, conditions.FAILED)
+        return has_ended(self.status)
 
     # An object is the same as long as it is not written, so what each decision asks of it is worked out once.
 

@@ -1,12 +1,13 @@
 """The operator's own last writes, until the watch has caught up with them.
 
-Between a write and its echo an index shows the status of before. Deciding on that again would tell the same
+Between the begin of a write and its echo an index shows the status of before. Deciding on that again would tell the same
 event twice. This is a cache only: without it everything still ends in the same place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Generic, TypeVar
@@ -26,6 +27,15 @@ class _Write(Generic[S]):
     at: datetime
 
 
+class Writing:
+    """How one write comes out."""
+
+    well = False
+
+    def done(self) -> None:
+        self.well = True
+
+
 class Written(Generic[S]):
     """Statuses by uid. O(1) a question."""
 
@@ -33,8 +43,30 @@ class Written(Generic[S]):
         self._writes: dict[str, _Write[S]] = {}
         self._gone: set[str] = set()
 
-    def wrote(self, uid: str, version: str, status: S, at: datetime) -> None:
-        self._writes[uid] = _Write(version, status, at)
+    @contextlib.contextmanager
+    def writing(
+        self, about: Task | Pipeline, status: S, at: datetime, *, counts_at_once: bool = True
+    ) -> Iterator[Writing]:
+        """While it lasts ``status`` is being written upon ``about`` as it was seen. Without ``done`` in it, or when it is
+        broken off, nothing was written.
+        """
+        uid, before = about.uid, self._writes.get(about.uid)
+        write, outcome = _Write(about.version, status, at), Writing()
+        if counts_at_once:
+            self._writes[uid] = write
+        try:
+            yield outcome
+        finally:
+            if outcome.well:
+                self._writes[uid] = write
+            elif self._writes.get(uid) is write:
+                self._take_back(uid, before)
+
+    def _take_back(self, uid: str, before: _Write[S] | None) -> None:
+        if before is None:
+            del self._writes[uid]
+        else:
+            self._writes[uid] = before
 
     def gone(self, uid: str) -> None:
         """The object was not there when it was written to."""

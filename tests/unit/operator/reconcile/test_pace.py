@@ -19,12 +19,9 @@ class Paper:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, Manifest]] = []
-        self.clock = 0.0
-        self.takes = 0.0  # seconds of each write
 
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         self.written.append((task.key.name, patch))
-        self.clock += self.takes
 
 
 def waits(reason: str) -> TaskStatus:
@@ -42,7 +39,6 @@ class Days:
             self.paper,  # type: ignore[arg-type]
             self.paper,  # type: ignore[arg-type]
             pace=API_SERVER,
-            monotonic=lambda: self.paper.clock,
         )
         self._tasks = tasks
 
@@ -85,24 +81,6 @@ async def test_a_clock_that_was_set_back_holds_nothing_up(make: Any) -> None:
     days = Days(make, make.task("a"))
     await days.act(0, a=waits("PreparingData"))
     assert await days.act(-3600, a=waits("WaitingForMemory")) == ["a"]
-
-
-async def test_a_pass_in_which_much_moves_ends_soon_and_still_tells_all_who_have_just_come(make: Any) -> None:
-    old, new = [f"old{number}" for number in range(9)], [f"new{number}" for number in range(9)]
-    days = Days(make, *(make.task(name) for name in (*old, *new)))
-    await days.act(0, **dict.fromkeys(old, waits("PreparingData")))
-    days.paper.takes = 0.1
-    wishes = dict.fromkeys((*old, *new), waits("WaitingForMemory"))
-    first = await days.act(9, **wishes)
-    assert set(new) <= set(first)
-    assert len(first) < len(wishes)
-    assert days.writer.held_back == timedelta(0), "the next pass comes at once"
-    told = set(first)
-    for _ in range(9):
-        again = await days.act(0.1, **wishes)
-        assert not told & set(again), "those come first that have heard nothing for longest"
-        told |= set(again)
-    assert told == set(wishes)
 
 
 async def test_nonsense_in_one_status_keeps_nobody_else_from_getting_theirs(make: Any) -> None:
