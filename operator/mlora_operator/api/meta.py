@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mlora_worker.protocol import Addressing, Checksums, Message
 
@@ -24,6 +25,32 @@ def timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+@lru_cache(maxsize=50_000)
+def parse_time(text: str) -> datetime:
+    """RFC 3339 as the API server writes it. Raises ValueError or OverflowError for nonsense."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
+
+
+_BEGIN = "1970-01-01T00:00:00Z"
+_YEARS = range(1970, 9000)  # a time plus or minus any duration of a spec is one, too
+
+
+def _readable(text: object) -> object:
+    """None for what is no time. Whoever may write statuses may have written anything there."""
+    try:
+        known = not isinstance(text, str) or parse_time(text).year in _YEARS
+    except (ValueError, OverflowError):
+        known = False
+    return text if known else None
+
+
+_IS_TIME = Field(json_schema_extra={"format": "date-time"})
+# A time in a status. One that cannot be read is as if it were not there, or in a condition, which has to have one, long
+# ago: so no object stops what is decided about all others.
+Time = Annotated[str | None, BeforeValidator(_readable), _IS_TIME]
+LastTime = Annotated[str, BeforeValidator(lambda text: _readable(text) or _BEGIN), _IS_TIME]
+
+
 class Condition(Status):
     """A condition in the Kubernetes sense; ``lastTransitionTime`` moves only when ``status`` does."""
 
@@ -34,7 +61,7 @@ class Condition(Status):
     observed_generation: Annotated[
         int, Field(description="The generation of the spec that this speaks of.")
     ] = 0
-    last_transition_time: Annotated[str, Field(description="When status last changed.")]
+    last_transition_time: Annotated[LastTime, Field(description="When status last changed.")]
 
 
 class SecretReference(Model):

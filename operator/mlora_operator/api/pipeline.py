@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage
+from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage, Time
 from mlora_operator.api.rules import NETWORK
 from mlora_worker.protocol import ModelFacts, StageReport, WireReport
 
@@ -266,11 +266,11 @@ class WorkersSeen(Status):
 class StartSeen(Status):
     """Workers that do not all get a place, remembered until they all have been ready."""
 
-    since: str | None = Field(default=None, description="Since when some have no place.")
+    since: Time = Field(default=None, description="Since when some have no place.")
     lack: str | None = Field(default=None, description="What is missing: Quota, Room or Other.")
     words: str = Field(default="", description="What the quota, the scheduler or the kubelet says.")
     attempts: int = Field(default=0, description="How often those that had a place were ended, too.")
-    again: str | None = Field(
+    again: Time = Field(
         default=None, description="When all start again at the latest; absent while they try."
     )
     others: int = Field(
@@ -331,7 +331,7 @@ class PipelineStatus(Status):
     restarts: int | None = Field(
         default=None, description="Failures of the workers in a row, each of which restarted all of them."
     )
-    last_restart: str | None = Field(default=None, description="When such a failure was last seen.")
+    last_restart: Time = Field(default=None, description="When such a failure was last seen.")
     last_failure: str | None = Field(default=None, description="What the workers said last when they failed.")
     given_up: str | None = Field(
         default=None, description="Why the workers are not started again: a reason of Ready."
@@ -342,7 +342,7 @@ class PipelineStatus(Status):
     start: StartSeen | None = Field(default=None, description="Why not all workers start, while that is so.")
     active_tasks: int | None = Field(default=None, description="Tasks that train now.")
     waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
-    idle_since: str | None = Field(default=None, description="Since when no task needs the pipeline.")
+    idle_since: Time = Field(default=None, description="Since when no task needs the pipeline.")
     plan_generation: int | None = Field(
         default=None, description="Generation of the last plan sent to the coordinator."
     )

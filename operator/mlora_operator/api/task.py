@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mlora_operator.api.meta import Condition, Model, Status, Storage
+from mlora_operator.api.meta import Condition, Model, Status, Storage, Time
 from mlora_worker.protocol import (
     AdapterDtype,
     AdapterInfo,
@@ -133,10 +133,10 @@ class TaskStatus(Status):
     retry: str | None = Field(
         default=None, description="Value of the annotation mlora.dev/retry that was last seen or acted upon."
     )
-    retry_time: str | None = Field(
+    retry_time: Time = Field(
         default=None, description="When the task was last tried again; its start deadline counts from then."
     )
-    start_time: str | None = Field(default=None, description="When the task was first admitted.")
-    completion_time: str | None = Field(default=None, description="When the task succeeded or failed.")
+    start_time: Time = Field(default=None, description="When the task was first admitted.")
+    completion_time: Time = Field(default=None, description="When the task succeeded or failed.")
     data: DataCounts | None = Field(default=None, description="What became of the rows.")
     adapter: AdapterInfo | None = Field(default=None, description="The finished adapter.")

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from mlora_operator.api.meta import NamespacesFrom, Status
+from mlora_operator.api.meta import parse_time as parse_time  # of objects and statuses
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
@@ -155,12 +155,6 @@ def namespaces_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> f
 
 def key_of(raw: Raw) -> Key:
     return Key(raw["metadata"]["namespace"], raw["metadata"]["name"])
-
-
-@lru_cache(maxsize=50_000)
-def parse_time(text: str) -> datetime:
-    """RFC 3339 as the API server writes it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).astimezone(UTC)
 
 
 def time_or(text: str | None, default: datetime) -> datetime:

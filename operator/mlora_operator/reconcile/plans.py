@@ -25,10 +25,10 @@ def next_plan(
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. While one trains whose spec this operator does not understand, the last plan holds for all: it can be said
-    neither what that task is to be told nor which room it leaves. A suspended one stays as long as the coordinator has its steps, so that it can write them down and take
-    them up again. Its keys stay those that were sent last while its Secret is missing; an operator that started anew in
-    that time sends none, and the coordinator keeps those that it has. What ConfigMaps hold stays
-    what was sent first.
+    neither what that task is to be told nor which room it leaves. A suspended one stays as long as the coordinator has
+    its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
+    Secret is missing; an operator that started anew in that time sends none, and the coordinator keeps those that it
+    has. What ConfigMaps hold stays what was sent first.
     """
     if view.report is None:
         _made.pop(view.pipeline.uid, None)

@@ -42,6 +42,11 @@ class Lack(StrEnum):
     ROOM = "Room"  # on the nodes
     OTHER = "Other"  # an image, a label of a node, a right
 
+    @classmethod
+    def _missing_(cls, value: object) -> Lack:  # noqa: ARG003 - the base class's signature
+        """What a newer operator may have written into a status."""
+        return cls.OTHER
+
 
 class Refusal(NamedTuple):
     lack: Lack
