@@ -81,7 +81,7 @@ def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
     """
     if fares.stalled is not None and fares.given_up is None and view.group is not None:
         return tuple(pod for pod in view.group.pods if not pod.deleting)
-    if view.group is None or view.stale or view.revision is None or view.in_use:
+    if view.group is None or view.revision is None or view.group.revision != view.revision or view.in_use:
         return ()
     return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
 

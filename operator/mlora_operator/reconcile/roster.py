@@ -44,13 +44,13 @@ class _Seen:
     reports: tuple[TaskReport, ...]
     told: Mapping[str, bool]
     asks: AsksOfModel
-    draining: bool
+    stale: bool
 
     def holds_for(self, other: _Seen) -> bool:
         """All the same but for reports. Tuples compare by identity first, so this touches no task that is the same."""
         return (
             self.asks is other.asks
-            and self.draining is other.draining
+            and self.stale is other.stale
             and len(self.reports) == len(other.reports)
             and self.tasks == other.tasks
             and self.told == other.told
@@ -64,7 +64,7 @@ def roster(view: View) -> Roster:
     """See ``fresh_roster``: the same, from what is remembered as far as it holds."""
     if view.report is None or view.shape is None:
         return fresh_roster(view)
-    seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.draining)
+    seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale)
     before = _known.get(view.pipeline.uid)
     made = _moved_on(view, *before, seen) if before is not None and before[0].holds_for(seen) else None
     if made is None:
@@ -78,11 +78,12 @@ def roster(view: View) -> Roster:
 def fresh_roster(view: View) -> Roster:
     """1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
     2. Of the others, one that is suspended is not spoken of, and one that the model cannot train is refused.
-    3. One whose rows are not prepared cannot be scheduled yet, and nobody new while the workers drain.
+    3. One whose rows are not prepared cannot be scheduled yet, and nobody new before the workers
+       are those of the present configuration: else they would be in use for ever.
     4. One that has only its adapter to upload is not spoken of: nothing is judged of it any more.
     """
     known = of_model(view.shape[0]) if view.shape is not None else None
-    draining, plan = view.draining, told(view)
+    stale, plan = view.stale, told(view)
     reports = view.contact.tasks if view.report is not None else {}
     entrants: list[Entrant] = []
     demands: dict[str, Demand] = {}
@@ -107,7 +108,7 @@ def fresh_roster(view: View) -> Roster:
             continue
         elif asks is not None and asks.misfit is not None:
             refused[uid] = asks.misfit
-        elif one is None or draining:
+        elif one is None or stale:
             unready.append(uid)
         else:
             positions[uid] = len(entrants), task

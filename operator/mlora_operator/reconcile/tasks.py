@@ -135,7 +135,7 @@ def _course(
         return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
     if reported is not None and place is not None and place.outcome is Outcome.ADMITTED:
         return _admitted(task, view, again)
-    if view.draining:
+    if view.stale and (view.in_use or reported is not None):
         message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
     if reported is not None and reported.blocked is not None and place is None:

@@ -64,12 +64,15 @@ class View:
 
     @property
     def stale(self) -> bool:
-        """The workers were started with another configuration than the pipeline has now."""
-        return self.group is not None and self.group.replicas > 0 and self.group.revision != self.revision
+        """Workers were started with another configuration than the pipeline has now, those that are ending with them."""
+        if self.group is None:
+            return False
+        former = self.group.replicas > 0 and self.group.revision != self.revision
+        return former or any(pod.revision != self.revision for pod in self.group.pods)
 
     @property
     def draining(self) -> bool:
-        """Stale workers that are still in use: they finish what they train, and nobody new is let in."""
+        """Stale workers that are still in use: they finish what they train."""
         return self.stale and self.in_use
 
     @property
