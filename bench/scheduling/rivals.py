@@ -32,11 +32,11 @@ class Ours:
     pipeline: SimPipeline | None = None  # fairShare looks back at what it has served
 
     def __call__(self, entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
-        return schedule(entrants, memory, self._policy(), now, timedelta(seconds=HOLD_BACK))
+        return schedule(entrants, memory, self._policy(now), now, timedelta(seconds=HOLD_BACK))
 
-    def _policy(self) -> Policy:
+    def _policy(self, now: datetime) -> Policy:
         if self.policy == "shortestRemaining":
-            return ShortestRemaining()
+            return ShortestRemaining(now, timedelta(seconds=HOLD_BACK))
         if self.policy == "priority":
             return Priority()
         assert self.pipeline is not None

@@ -38,7 +38,8 @@ def entrant(view: View, task: Task, reported: TaskReport | None, may: bool | Non
     state = _state(view, task, reported, may)
     if state is None:
         return None
-    return Entrant(task.candidate, state, waits_since(task), _progress(task, reported))
+    since = waits_since(task) if state is State.WAITING else _inside_since(task)
+    return Entrant(task.candidate, state, since, _progress(task, reported))
 
 
 def state_of(view: View, task: Task) -> State | None:
@@ -89,6 +90,12 @@ def waits_since(task: Task) -> datetime:
     return parse_time(held.last_transition_time)
 
 
+def _inside_since(task: Task) -> datetime:
+    """When it got its place. Its status is written a little later than that: until then, when it last lost one."""
+    held = task.admitted
+    return task.created if held is None else parse_time(held.last_transition_time)
+
+
 def progress_of(view: View, task: Task) -> Progress:
     """From the report, or from the status as it was last written."""
     return _progress(task, view.reported(task))
@@ -114,7 +121,7 @@ def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
         case "priority":
             return Priority()
         case "shortestRemaining":
-            return ShortestRemaining()
+            return ShortestRemaining(now, parse_duration(scheduling.hold_back))
         case "fairShare":
             return FairShare(
                 served=served_tokens(view, parse_duration(scheduling.half_life), now),

@@ -54,7 +54,7 @@ class Progress(NamedTuple):
 class Entrant(NamedTuple):
     task: Candidate
     state: State
-    since: datetime  # when it was last without a place, for one that waits
+    since: datetime  # when it lost its place or was made, for one that waits; else when it got its place
     progress: Progress = Progress()
 
     @property

@@ -30,9 +30,9 @@ def schedule(
 ) -> Mapping[str, Place]:
     """The place of each task, by uid. Deterministic: the same whichever way the tasks are listed.
 
-    1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving. When they
-       do not fit together any more, since more is known of the memory, those that start wait again: the last first, until
-       the others fit. Their room is nobody's yet: the worker may have let them in just now.
+    1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving. When
+       they do not fit together any more, since more is known of the memory, those that start wait again: the last first,
+       until the others fit. Their room is nobody's yet: the worker may have let them in just now.
     2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
     3. The other waiting tasks are taken in the policy's order. One that fits beside all that have a place is admitted, as
        soon as it also fits beside those that are still leaving.

@@ -87,6 +87,7 @@ class Life:
     task: SimTask
     state: State | None = None  # None: not there yet, or ended
     since: float = 0.0  # of the present state
+    placed: float = 0.0  # when it last got a place
     done: float = 0.0  # steps, with the part of the present one
     begun: float | None = None
     ended: float | None = None
@@ -159,6 +160,7 @@ class SimPipeline:
             life.place = place.outcome
             if life.state is State.WAITING and place.outcome is Outcome.ADMITTED:
                 life.state, life.since = State.STARTING, now
+                life.placed = now
                 life.begun = now if life.begun is None else life.begun
             elif life.state is State.RUNNING and place.outcome is Outcome.PREEMPTED:
                 life.state, life.since = State.LEAVING, math.inf if not life.done.is_integer() else now
@@ -220,7 +222,7 @@ def _entrant(life: Life) -> Entrant:
     return Entrant(
         Candidate(task.uid, task.namespace, task.uid, task.priority, _at(task.arrival)),
         state,
-        _at(life.since if state is State.WAITING else 0.0),
+        _at(life.since if state is State.WAITING else life.placed),
         Progress(math.floor(life.done), task.steps, float(task.step_tokens)),
     )
 

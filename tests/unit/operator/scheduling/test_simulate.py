@@ -34,7 +34,10 @@ def pace(tasks: Sequence[SimTask]) -> Mapping[str, float]:
 def ours(
     policy: Policy, entrants: Sequence[Entrant], memory: SimMemory, now: datetime
 ) -> Mapping[str, Place]:
-    return schedule(entrants, memory, policy, now, timedelta(seconds=HOLD_BACK))
+    hold_back = timedelta(seconds=HOLD_BACK)
+    if isinstance(policy, ShortestRemaining):
+        policy = ShortestRemaining(now, hold_back)
+    return schedule(entrants, memory, policy, now, hold_back)
 
 
 def pipeline(
@@ -176,6 +179,18 @@ def test_a_big_task_behind_an_endless_stream_of_small_ones_gets_its_turn() -> No
     assert life.begun is not None
     longest = 20 * 5 * 0.1 + 4  # rounds of five tasks, load, save
     assert HOLD_BACK < life.waited <= HOLD_BACK + longest + 1
+
+
+def test_a_long_task_behind_an_endless_stream_of_short_ones_begins_in_time_and_gets_on() -> None:
+    """The short ones go first and may take its place, but not before it has had it for as long as it has waited."""
+    short = [SimTask(f"s{number:03}", number * 4.0, 10, 1000, 50) for number in range(300)]
+    long = SimTask("long", 0.5, 100, 1000, 100)
+    life = pipeline([*short, long], ShortestRemaining()).run()["long"]
+    assert life.begun is not None
+    assert life.ended is not None
+    assert HOLD_BACK < life.waited <= HOLD_BACK + 2 * 10 + 6  # rounds of two tasks, load, save
+    assert life.preemptions <= 3
+    assert life.took <= 10 * HOLD_BACK
 
 
 def test_without_the_hold_back_it_would_not() -> None:
