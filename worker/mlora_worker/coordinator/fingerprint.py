@@ -7,6 +7,7 @@ among them, nor on how many stages they were trained: what counts is which token
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.protocol import (
@@ -17,10 +18,19 @@ from mlora_worker.protocol import (
     ModelSource,
     Training,
 )
-from mlora_worker.storage.checkpoint import Fact
+from mlora_worker.storage.checkpoint import Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
 _NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
+
+
+DAY = "dataset.date"  # on which its rows were rendered first, where the template writes the date
+
+
+def day_in(facts: Fingerprint) -> date | None:
+    """A task that goes on has its rows as they were."""
+    day = facts.get(DAY)
+    return date.fromisoformat(day) if isinstance(day, str) else None
 
 
 def fingerprint_of(

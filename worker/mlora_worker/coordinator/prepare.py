@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from mlora_worker.coordinator.evaluation import EvaluationRows
-from mlora_worker.coordinator.fingerprint import fingerprint_of
+from mlora_worker.coordinator.fingerprint import DAY, fingerprint_of
 from mlora_worker.coordinator.initial import read_initial
 from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.room import check_room
@@ -19,6 +20,7 @@ from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import Prepared, prepare
+from mlora_worker.data.rendering import tells_the_date
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterInfo, Dataset, FailureReason, ModelFacts, ModelSource, TaskPlan
@@ -48,13 +50,22 @@ class BaseModel:
 
 
 def prepare_task(
-    task: TaskPlan, base: BaseModel, store: Store, *, checkpoints: str, kept: KeptWork, reading: Reading
+    task: TaskPlan,
+    base: BaseModel,
+    store: Store,
+    *,
+    checkpoints: str,
+    kept: KeptWork,
+    reading: Reading,
+    day: Callable[[], date] = date.today,
 ) -> PreparedTask | AdapterInfo | FinishedAdapter:
     """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already, or has
     finished it and could not publish it.
 
-    ``checkpoints``: address of its checkpoints' folder. Raises errors that carry a ``reason`` (``FailureReason``) and a
-    message for the user.
+    ``checkpoints``: address of its checkpoints' folder. ``day``: what a chat template that writes the date is told; asked
+    only where there is such a template.
+
+    Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user.
     """
     published = find_published(store, task.output_uri)
     if published is not None and published.fingerprint == fingerprint(task):
@@ -83,6 +94,8 @@ def prepare_task(
     if task.init_from is not None:
         initial = read_initial(store, task.init_from.uri, task.lora, adapted)
 
+    today = day() if tells_the_date(base.tokenizer, task.chat_template) else None
+
     def rows_of(dataset: Dataset) -> Prepared:
         return prepare(
             dataset,
@@ -92,6 +105,7 @@ def prepare_task(
             base.facts.max_positions,
             text=task.dataset_text,
             template=task.chat_template,
+            day=today,
             cache=reading.cache(task.namespace),
         )
 
@@ -103,6 +117,8 @@ def prepare_task(
     )
     if task.chat_template is not None:
         facts["dataset.chatTemplate"] = hashlib.sha256(task.chat_template.encode()).hexdigest()
+    if today is not None:
+        facts[DAY] = today.isoformat()
     if evaluation is not None:
         facts |= evaluation.facts()
     if initial is not None:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,8 +50,8 @@ class _Ended(Exception):
 class OwnTemplate:
     """As ``TaskTemplate``, for one thread. ``close`` it."""
 
-    def __init__(self, source: str) -> None:
-        """Raises InvalidTemplate; RuntimeError where no process can be started."""
+    def __init__(self, source: str, now: datetime | None = None) -> None:
+        """``now``: as in ``TaskTemplate``. Raises InvalidTemplate; RuntimeError where no process can be started."""
         check_source(source)
         self._ended: str | None = None
         self._process = subprocess.Popen(
@@ -67,7 +68,7 @@ class OwnTemplate:
         os.set_blocking(self._to, False)
         self._received = bytearray()
         try:
-            self._compile(source)
+            self._compile(source, now)
         except BaseException:
             self.close()
             raise
@@ -104,13 +105,13 @@ class OwnTemplate:
                 pipe.close()
         self._ended = self._ended or "its process has ended"
 
-    def _compile(self, source: str) -> None:
+    def _compile(self, source: str, now: datetime | None) -> None:
         try:
             self._receive(_START_SECONDS, 0)
         except _Ended as error:
             raise RuntimeError(f"the process for a chat template does not start: {error}") from None
         try:
-            self._write(source)
+            self._write([source, now.isoformat() if now is not None else None])
             kind, words = self._receive(_ANSWER_SECONDS, 4 * process.LONGEST_ERROR)
         except _Ended as error:
             raise InvalidTemplate(f"cannot be compiled: {error}") from None

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from mlora_worker.data.cache import RowCache, key_of, tokenizer_hash
 from mlora_worker.data.dataset_files import DatasetFiles
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.rendering import tells_the_date
 from mlora_worker.data.rows import Drop
 from mlora_worker.data.sandbox import InvalidTemplate
 from mlora_worker.data.selection import select
@@ -47,21 +49,24 @@ def prepare(
     *,
     text: str | None = None,
     template: str | None = None,
+    day: date | None = None,
     cache: RowCache | None = None,
     most_rows: int | None = None,
 ) -> Prepared:
     """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes.
 
     ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
+    ``day``: what a template that writes the date is told; None: today.
     ``cache``: where tokenised rows are kept, and looked for first; without it they are in memory. ``most_rows``: stop
     after so many rows, to look at a large file.
 
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
     when a file cannot be read.
     """
-    with _checked_encoder(dataset, training, tokenizer, max_positions, template) as encoder:
+    day = day or date.today()
+    with _checked_encoder(dataset, training, tokenizer, max_positions, template, day) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
-        rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template), cache)
+        rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template, day), cache)
     if not len(rows):
         raise nothing_left(files.name, counts)
     chosen = select(len(rows), dataset, training.seed)
@@ -77,22 +82,31 @@ def prepare(
     )
 
 
-def _renderer_hash(tokenizer: Any, template: str | None) -> str:
+def _renderer_hash(tokenizer: Any, template: str | None, day: date) -> str:
     """Of all that turns conversations into tokens."""
-    own = tokenizer_hash(tokenizer)
-    return own if template is None else f"{own} {hashlib.sha256(template.encode()).hexdigest()}"
+    parts = [tokenizer_hash(tokenizer)]
+    if template is not None:
+        parts.append(hashlib.sha256(template.encode()).hexdigest())
+    if tells_the_date(tokenizer, template):
+        parts.append(day.isoformat())
+    return " ".join(parts)
 
 
 @contextmanager
 def _checked_encoder(
-    dataset: Dataset, training: Training, tokenizer: Any, max_positions: int, template: str | None
+    dataset: Dataset,
+    training: Training,
+    tokenizer: Any,
+    max_positions: int,
+    template: str | None,
+    day: date,
 ) -> Iterator[ChatEncoder]:
     try:
         check_length(max_positions, training)
     except Misfit as error:
         raise DataError(error.reason, str(error)) from None
     try:
-        encoder = ChatEncoder(tokenizer, dataset.supervised, template)
+        encoder = ChatEncoder(tokenizer, dataset.supervised, template, day=day)
     except InvalidTemplate as error:
         raise DataError(FailureReason.INVALID_SPEC, f"dataset.chatTemplate: {error}") from None
     with closing(encoder):

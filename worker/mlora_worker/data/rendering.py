@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -18,17 +20,28 @@ class Refused(Exception):
     """The template itself refuses a conversation, in its own words."""
 
 
+def tells_the_date(tokenizer: Any, own: str | None = None) -> bool:
+    """Whether a rendering may be another one on another day. ``own``: see ``ChatTemplate``."""
+    source = own if own is not None else json.dumps(tokenizer.chat_template)
+    return "strftime_now" in source
+
+
 class ChatTemplate:
     """What ``tokenizer.apply_chat_template`` renders. That checks and copies each message before, which takes half as long
     again as the rendering: so the compiled template (in transformers' own sandbox) is called at once.
 
     ``own``: another template than the tokenizer's, rendered in a process of its own (``own_template``), which ends with
     ``close``. Raises InvalidTemplate for one that is none.
+
+    For a template that asks, it is always the beginning of ``day``: the same rows are rendered the same on every day.
     """
 
-    def __init__(self, tokenizer: Any, own: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, own: str | None = None, *, day: date | None = None) -> None:
+        """``day`` None: today."""
+        now = datetime.combine(day or date.today(), time())
         self._named = dict(tokenizer.special_tokens_map)
-        self._own = OwnTemplate(own) if own is not None else None
+        self._own = OwnTemplate(own, now) if own is not None else None
+        self._clock = {"strftime_now": lambda written: now.strftime(written)}
         self._template: Any = (
             None if own is not None else _compile_jinja_template(tokenizer.get_chat_template())
         )
@@ -49,7 +62,7 @@ class ChatTemplate:
         if self._own is not None:
             answers = self._own.render_all(given)
             return [one if isinstance(one, str) else Refused(str(one)) for one in answers]
-        return [self._one(messages, names) for messages, names in given]
+        return [self._one(messages, {**names, **self._clock}) for messages, names in given]
 
     def close(self) -> None:
         if self._own is not None:

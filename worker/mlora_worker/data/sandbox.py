@@ -61,10 +61,10 @@ class InvalidTemplate(Exception):
 class TaskTemplate:
     """For one thread."""
 
-    def __init__(self, source: str) -> None:
-        """Raises InvalidTemplate."""
+    def __init__(self, source: str, now: datetime | None = None) -> None:
+        """``now``: what it is told when it asks for the time; None: the time. Raises InvalidTemplate."""
         check_source(source)
-        self._environment = _Limited(source)
+        self._environment = _Limited(source, now)
         try:
             self._template: Template = self._environment.from_string(source)
         except TemplateSyntaxError as error:
@@ -175,10 +175,6 @@ def _raise_exception(message: Any) -> None:
     raise TemplateError(message)
 
 
-def _strftime_now(written: str) -> str:
-    return datetime.now().strftime(written)
-
-
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
@@ -195,7 +191,7 @@ def _tojson(
 class _Limited(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, now: datetime | None) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -204,9 +200,13 @@ class _Limited(ImmutableSandboxedEnvironment):
         )
         for name in ("lipsum", "cycler", "joiner"):
             del self.globals[name]
+
+        def strftime_now(written: str) -> str:
+            return (now or datetime.now()).strftime(written)
+
         self.globals |= {
             "raise_exception": _raise_exception,
-            "strftime_now": _strftime_now,
+            "strftime_now": strftime_now,
             "dict": _Dict(),
             "namespace": _Namespace,
         }

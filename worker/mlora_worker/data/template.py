@@ -25,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,11 +93,16 @@ class ChatEncoder:
     """Encodes rows with one tokenizer (a fast one). An encoder is for one thread, its tokenizer may be shared.
 
     ``template``: the task's own, in the place of the tokenizer's. Raises InvalidTemplate for one that is none. An encoder
-    with such a template has a process, which ``close`` ends.
+    with such a template has a process, which ``close`` ends. ``day``: see ``ChatTemplate``.
     """
 
     def __init__(
-        self, tokenizer: Any, train_on: TrainOn = TrainOn.ALL_ANSWERS, template: str | None = None
+        self,
+        tokenizer: Any,
+        train_on: TrainOn = TrainOn.ALL_ANSWERS,
+        template: str | None = None,
+        *,
+        day: date | None = None,
     ) -> None:
         self._backend = tokenizer.backend_tokenizer
         self._eos = tokenizer.eos_token_id
@@ -111,7 +117,7 @@ class ChatEncoder:
         self._before_text = self._ids_before_text()
         # Last, so that no process is left where something else fails.
         has_one = template is not None or tokenizer.chat_template
-        self._template = ChatTemplate(tokenizer, template) if has_one else None
+        self._template = ChatTemplate(tokenizer, template, day=day) if has_one else None
         if not self.has_template:
             self.check_plain()
 

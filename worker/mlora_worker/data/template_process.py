@@ -1,7 +1,8 @@
 """``python -m mlora_worker.data.template_process``: renders one task's own chat template, and can harm only itself.
 
-Reads from standard input: the template, then conversations, as JSON; writes to standard output an answer to each, and ends
-when its input does. ``own_template`` starts it. Every message is framed by its length in bytes.
+Reads from standard input: the template and the time that it is to be told, then conversations, as JSON; writes to standard
+output an answer to each, and ends when its input does. ``own_template`` starts it. Every message is framed by its length in
+bytes.
 
 Whatever a template makes Python do happens within bounds that the kernel keeps: memory, processor time of one rendering
 (a signal that ends the process) and of all, no files, no processes. It imports little, so that it starts at once.
@@ -17,6 +18,7 @@ import signal
 import struct
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -42,12 +44,13 @@ def main() -> None:
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
     limit_itself()
     _write(answers, READY, "")
-    source = _read(asked)
-    if source is None:
+    given = _read(asked)
+    if given is None:
         return
+    source, now = given
     _begin_clock()
     try:
-        template = TaskTemplate(source)
+        template = TaskTemplate(source, datetime.fromisoformat(now) if now is not None else None)
     except InvalidTemplate as error:
         _write(answers, INVALID, _words(error))
         return

@@ -32,8 +32,10 @@ from mlora_worker.protocol import Amount, DataCounts, EvaluationRecord, Message,
 from mlora_worker.storage.adapter import HISTORY_NAME, WEIGHTS_NAME, FinishedAdapter, save_weights
 from mlora_worker.storage.checkpoint import (
     CheckpointMismatch,
+    Progress,
     TaskState,
     delete_checkpoints,
+    newest_progress,
     newest_state,
     write_checkpoint,
 )
@@ -114,6 +116,14 @@ class KeptWork:
             log.warning("what was kept of task %s cannot be read: %s", uid, error)
             return None
         return found if found is not None and found.progress.step > newer_than else None
+
+    def progress(self, uid: str) -> Progress | None:
+        """Of the newest state of ``uid``. What cannot be read is passed over."""
+        if self._root is None:
+            return None
+        with suppress(StorageError, CheckpointMismatch):
+            return newest_progress(self._files, self._states_at(uid))
+        return None
 
     def forget_states(self, uid: str) -> None:
         """The store has a newer one, or this one."""

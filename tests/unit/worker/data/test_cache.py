@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from mlora_worker.data.cache import RowCache, key_of
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
+from mlora_worker.data.rendering import tells_the_date
 from mlora_worker.data.token_rows import MemoryWriter, rows_digest
 from mlora_worker.protocol import Dataset, DatasetFields, FailureReason, StorageAccess, Training, TrainOn
 from mlora_worker.storage.errors import StorageError
@@ -115,6 +117,29 @@ def test_what_is_there_is_not_tokenised_again_and_what_differs_is(
     assert [work(tokenizer=other), work(tokenizer=other)] == [1, 0]
     file.write_text(file.read_text().replace("answer", "another"))
     assert [work(), work()] == [1, 0]
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the model's template", "the task's own"])
+def test_rows_with_a_date_are_the_same_on_every_day_and_those_of_another_day_are_not_taken(
+    tmp_path: Path, make_tokenizer: Callable[..., Any], own: bool
+) -> None:
+    dated = "<s>{{ strftime_now('%d %b %Y') }}</s>" + TEMPLATE
+    plain = make_tokenizer(TEMPLATE, specials=["<s>", "</s>"], eos_token="</s>")
+    tokenizer = plain if own else make_tokenizer(dated, specials=["<s>", "</s>"], eos_token="</s>")
+    template = dated if own else None
+    cache = RowCache(tmp_path / "rows", "team-a")
+    rows = Dataset(inline='{"prompt": "a?", "completion": "b"}')
+
+    def digest(day: date, cache: RowCache | None) -> str:
+        made = prepare(rows, Training(), tokenizer, SOURCE, 1000, template=template, day=day, cache=cache)
+        assert tokenizer.decode(made.rows[0].ids).startswith(f"<s>{day:%d %b %Y}</s>")
+        return made.rows.digest()
+
+    first, second = date(2026, 2, 27), date(2026, 2, 28)
+    assert digest(first, cache) == digest(first, None)
+    assert digest(second, cache) == digest(second, None) != digest(first, cache)
+    assert len(list((tmp_path / "rows").glob("*/*"))) == 2
+    assert not tells_the_date(plain)
 
 
 def test_namespaces_share_nothing_and_only_the_owner_may_read(

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_it_renders_what_transformers_renders(
     names = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": prompt, "tools": None}
     expected = _compile_jinja_template(GOOD[name]).render(messages=messages, **names)
     assert TaskTemplate(GOOD[name]).render(messages, **names) == expected
+
+
+def test_who_asks_for_the_time_is_told_the_one_that_was_given() -> None:
+    source, then = (
+        "{% for m in messages %}{{ strftime_now('%d %b %Y %H:%M') }}{% endfor %}",
+        datetime(2026, 2, 27),
+    )
+    assert TaskTemplate(source, then).render(HELLO) == "27 Feb 2026 00:00"
+    with closing(OwnTemplate(source, then)) as own:
+        assert own.render(HELLO) == "27 Feb 2026 00:00"
 
 
 @pytest.mark.parametrize(
