@@ -22,6 +22,7 @@ from torch import Tensor
 from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.coordinator.checkpoints import OpenPlace
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
+from mlora_worker.coordinator.patience import Lane
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
@@ -59,7 +60,8 @@ from mlora_worker.termination import Termination
 
 log = logging.getLogger(__name__)
 
-_MOST_STORING = 64  # threads of what is being stored; most of them wait for a store that is away
+# Threads of each kind of work: for first tries, and as many for those that follow a failure.
+_PREPARING, _STORING = 2, 8
 _PEERS_LEAVE = 5.0  # seconds that the other ranks get to read the stream's last item
 # Seconds in which a rank that starts notices by itself that a peer is lost, and ends in its own words.
 _TO_NOTICE = 5.0
@@ -169,8 +171,9 @@ class _FirstRank:
                 microbatch_tokens=config.microbatch_tokens,
                 open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
                 announce=announce,
-                preparing=ThreadPoolExecutor(2, "prepare"),
-                publishing=ThreadPoolExecutor(_MOST_STORING, "publish"),
+                preparing=_lane(_PREPARING, "prepare"),
+                resuming=_lane(_PREPARING, "resume"),
+                storing=_lane(_STORING, "store"),
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
@@ -340,6 +343,10 @@ def _run_later_rank(
         on_kept=kept,
         record=recorder.span,
     ).run()
+
+
+def _lane(threads: int, name: str) -> Lane:
+    return Lane(ThreadPoolExecutor(threads, name), ThreadPoolExecutor(threads, f"{name}-again"))
 
 
 def _serve_metrics(

@@ -10,15 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from datetime import date
+from functools import partial
 
 from safetensors.torch import save as save_safetensors
 
+from mlora_worker.coordinator.fingerprint import day_in
 from mlora_worker.coordinator.history import History
 from mlora_worker.coordinator.metrics import Meter, Unmetered
-from mlora_worker.coordinator.patience import Withdrawn, until_stored
+from mlora_worker.coordinator.patience import Attempt, Lane, Patience, Withdrawn
 from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
 from mlora_worker.log_lines import told_by_task
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
@@ -44,13 +44,11 @@ OpenPlace = Callable[
     [TaskPlan], tuple[Store, str]
 ]  # where a task's checkpoints lie, opened with the newest keys
 
-Result = TypeVar("Result")
-
 KEPT_BYTES = 2**30  # of tasks that wait for their return, in rank 0's memory
 
 
 class Checkpoints:
-    """``changed`` guards the tasks' state. ``on_change`` is called with it held. Nothing here blocks but in the pool."""
+    """``changed`` guards the tasks' state. ``on_change`` is called with it held. Nothing here blocks but in a lane."""
 
     def __init__(
         self,
@@ -58,20 +56,18 @@ class Checkpoints:
         stages: Sequence[StageReport],
         tasks: Mapping[str, TaskRun],
         open_place: OpenPlace,
-        pool: Executor,
+        lane: Lane,
+        patience: Patience,
         changed: threading.Condition,
         on_change: Callable[[], None],
-        pause: Callable[[float], None],
-        turn: AbstractContextManager[object],
         kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
         meter: Meter | None = None,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
         self._tasks = tasks
-        self._open, self._pool = open_place, pool
+        self._open, self._lane, self._patience = open_place, lane, patience
         self._changed, self._on_change = changed, on_change
-        self._pause, self._turn = pause, turn
         self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
         self._meter = meter or Unmetered()
@@ -94,12 +90,21 @@ class Checkpoints:
 
     def want(self, task: TaskRun) -> None:
         """Make the restoration of a task."""
-        self._pool.submit(self._restore, task)
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "fetching a checkpoint",
+                work=partial(self._fetched, task),
+                done=partial(self._restored, task),
+                lost=partial(self._not_restored, task),
+            ),
+        )
 
     def take_back(self, task: TaskRun, state: TaskState) -> None:
         """``state`` is newer than what the store has: the task goes on from it, and it is brought there."""
         task.state, task.writing = state, True
-        self._pool.submit(self._write, task)
+        self._write(task)
 
     def _gathered(self, task: TaskRun, snapshot: Snapshot) -> None:
         parts = snapshot.parts
@@ -110,7 +115,7 @@ class Checkpoints:
         task.snapshot, task.state = None, TaskState(snapshot.progress, tensors, best, snapshot.history)
         if not task.writing:
             task.writing = True
-            self._pool.submit(self._write, task)
+            self._write(task)
         self._on_change()
 
     def _make_room(self) -> None:
@@ -123,7 +128,7 @@ class Checkpoints:
             held -= task.state.bytes
             task.state = None
 
-    # --- in the pool --------------------------------------------------------------------------------------------
+    # --- in a lane -----------------------------------------------------------------------------------------------
 
     def find(self, task: TaskPlan, fingerprint: Fingerprint) -> int:
         """Step of the newest checkpoint of ``task``; 0 when there is none. Raises ``CheckpointMismatch``, StorageError."""
@@ -134,6 +139,11 @@ class Checkpoints:
         check_fingerprint(found.fingerprint, fingerprint, folder)
         return found.step
 
+    def day(self, task: TaskPlan) -> date | None:
+        """On which the rows of ``task`` were rendered first, if that is written down. Raises as ``find`` does."""
+        found = newest_progress(*self._open(task)) or self._kept.progress(task.uid)
+        return day_in(found.fingerprint) if found is not None else None
+
     def kept_state(self, task: TaskPlan, fingerprint: Fingerprint, newer_than: int) -> TaskState | None:
         """What an earlier run could not bring to the store, if it is of a later step. Raises ``CheckpointMismatch``."""
         state = self._kept.state(task.uid, newer_than)
@@ -141,41 +151,50 @@ class Checkpoints:
             check_fingerprint(state.progress.fingerprint, fingerprint, "rank 0's own volume")
         return state
 
+    @told_by_task
     def forget(self, task: TaskRun) -> None:
         """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room."""
         try:
-            with self._turn:
-                delete_checkpoints(*self._open(task.plan))
+            delete_checkpoints(*self._open(task.plan))
         except StorageError as error:
             log.warning("checkpoints of %s stay: %s", task.name, error)
 
-    @told_by_task
     def _write(self, task: TaskRun) -> None:
-        """Bring the newest state of ``task`` to the store, again if a newer one came meanwhile."""
-        while True:
-            try:
-                step = self._persist(lambda: self._write_newest(task), task, "writing a checkpoint")
-            except Withdrawn:
-                self._kept.forget_states(task.uid)
-                with self._changed:
-                    task.writing = False
-                    self._on_change()
-                return
-            with self._changed:
-                task.stored_step = max(task.stored_step, step)
-                task.note_stored()
-                newer = task.state is not None and task.state.progress.step > task.stored_step
-                if not newer:
-                    task.writing = False
-                    if task.in_stream:
-                        task.state = None
-                    self._make_room()
-                ended = task.phase is TaskPhase.SUCCEEDED
-                self._on_change()
-            if ended:
-                self.forget(task)
+        """Bring the newest state of ``task`` to the store, again if a newer one comes meanwhile."""
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "writing a checkpoint",
+                work=partial(self._write_newest, task),
+                done=partial(self._written, task),
+                lost=partial(self._not_written, task),
+            ),
+        )
+
+    def _written(self, task: TaskRun, step: int) -> None:
+        with self._changed:
+            task.stored_step = max(task.stored_step, step)
+            task.note_stored()
+            newer = task.state is not None and task.state.progress.step > task.stored_step
             if not newer:
-                return
+                task.writing = False
+                if task.in_stream:
+                    task.state = None
+                self._make_room()
+            ended = task.phase is TaskPhase.SUCCEEDED
+            self._on_change()
+        if ended:
+            self._lane.again.submit(self.forget, task)
+        if newer:
+            self._write(task)
+
+    def _not_written(self, task: TaskRun, _: Exception) -> None:
+        """Nobody wants it any more."""
+        self._kept.forget_states(task.uid)
+        with self._changed:
+            task.writing = False
+            self._on_change()
 
     def _write_newest(self, task: TaskRun) -> int:
         """The step that was written."""
@@ -197,20 +216,11 @@ class Checkpoints:
         self._kept.forget_states(task.uid)
         return state.progress.step
 
-    @told_by_task
-    def _restore(self, task: TaskRun) -> None:
-        try:
-            state = self._persist(lambda: self._newest_state(task), task, "fetching a checkpoint")
-            made = self._restoration(state) if state is not None else None
-        except Withdrawn:
-            return
-        except Exception as error:
-            reason = error.reason if isinstance(error, CheckpointMismatch) else FailureReason.INTERNAL_ERROR
-            log.warning("%s cannot be taken up", task.name, exc_info=error)
-            with self._changed:
-                task.fail(reason, str(error) if isinstance(error, CheckpointMismatch) else repr(error))
-                self._on_change()
-            return
+    def _fetched(self, task: TaskRun) -> Restoration | None:
+        state = self._newest_state(task)
+        return self._restoration(state) if state is not None else None
+
+    def _restored(self, task: TaskRun, made: Restoration | None) -> None:
         with self._changed:
             task.fetching = False
             if made is None:
@@ -218,6 +228,15 @@ class Checkpoints:
                 task.restart()
             else:
                 task.restoration = made
+            self._on_change()
+
+    def _not_restored(self, task: TaskRun, error: Exception) -> None:
+        if isinstance(error, Withdrawn):
+            return
+        reason = error.reason if isinstance(error, CheckpointMismatch) else FailureReason.INTERNAL_ERROR
+        log.warning("%s cannot be taken up", task.name, exc_info=error)
+        with self._changed:
+            task.fail(reason, str(error) if isinstance(error, CheckpointMismatch) else repr(error))
             self._on_change()
 
     def _newest_state(self, task: TaskRun) -> TaskState | None:
@@ -235,14 +254,3 @@ class Checkpoints:
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
         return Restoration(state.progress, parts[0], payloads, state.best, History(state.history))
-
-    def _persist(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
-        return until_stored(
-            work,
-            task,
-            what,
-            changed=self._changed,
-            on_change=self._on_change,
-            pause=self._pause,
-            turn=self._turn,
-        )

@@ -1,7 +1,7 @@
-"""The coordinator: plans come in, reports go out, tasks move. Owns the lock, the pools and the dispatcher.
+"""The coordinator: plans come in, reports go out, tasks move. Owns the lock, the lanes and the dispatcher.
 
 Three kinds of threads meet here, all under the mailbox's condition: HTTP (``set_plan``, ``wait_report``), rank 0's loop and
-the links (``supply``, ``returned``, ``exported``, ``faulted``), and the pools that prepare and publish.
+the links (``supply``, ``returned``, ``exported``, ``faulted``), and the lanes in which tasks are prepared and stored.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from datetime import date
+from functools import partial
 
 from torch import Tensor
 
 from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
-from mlora_worker.coordinator.patience import Withdrawn, until_stored
+from mlora_worker.coordinator.patience import Attempt, CallLater, Lane, Patience, Withdrawn
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
@@ -42,7 +43,6 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.adapter import FinishedAdapter
 from mlora_worker.storage.checkpoint import TaskState
-from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
@@ -53,11 +53,9 @@ log = logging.getLogger(__name__)
 
 CollectTimeline = Callable[[Mapping[str, str]], Timeline]  # names of tasks by uid
 OpenStore = Callable[[StorageAccess], Store]
-Result = TypeVar("Result")
+Found = PreparedTask | AdapterInfo | FinishedAdapter
 
 CHECKPOINTS_FOLDER = "checkpoints"  # below a task's output
-_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between tries to prepare a task that has never trained
-_AT_ONCE = 8  # tries to store something that run at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,9 @@ class Surroundings:
     microbatch_tokens: int
     open_store: OpenStore
     announce: Announce
-    preparing: Executor
-    publishing: Executor
+    preparing: Lane  # tasks that have never trained
+    resuming: Lane  # the others: what they have done waits for nobody's new rows
+    storing: Lane
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
@@ -82,7 +81,8 @@ class Surroundings:
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     meter: Meter = field(default_factory=Unmetered)
     clock: Callable[[], float] = time.monotonic
-    pause: Callable[[float], None] = time.sleep
+    today: Callable[[], date] = date.today
+    later: CallLater = field(default_factory=Later)
 
 
 class Coordinator:
@@ -96,18 +96,17 @@ class Coordinator:
         self._generation = 0
         self._plan: Plan | None = None  # in force; a number does not identify what two operators sent
         self._sequence = 0
-        self._turn = threading.BoundedSemaphore(_AT_ONCE)
+        self._patience = Patience(changed=changed, on_change=self._note_change, later=surroundings.later)
         self._open_place = surroundings.checkpoint_place or self._below_output
         self._checkpoints = Checkpoints(
             stages=surroundings.stages,
             tasks=self._tasks,
             open_place=self._open_place,
             kept=surroundings.kept,
-            pool=surroundings.publishing,
+            lane=surroundings.storing,
+            patience=self._patience,
             changed=changed,
             on_change=self._note_change,
-            pause=surroundings.pause,
-            turn=self._turn,
             meter=surroundings.meter,
         )
         self._dispatcher = Dispatcher(
@@ -143,7 +142,7 @@ class Coordinator:
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
                     self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"
-                    self._with.preparing.submit(self._prepare, task)
+                    self._prepare(task)
             self._note_change()
             return True
 
@@ -189,7 +188,7 @@ class Coordinator:
                 gathered = task.best.parts if task.best is not None else task.parts
                 parts = [gathered[index] for index in sorted(gathered)]
                 task.parts = {}
-                self._with.publishing.submit(self._publish, task, task.outcome(), parts)
+                self._publish(task, task.outcome(), parts)
 
     def evaluated(self, number: int, scores: Tensor) -> None:
         with self._changed:
@@ -205,100 +204,102 @@ class Coordinator:
         with self._changed:
             self._checkpoints.heard(stage, uid, number, part)
 
-    # --- pools --------------------------------------------------------------------------------------------------
+    # --- lanes --------------------------------------------------------------------------------------------------
 
-    @told_by_task
     def _prepare(self, task: TaskRun) -> None:
-        try:
-            result, step, state = self._prepared(task)
-        except Withdrawn:
-            return
-        except Exception as error:
-            self._fail(task, error)
-            return
+        """A task that has trained before is not failed by a store that is away or refuses it for a while; any other one is,
+        so that a wrong address is known at once."""
+        started = task.plan.started
+        self._patience.begin(
+            self._with.resuming if started else self._with.preparing,
+            Attempt(
+                task,
+                "fetching its rows and checkpoint" if started else "fetching its rows",
+                work=partial(self._found, task),
+                done=partial(self._prepared, task),
+                lost=partial(self._lost, task),
+                endless=started,
+            ),
+        )
+
+    def _found(self, task: TaskRun) -> tuple[Found, int, TaskState | None]:
+        """With the step of its newest checkpoint, 0 without one, and with a newer state that never got there."""
+        plan = task.plan
+        _, folder = self._open_place(plan)
+        store = self._with.open_store(plan.storage)
+        made = prepare_task(
+            plan,
+            self._with.base,
+            store,
+            checkpoints=folder,
+            kept=self._with.kept,
+            reading=self._with.reading,
+            day=lambda: self._checkpoints.day(plan) or self._with.today(),
+        )
+        if not isinstance(made, PreparedTask):
+            return made, 0, None
+        step = self._checkpoints.find(plan, made.fingerprint)
+        return made, step, self._checkpoints.kept_state(plan, made.fingerprint, newer_than=step)
+
+    def _prepared(self, task: TaskRun, found: tuple[Found, int, TaskState | None]) -> None:
+        result, step, state = found
         with self._changed:
             task.stored_step = step
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
                 log.info("task %s is published already at %s", task.name, result.uri)
+                self._with.storing.again.submit(self._forget, task)
             elif isinstance(result, FinishedAdapter):
                 task.finish_with(result)
                 log.info("task %s was finished by an earlier run: it is uploaded", task.name)
-                self._with.publishing.submit(self._upload, task, result)
+                self._upload(task, result)
             else:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
                 if state is not None:
                     self._checkpoints.take_back(task, state)
             self._note_change()
-        if isinstance(result, AdapterInfo):
-            self._forget(task)
 
-    def _prepared(
-        self, task: TaskRun
-    ) -> tuple[PreparedTask | AdapterInfo | FinishedAdapter, int, TaskState | None]:
-        """With the step of its newest checkpoint, 0 without one, and with a newer state that never got there. A task that
-        has trained before is not failed by a store that is away or refuses it for a while; any other one is, so that a
-        wrong address is known at once."""
-
-        def once() -> tuple[PreparedTask | AdapterInfo | FinishedAdapter, int, TaskState | None]:
-            plan = task.plan
-            _, folder = self._open_place(plan)
-            store = self._with.open_store(plan.storage)
-            made = prepare_task(
-                plan,
-                self._with.base,
-                store,
-                checkpoints=folder,
-                kept=self._with.kept,
-                reading=self._with.reading,
-            )
-            if not isinstance(made, PreparedTask):
-                return made, 0, None
-            step = self._checkpoints.find(plan, made.fingerprint)
-            return made, step, self._checkpoints.kept_state(plan, made.fingerprint, newer_than=step)
-
-        if task.plan.started:
-            return self._until_stored(once, task, "fetching its rows and checkpoint")
-        for pause in _PAUSES:
-            try:
-                return once()
-            except StoreUnreachable as error:
-                if task.withdrawn:
-                    raise
-                log.warning("fetching of %s failed, next try in %.0f s: %s", task.name, pause, error)
-                self._with.pause(pause)
-        return once()
-
-    @told_by_task
     def _publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
         assert task.prepared is not None
-        try:
-            finished = finished_adapter(task.plan, task.prepared, outcome, parts, self._with.base)
-        except Exception as error:
-            self._fail(task, error)
-            return
-        self._upload(task, finished)
+        self._patience.begin(
+            self._with.storing,
+            Attempt(
+                task,
+                "joining the adapter",
+                work=partial(finished_adapter, task.plan, task.prepared, outcome, parts, self._with.base),
+                done=partial(self._upload, task),
+                lost=partial(self._lost, task),
+            ),
+        )
 
-    @told_by_task
     def _upload(self, task: TaskRun, finished: FinishedAdapter) -> None:
-        def once() -> AdapterInfo:
+        def work() -> AdapterInfo:
             with self._with.meter.storing("adapter"):
                 return upload(task.plan, finished, self._with.open_store(task.plan.storage), self._with.kept)
 
-        try:
-            adapter = self._until_stored(once, task, "uploading the adapter")
-        except Withdrawn:
-            self._with.kept.forget(task.uid)
-            return
-        except Exception as error:
-            self._fail(task, error)
-            return
+        self._patience.begin(
+            self._with.storing,
+            Attempt(
+                task,
+                "uploading the adapter",
+                work=work,
+                done=partial(self._uploaded, task),
+                lost=partial(self._not_uploaded, task),
+            ),
+        )
+
+    def _uploaded(self, task: TaskRun, adapter: AdapterInfo) -> None:
         with self._changed:
             task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
             task.state = task.snapshot = None
             self._note_change()
-        self._forget(task)
+        self._with.storing.again.submit(self._forget, task)
         log.info("adapter of %s is published at %s", task.name, adapter.uri)
+
+    def _not_uploaded(self, task: TaskRun, error: Exception) -> None:
+        if isinstance(error, Withdrawn):  # a try that was under way may have kept it once more
+            self._with.kept.forget(task.uid)
+        self._lost(task, error)
 
     @told_by_task
     def _forget_kept(self, task: TaskRun) -> None:
@@ -310,21 +311,13 @@ class Coordinator:
         self._with.kept.forget(task.uid)
         self._checkpoints.forget(task)
 
-    def _until_stored(self, work: Callable[[], Result], task: TaskRun, what: str) -> Result:
-        return until_stored(
-            work,
-            task,
-            what,
-            changed=self._changed,
-            on_change=self._note_change,
-            pause=self._with.pause,
-            turn=self._turn,
-        )
-
     def _below_output(self, task: TaskPlan) -> tuple[Store, str]:
         return self._with.open_store(task.storage), join(task.output_uri, CHECKPOINTS_FOLDER)
 
-    def _fail(self, task: TaskRun, error: Exception) -> None:
+    def _lost(self, task: TaskRun, error: Exception) -> None:
+        """It cannot be prepared or published, or nobody wants that any more."""
+        if isinstance(error, Withdrawn):
+            return
         reason = getattr(error, "reason", None)
         if isinstance(reason, FailureReason):
             message = str(error)
@@ -340,12 +333,12 @@ class Coordinator:
 
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
-            self._with.publishing.submit(self._forget_kept, self._tasks.pop(uid))
+            self._with.storing.again.submit(self._forget_kept, self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
             if diverged and task.stored_step:  # what led there is of no use
                 task.stored_step = 0
-                self._with.publishing.submit(self._forget, task)
+                self._with.storing.again.submit(self._forget, task)
         self._sequence += 1
         self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,6 +32,7 @@ from mlora_worker.protocol import (
 from mlora_worker.storage.adapter import FinishedAdapter, adapter_config, find_published, fingerprint
 from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.kept import KeptWork
+from tests.fixtures.inline import after, inline_lane
 from tests.fixtures.memory_store import MemoryStore
 
 FACTS = ModelFacts(
@@ -64,15 +64,6 @@ def keep(root: Path, task: TaskPlan, adapter: FinishedAdapter) -> KeptWork:
         return KeptWork(root)
 
 
-class Inline(Executor):
-    """Runs at once, in the caller's thread."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
 def never(_: float) -> None:
     pytest.fail("there is nothing to wait for")
 
@@ -83,8 +74,8 @@ def coordinator(store: MemoryStore, kept: KeptWork, pause: Callable[[float], Non
     )
     surroundings = Surroundings(
         base=base(), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
-        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=Inline(), publishing=Inline(),
-        end=pytest.fail, kept=kept, pause=pause,
+        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_lane(),
+        resuming=inline_lane(), storing=inline_lane(), end=pytest.fail, kept=kept, later=after(pause),
     )  # fmt: skip
     return Coordinator(surroundings, threading.Condition(threading.RLock()))
 

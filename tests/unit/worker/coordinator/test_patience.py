@@ -1,13 +1,14 @@
-"""What a store refuses is tried again for as long as the task is wanted, and its report says why."""
+"""What a store refuses is tried again for as long as the task is wanted, its report says why, and it holds nobody up."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
 
-from mlora_worker.coordinator.patience import Withdrawn, pauses, until_stored
+from mlora_worker.coordinator.patience import Attempt, CallLater, Lane, Patience, Withdrawn, pauses
 from mlora_worker.coordinator.tasks import TaskRun
 from mlora_worker.protocol import (
     Dataset,
@@ -19,15 +20,21 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
+from tests.fixtures.inline import Inline, Waiting, after, inline_lane
 
 
-def run() -> TaskRun:
+def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> TaskRun:
     return TaskRun(
         TaskPlan(
-            uid="a", namespace="n", name="a", base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
-            training=Training(), output_uri="s3://b/p", storage=StorageAccess(region="old"),
+            uid=f"{namespace}-{name}", namespace=namespace, name=name, base_model="m", lora=LoRAConfig(),
+            dataset=Dataset(inline="{}"), training=Training(), output_uri="s3://b/p",
+            storage=StorageAccess(region="old", endpoint=endpoint),
         )
     )  # fmt: skip
+
+
+def patience(later: CallLater, on_change: Callable[[], None] = lambda: None) -> Patience:
+    return Patience(changed=threading.Condition(), on_change=on_change, later=later)
 
 
 def test_pauses_grow_to_half_a_minute_and_never_end() -> None:
@@ -50,17 +57,11 @@ def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with
         said.append(task.blocked.message)
         task.plan = task.plan.model_copy(update={"storage": StorageAccess(region=f"new-{len(rested)}")})
 
-    changes: list[None] = []
-    found = until_stored(
-        work,
-        task,
-        "uploading the adapter",
-        changed=threading.Condition(),
-        on_change=lambda: changes.append(None),
-        pause=pause,
-        turn=threading.BoundedSemaphore(1),
+    changes, found, lost = list[None](), list[str](), list[Exception]()
+    patience(after(pause), lambda: changes.append(None)).begin(
+        inline_lane(), Attempt(task, "uploading the adapter", work, found.append, lost.append)
     )
-    assert found == "stored"
+    assert (found, lost) == (["stored"], [])
     assert len(rested) == 19
     assert max(rested) == 30.0
     assert used == ["old", *(f"new-{number}" for number in range(1, 20))]
@@ -69,40 +70,37 @@ def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with
     assert len(changes) == 20, "each refusal is reported, and so is the end of the trouble"
 
 
-def attempt(task: TaskRun, error: Exception) -> None:
+def attempt(task: TaskRun, error: Exception) -> list[Exception]:
+    """What it is given up for, when the task is deleted in the first pause."""
+    lost: list[Exception] = []
+
     def work() -> None:
         raise error
 
     def pause(_: float) -> None:
         task.withdrawn = True
 
-    until_stored(
-        work,
-        task,
-        "writing a checkpoint",
-        changed=threading.Condition(),
-        on_change=lambda: None,
-        pause=pause,
-        turn=threading.BoundedSemaphore(1),
+    patience(after(pause)).begin(
+        inline_lane(), Attempt(task, "writing a checkpoint", work, lambda _: pytest.fail("done"), lost.append)
     )
+    return lost
 
 
 def test_nobody_tries_for_a_task_that_was_deleted() -> None:
-    with pytest.raises(Withdrawn):
-        attempt(run(), StoreUnreachable("away"))
+    [lost] = attempt(run(), StoreUnreachable("away"))
+    assert isinstance(lost, Withdrawn)
 
 
 def test_what_is_not_the_stores_fault_is_final() -> None:
-    with pytest.raises(KeyError):
-        attempt(run(), KeyError("x"))
+    error = KeyError("x")
+    assert attempt(run(), error) == [error]
 
 
 def test_a_full_volume_keeps_its_words() -> None:
     task = run()
-    with pytest.raises(Withdrawn):
-        attempt(
-            task, StorageError(FailureReason.INSUFFICIENT_SPACE, "cannot write: no space left on that volume")
-        )
+    attempt(
+        task, StorageError(FailureReason.INSUFFICIENT_SPACE, "cannot write: no space left on that volume")
+    )
     assert task.blocked is not None
     assert "no space left on that volume" in task.blocked.message
     assert task.blocked.reason is FailureReason.INSUFFICIENT_SPACE
@@ -121,32 +119,90 @@ def test_what_is_missing_once_the_rows_are_here_is_the_place_of_the_output(
 ) -> None:
     task = run()
     task.phase = phase
-    with pytest.raises(Withdrawn):
-        attempt(task, StorageError(FailureReason.DATASET_NOT_FOUND, "the bucket is gone"))
+    attempt(task, StorageError(FailureReason.DATASET_NOT_FOUND, "the bucket is gone"))
     assert task.blocked is not None
     assert task.blocked.reason is told
 
 
-def test_a_pause_holds_nobody_elses_turn() -> None:
-    turn = threading.BoundedSemaphore(1)
-    task = run()
+class Pool(Waiting):
+    """With one thread."""
 
-    def pause(_: float) -> None:
-        assert turn.acquire(blocking=False)
-        turn.release()
-        task.withdrawn = True
+    def step(self) -> bool:
+        """Whether there was something to do."""
+        if not self.waiting:
+            return False
+        self.waiting.pop(0)()
+        return True
 
-    def work() -> None:
-        assert not turn.acquire(blocking=False), "the try itself has it"
-        raise StoreUnreachable("away")
 
-    with pytest.raises(Withdrawn):
-        until_stored(
-            work,
-            task,
-            "fetching a checkpoint",
-            changed=threading.Condition(),
-            on_change=lambda: None,
-            pause=pause,
-            turn=turn,
+class Tried:
+    """Work that a store that is away refuses, and work that goes well, with what became of it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.put_off: list[Callable[[], None]] = []
+        self.lane, self.names, self.done = lane, list[str](), list[str]()
+        self.patience = patience(lambda _, call: self.put_off.append(call))
+
+    def begin(self, task: TaskRun, error: Exception | None = None, endless: bool = True) -> None:
+        def work() -> None:
+            self.names.append(task.plan.name)
+            if error is not None:
+                raise error
+
+        def done(_: None) -> None:
+            self.done.append(task.plan.name)
+
+        self.patience.begin(
+            self.lane, Attempt(task, "storing it", work, done, lambda _: pytest.fail("lost"), endless=endless)
         )
+
+    def pauses_end(self) -> None:
+        put_off, self.put_off = self.put_off, []
+        for call in put_off:
+            call()
+
+
+@pytest.mark.parametrize(
+    "endless", [True, False], ids=["with a task that has trained", "with one that has not"]
+)
+def test_however_many_are_refused_again_and_again_a_first_try_finds_a_thread(endless: bool) -> None:
+    first, again = Pool(), Pool()
+    tried = Tried(Lane(first, again))
+    for number in range(100):
+        tried.begin(run(f"refused-{number}", namespace=f"n{number}"), StoreUnreachable("away"), endless)
+    while first.step():
+        pass
+    assert len(tried.put_off) == 100, "none of them holds a thread in its pause"
+    tried.pauses_end()
+    tried.begin(run("well", namespace="another"))
+    first.step()
+    assert tried.done == ["well"]
+    assert len(again.waiting) == 100
+
+
+def test_what_wants_a_store_that_gave_no_answer_waits_apart_until_the_store_has_answered() -> None:
+    first, again = Pool(), Pool()
+    tried = Tried(Lane(first, again))
+    for name in ("silent-1", "silent-2"):
+        tried.begin(run(name, endpoint="http://away"), StoreUnreachable("no answer in 60 s"))
+    tried.begin(run("others", namespace="another", endpoint="http://away"))
+    tried.begin(run("elsewhere", endpoint="http://here"))
+    for _ in range(4):
+        first.step()
+    assert tried.names == ["silent-1", "others", "elsewhere"], "the second one is not tried in this thread"
+    assert len(again.waiting) == 1
+    tried.begin(run("answered", endpoint="http://away"))
+    first.step()
+    while again.step():
+        pass
+    assert tried.names[-2:] == ["silent-2", "answered"]
+    tried.begin(run("later", endpoint="http://away"))
+    first.step()
+    assert tried.done == ["others", "elsewhere", "answered", "later"]
+
+
+def test_a_store_that_answers_no_is_not_silent() -> None:
+    tried = Tried(Lane(Inline(), Pool()))
+    tried.begin(run("refused"), AccessRefused("no"))
+    tried.begin(run("well"))
+    assert tried.done == ["well"]

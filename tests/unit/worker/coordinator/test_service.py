@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Executor, Future
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from mlora_worker.coordinator.patience import CallLater, Lane
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator, Surroundings, with_what_is_known
 from mlora_worker.protocol import (
@@ -24,15 +25,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-
-
-class Inline(Executor):
-    """Runs at once, in the caller's thread."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
+from tests.fixtures.inline import Inline, Waiting, after, inline_lane
 
 
 @dataclass
@@ -47,7 +40,13 @@ class Failing:
         raise self.error
 
 
-def coordinator(open_store: Failing, pauses: list[float]) -> Coordinator:
+def coordinator(
+    open_store: Failing,
+    pauses: list[float],
+    later: CallLater | None = None,
+    preparing: Lane | None = None,
+    resuming: Lane | None = None,
+) -> Coordinator:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=1, device="cpu", resident_bytes=0, capacity_bytes=0
     )
@@ -58,10 +57,11 @@ def coordinator(open_store: Failing, pauses: list[float]) -> Coordinator:
         microbatch_tokens=100,
         open_store=open_store,
         announce=lambda *_: None,
-        preparing=Inline(),
-        publishing=Inline(),
+        preparing=preparing or inline_lane(),
+        resuming=resuming or inline_lane(),
+        storing=inline_lane(),
         end=pytest.fail,
-        pause=pauses.append,
+        later=later or after(pauses.append),
     )
     return Coordinator(surroundings, threading.Condition(threading.RLock()))
 
@@ -93,6 +93,38 @@ def test_a_store_that_is_away_is_tried_again_but_a_wrong_address_is_final(
     assert (report.failure.reason, report.failure.message) == (reason, str(error))
     assert len(store.asked) == tries
     assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0][: tries - 1]
+
+
+def test_started_tasks_whose_store_refuses_them_hold_nobody_up() -> None:
+    put_off: list[Callable[[], None]] = []
+    again = Waiting()
+    one = coordinator(
+        Failing(AccessRefused("no")),
+        [],
+        later=lambda _, call: put_off.append(call),
+        resuming=Lane(Inline(), again),
+    )
+    started = [task(uid).model_copy(update={"started": True}) for uid in ("a", "b", "c")]
+    assert one.set_plan(Plan(generation=1, tasks=(*started, task("new"))))
+    *refused, new = one.wait_report(-1, 0).tasks
+    for report in refused:
+        assert report.phase is TaskPhase.PREPARING
+        assert report.blocked is not None
+        assert report.blocked.reason is FailureReason.ACCESS_DENIED
+    assert new.phase is TaskPhase.FAILED, "its turn came, and it was told at once"
+    for call in put_off:
+        call()
+    assert len(again.waiting) == 3
+
+
+def test_tasks_that_have_trained_do_not_wait_for_new_rows_of_others() -> None:
+    new, old = Waiting(), Waiting()
+    one = coordinator(
+        Failing(AccessRefused("no")), [], preparing=Lane(new, Inline()), resuming=Lane(old, Inline())
+    )
+    known = task("b").model_copy(update={"started": True})
+    assert one.set_plan(Plan(generation=1, tasks=(task("a"), known)))
+    assert (len(new.waiting), len(old.waiting)) == (1, 1)
 
 
 def test_what_an_operator_cannot_read_any_more_stays_as_it_was() -> None:
