@@ -94,7 +94,7 @@ def pipeline_status(
     """
     state, wishes = _course(view, wish, fares, turn, now)
     wishes += _stalled(view, fares)
-    status, report = view.pipeline.status, view.report
+    status, report = view.pipeline.status, view.present_report
     changes: dict[str, object] = {
         "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
         "observed_generation": view.pipeline.generation,

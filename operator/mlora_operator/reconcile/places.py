@@ -26,6 +26,7 @@ from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.protocol import ModelFacts, StageReport
 
 _ADMITTED = Place(Outcome.ADMITTED)
+_SUSPENDED = Place(Outcome.SUSPENDED)
 
 
 def places(
@@ -44,7 +45,7 @@ def places(
     read = roster(view)
     inside = [one for one in read.entrants if one.state is not State.WAITING]
     if view.shape is None:
-        return {one.task.uid: _ADMITTED for one in inside}
+        return {one.uid: _SUSPENDED if one.uid in read.suspended else _ADMITTED for one in inside}
     room = room_of(_memory(view, view.shape, read.demands))
     most = view.pipeline.spec.namespace_limits.training
     over = held_up(read.entrants, most)
@@ -52,9 +53,7 @@ def places(
     outcome = scheduler(
         entrants, room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
     )
-    suspended = {
-        uid: Place(Outcome.SUSPENDED) for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED
-    }
+    suspended = {uid: _SUSPENDED for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED}
     never = {
         uid: Place(Outcome.NEVER_FITS, Beside(room, room.held(()), uid))
         for uid in read.unready
@@ -104,7 +103,7 @@ def _learned(view: View, model: MemoryModel) -> Mapping[int, StageFit]:
     assert view.pipeline.spec is not None
     origin = origin_of(view.pipeline.spec, model.stages)
     held = [one for one in view.pipeline.status.memory if one.origin == origin]
-    report = view.report if not view.stale else None
+    report = view.present_report
     return learn(
         model,
         held,

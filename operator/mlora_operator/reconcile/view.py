@@ -46,6 +46,11 @@ class View:
         """What the coordinator says of now; None while it does not answer."""
         return self.contact.live
 
+    @property
+    def present_report(self) -> Report | None:
+        """The report of workers that have the present configuration, all of them."""
+        return None if self.stale else self.report
+
     def reported(self, task: Task) -> TaskReport | None:
         return self.contact.tasks.get(task.uid) if self.report is not None else None
 
@@ -88,9 +93,11 @@ class View:
 
     @property
     def shape(self) -> tuple[ModelFacts, tuple[StageReport, ...]] | None:
-        """The model's shape and the stages, from the workers now or as they were last seen."""
+        """The model's shape and the stages, from the workers now or as they were last seen. What workers of a former
+        configuration say is no word about the present model: who is judged by it may be refused for good.
+        """
         assert self.pipeline.spec is not None
-        report, status = self.report, self.pipeline.status
+        report, status = self.present_report, self.pipeline.status
         if report is not None and report.facts is not None:
             facts, stages = report.facts, report.stages
         elif status.facts is not None and status.observed_generation == self.pipeline.generation:

@@ -95,6 +95,8 @@ def test_what_workers_of_a_former_spec_measure_is_not_taken_for_what_new_ones_wi
     learned = memory_model(told)
     assert learned is not None
     assert learned.learned.keys() == {0}
-    stale = memory_model(replace(told, revision="another"))
+    known = {"facts": report.facts, "stages": report.stages, "observed_generation": told.pipeline.generation}
+    pipeline = replace(told.pipeline, status=told.pipeline.status.model_copy(update=known))
+    stale = memory_model(replace(told, pipeline=pipeline, revision="another"))
     assert stale is not None
     assert stale.learned == {}

@@ -11,6 +11,7 @@ from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Task
 from mlora_worker.protocol import Plan
+from tests.fixtures.toy_facts import toy_facts
 
 TOY = Key("team-a", "toy")
 
@@ -88,3 +89,54 @@ def test_workers_are_replaced_though_tasks_never_stop_coming(make: Any) -> None:
     second = decided(make, running, waits, group=group, contact=done)
     assert admitted(second) == []
     assert len(second.delete_pods) == 2
+
+
+def test_a_task_is_not_judged_by_the_model_that_was_replaced(make: Any) -> None:
+    """It would be failed for good."""
+    former = toy_facts(max_positions=128)
+    known = {"observedGeneration": 1, "facts": former.model_dump(mode="json", by_alias=True)}
+    changed = make.pipeline(generation=2, status=known, model={"uri": "s3://models/other"})
+    long = make.task("long", training={"maxSeqLength": 1024})
+    report = make.report(make.reported("Prepared", "long")).model_copy(update={"facts": former})
+    contact = Contact(report=report)
+    for group in (make.group(revision="old"), make.group(revision="new", pod_revision="old")):
+        decision = decided(make, long, group=group, contact=contact, pipeline=changed)
+        assert decision.task_statuses[long.key].state == "Queued"
+        status = decision.pipeline_statuses[TOY]
+        assert (status.observed_generation, status.facts, status.stages) == (2, None, ())
+        changed = replace(changed, status=status)
+    decision = decided(
+        make, long, group=make.group(ready=0), contact=Contact(starting=True), pipeline=changed
+    )
+    assert decision.task_statuses[long.key].state == "Pending"
+    decision = decided(make, long, group=make.group(), contact=contact, pipeline=changed)
+    assert decision.task_statuses[long.key].state == "Failed", "it is judged by the model that it has now"
+    assert decision.pipeline_statuses[TOY].facts == former
+
+
+def test_what_is_known_of_a_model_stays_known_while_only_the_image_is_replaced(make: Any) -> None:
+    facts, stages = make.facts(), make.stages()
+    known = {
+        "observedGeneration": 1,
+        "facts": facts.model_dump(mode="json", by_alias=True),
+        "stages": [one.model_dump(mode="json", by_alias=True) for one in stages],
+    }
+    pipeline = make.pipeline(status=known)
+    long = make.task("long", training={"maxSeqLength": facts.max_positions + 1})
+    decision = decided(
+        make, long, group=make.group(pod_revision="old"), contact=contact_of(make), pipeline=pipeline
+    )
+    assert decision.task_statuses[long.key].state == "Failed"
+    assert decision.pipeline_statuses[TOY].facts == facts
+
+
+def test_a_task_that_is_suspended_leaves_workers_that_are_to_be_replaced(make: Any) -> None:
+    changed = make.pipeline(generation=2, model={"uri": "s3://models/other"})
+    task = make.task("t1", suspend=True, status={"pipeline": "team-a/toy", "run": "run-1"})
+    contact = contact_of(
+        make, make.reported("Training", "t1", step=3), make.reported("Training", "t2", step=3)
+    )
+    stays = make.task("t2", status={"pipeline": "team-a/toy", "run": "run-1"})
+    decision = decided(make, task, stays, group=make.group(revision="old"), contact=contact, pipeline=changed)
+    assert admitted(decision) == ["t2"]
+    assert {one.name for one in decision.plans[TOY].tasks} == {"t1", "t2"}
