@@ -32,8 +32,8 @@ from mlora_worker.storage.scratch import sha256_of
 _LARGEST_FILE = "5GB"  # of weights; more are shards
 
 
-class _Refused(Exception):
-    """Why there is nothing to merge, and what to do."""
+class Refused(Exception):
+    """Why there is nothing to export, and what to do."""
 
 
 def main() -> None:
@@ -44,7 +44,9 @@ def merge(question: MergeQuestion) -> MergeAnswer:
     """Never raises for what is wrong with the folders: that is the answer."""
     adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
     try:
-        _check(adapter, base, target)
+        if importlib.util.find_spec("peft") is None:
+            raise Refused("merging needs PEFT: pip install peft")
+        check_folders(adapter, base, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
@@ -53,35 +55,34 @@ def merge(question: MergeQuestion) -> MergeAnswer:
             _copy_small_files(adapter, base, made)
             size = sum(path.stat().st_size for path in made.iterdir())
             made.rename(target)
-    except _Refused as error:
-        return _failure(str(error))
+    except Refused as error:
+        return failure(str(error))
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        return _failure(f"{type(error).__name__}: {str(error)[:1000]}")
+        return failure(f"{type(error).__name__}: {str(error)[:1000]}")
     return MergeAnswer(bytes=size, dtype=dtype)
 
 
-def _check(adapter: Path, base: Path, target: Path) -> None:
-    if importlib.util.find_spec("peft") is None:
-        raise _Refused("merging needs PEFT: pip install peft")
+def check_folders(adapter: Path, base: Path, target: Path) -> None:
+    """Raises Refused for what is no adapter or no base, is damaged, or would be written over."""
     for folder, name, what in (
         (adapter, CONFIG_NAME, "an adapter: fetch it first, with mlora fetch"),
         (base, "config.json", "a base model: name the folder of the model that the adapter was trained on"),
     ):
         if not (folder / name).is_file():
-            raise _Refused(f"{folder} has no {name} and is no folder of {what}")
+            raise Refused(f"{folder} has no {name} and is no folder of {what}")
     if target.exists():
-        raise _Refused(f"{target} is there already: name another folder, or remove it")
+        raise Refused(f"{target} is there already: name another place, or remove it")
     manifest = adapter / MANIFEST_NAME
     if not manifest.is_file():  # PEFT's own folders have none
         return
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
     except ValidationError:
-        raise _Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
+        raise Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
     for file in files:
         path = adapter / file.name
         if not path.is_file() or sha256_of(path) != file.sha256:
-            raise _Refused(f"{path} is not what the adapter's manifest says: fetch it again")
+            raise Refused(f"{path} is not what the adapter's manifest says: fetch it again")
 
 
 def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
@@ -91,7 +92,7 @@ def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
 
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
-        raise _Refused("the base model is quantised: merge into the model with plain float weights")
+        raise Refused("the base model is quantised: merge into the model with plain float weights")
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = wished or stored
     model = AutoModelForCausalLM.from_pretrained(
@@ -105,7 +106,7 @@ def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
 
 
 def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
-    """Raises _Refused when the adapter is of another model: PEFT would only say which tensor has which size."""
+    """Raises Refused when the adapter is of another model: PEFT would only say which tensor has which size."""
     from safetensors import safe_open
 
     modules = dict(model.named_modules())
@@ -115,7 +116,7 @@ def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
             weight = getattr(modules.get(path), "weight", None)
             side = file.get_slice(name).get_shape()[1 if which == "lora_A" else 0]
             if weight is None or side not in weight.shape:
-                raise _Refused(
+                raise Refused(
                     f"the adapter is not of this base model: {path} does not fit; name the right base"
                 )
 
@@ -136,7 +137,7 @@ def _copy_small_files(adapter: Path, base: Path, made: Path) -> None:
                 settings.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def _failure(words: str) -> MergeAnswer:
+def failure(words: str) -> MergeAnswer:
     return MergeAnswer(failure=Failure(reason=FailureReason.INVALID_SPEC, message=words))
 
 

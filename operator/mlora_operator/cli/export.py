@@ -1,4 +1,4 @@
-"""``mlora export --merged``: a fetched adapter and its base as one model."""
+"""``mlora export``: a fetched adapter and its base as one model, or the adapter for llama.cpp."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ import typer
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError, Output, print_json, stdout
-from mlora_operator.local.survey import SurveyFailed, merge
+from mlora_operator.local.survey import GGUF, MERGE, SurveyFailed, merge
 from mlora_worker.protocol import AdapterDtype, MergeQuestion
 
 
 def export(
     adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, as mlora fetch leaves it.")],
-    output_folder: Annotated[Path, typer.Argument(help="Folder to make; it may not be there yet.")],
+    output_folder: Annotated[Path, typer.Argument(help="Folder, or file, to make; it may not be there yet.")],
     base: Annotated[Path, typer.Option(help="Folder of the base model, with safetensors.")],
     merged: Annotated[
-        bool, typer.Option("--merged", help="The only kind of export: a whole model with the adapter in it.")
+        bool, typer.Option("--merged", help="A whole model with the adapter in it, by PEFT.")
+    ] = False,
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="The adapter alone, as a GGUF file for llama.cpp.")
     ] = False,
     dtype: Annotated[
-        AdapterDtype | None, typer.Option(help="Type of the weights; by default that of the base.")
+        AdapterDtype | None,
+        typer.Option(help="Type of the weights; by default that of the base, in GGUF float32."),
     ] = None,
     output: Annotated[Output, typer.Option(help="How the answer is printed.")] = Output.TEXT,
 ) -> None:
-    """Write a model that needs no adapter: the base with a fetched adapter merged into it by PEFT."""
-    if not merged:
-        raise CommandError("say --merged: there is no other kind of export", exit_codes.INVALID)
-    lacking = [name for name in ("torch", "transformers", "peft") if importlib.util.find_spec(name) is None]
+    """Write a fetched adapter for programs that do not read PEFT's: merged into its base, or as GGUF."""
+    if merged == gguf:
+        raise CommandError("say --merged or --gguf, one of both", exit_codes.INVALID)
+    needed = ("torch", "gguf") if gguf else ("torch", "transformers", "peft")
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     if lacking:
         raise CommandError(
-            f"merging needs {', '.join(lacking)}: pip install 'mlora-operator[worker]' peft",
+            f"{', '.join(lacking)} must be installed for that: pip install "
+            + ("'mlora-operator[worker,gguf]'" if gguf else "'mlora-operator[worker]' peft"),
             exit_codes.INVALID,
         )
     question = MergeQuestion(
@@ -43,14 +49,13 @@ def export(
         dtype=dtype.value if dtype is not None else None,
     )
     try:
-        answer = merge(question, dict(os.environ))
+        answer = merge(question, dict(os.environ), command=GGUF if gguf else MERGE)
     except SurveyFailed as error:
-        raise CommandError(f"the adapter cannot be merged: {error}", exit_codes.FAILED) from error
+        raise CommandError(f"the adapter cannot be exported: {error}", exit_codes.FAILED) from error
     if answer.failure is not None:
         raise CommandError(answer.failure.message, exit_codes.INVALID)
     if output is Output.JSON:
         print_json(answer.model_dump(by_alias=True, mode="json", exclude_none=True))
     else:
-        stdout().print(
-            f"[green]merged:[/] {output_folder}, {answer.bytes / 2**20:,.1f} MiB in {answer.dtype}"
-        )
+        done, size = "written" if gguf else "merged", answer.bytes / 2**20
+        stdout().print(f"[green]{done}:[/] {output_folder}, {size:,.1f} MiB in {answer.dtype}")

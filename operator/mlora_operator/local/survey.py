@@ -24,6 +24,7 @@ AnyAnswer = TypeVar("AnyAnswer", bound=Message)
 SURVEY = (sys.executable, "-m", "mlora_worker.survey")
 LOOK = (sys.executable, "-m", "mlora_worker.look")
 MERGE = (sys.executable, "-m", "mlora_worker.merge")
+GGUF = (sys.executable, "-m", "mlora_worker.gguf_export")
 _LONGEST_LINE = 400
 
 

@@ -19,6 +19,7 @@ _SMALL_FILES = (
     "merges*",
     "*.model",
 )
+_GGUF = "*.gguf"
 _PICKLES = ("*.bin", "*.bin.index.json", "*.pt", "*.pth")
 
 # The same by name, for servers that list nothing.
@@ -42,6 +43,10 @@ PROBED_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 def is_small(name: str) -> bool:
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
+
+
+def is_gguf(name: str) -> bool:
+    return fnmatchcase(name.lower(), _GGUF)
 
 
 def is_pickle(name: str) -> bool:

@@ -20,7 +20,7 @@ from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.files import replacing
 from mlora_worker.storage.hub import Hub, model_address
 from mlora_worker.storage.model_folder import HubFolder, ModelFolder, RemoteFolder, WebFolder
-from mlora_worker.storage.model_names import INDEX_FILE, SINGLE_FILE, is_pickle, is_small
+from mlora_worker.storage.model_names import INDEX_FILE, SINGLE_FILE, is_gguf, is_pickle, is_small
 from mlora_worker.storage.s3 import PATIENT, Patience
 from mlora_worker.storage.safetensors_reader import BrokenModel, SafetensorsReader
 from mlora_worker.storage.store import Store
@@ -101,6 +101,7 @@ class ModelFiles:
         self._cache_dir = cache_dir
         self._files = {address.name_below(source.uri, uri): uri for uri in store.list(source.uri)}
         if "config.json" not in self._files:
+            self._refuse_gguf()
             found = ", ".join(sorted(self._files)[:10]) or "nothing"
             raise BrokenModel(f"{source.uri} holds no model: config.json is missing; found {found}")
 
@@ -167,8 +168,16 @@ class ModelFiles:
                 "read; convert them once, with transformers: "
                 'AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
             )
+        self._refuse_gguf()
         found = ", ".join(sorted(self._files)[:10])
         raise BrokenModel(f"{self._uri} has neither {SINGLE_FILE} nor {INDEX_FILE}; found {found}")
+
+    def _refuse_gguf(self) -> None:
+        for name in filter(is_gguf, sorted(self._files)):
+            raise BrokenModel(
+                f"{self._uri} has its weights as GGUF ({name}), which is not read; convert it once to safetensors, with "
+                "transformers and from_pretrained(gguf_file=...): the page Models of the documentation has the lines"
+            )
 
     def _shards(self) -> list[str]:
         try:

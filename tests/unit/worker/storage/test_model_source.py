@@ -190,6 +190,15 @@ def test_a_folder_without_a_model_says_what_it_found(memory: Any, tmp_path: Path
         ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path)
 
 
+@pytest.mark.parametrize("more", [{}, {"config.json": b"{}"}])
+def test_a_model_in_gguf_is_told_how_to_convert_it(
+    memory: Any, tmp_path: Path, more: dict[str, bytes]
+) -> None:
+    memory.objects |= {f"{URI}/{name}": content for name, content in {"tiny.Q4_1.GGUF": b"", **more}.items()}
+    with pytest.raises(BrokenModel, match=r"as GGUF \(tiny.Q4_1.GGUF\).* convert it once"):
+        ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path).names()
+
+
 def test_an_unknown_tensor_is_named(memory: Any, tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"no tensor lm_head.weight"):
         model(memory, tmp_path, {"model.safetensors": WEIGHTS}).tensor("lm_head.weight")
