@@ -52,6 +52,7 @@ def assert_gradients_are_autograds(
     neighbours: Sequence[Task],
     recompute: bool,
     config: LoraConfig | None = None,
+    limit: float = 1e-6,
 ) -> None:
     """One step of ``task`` in two microbatches, the first beside ``neighbours``; both in flight before either is back."""
     (engine,) = engines_of(base, 1, dtype=DOUBLE, recompute=recompute)
@@ -84,7 +85,7 @@ def assert_gradients_are_autograds(
     peft.accumulate(1)
     wanted = peft.gradients()
     assert all(tensor.any() for tensor in wanted.values())
-    assert largest_difference(gradients(engine, task.name), wanted) < 1e-6
+    assert largest_difference(gradients(engine, task.name), wanted) < limit
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
@@ -122,11 +123,12 @@ def test_gradients_of_every_architecture_equal_autograds(
     small_model: Callable[..., Any], rows: Callable[..., list[Row]], model_type: str
 ) -> None:
     """Recomputed, which is the harder way. PEFT's mini-batches are single rows: a window shorter than the padding leaves
-    padded positions nothing to look at, and transformers' eager attention makes NaN of them.
+    padded positions nothing to look at, and transformers' eager attention makes NaN of them. It takes its softmax in
+    float32, too, whatever the type: that is what the larger limit is for.
     """
     saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
     lora = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1
     )
-    assert_gradients_are_autograds(Base(saved.folder, saved.model), task, [], recompute=True)
+    assert_gradients_are_autograds(Base(saved.folder, saved.model), task, [], recompute=True, limit=5e-6)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
@@ -77,7 +78,7 @@ def read_config(folder: Path) -> PretrainedConfig:
     """The configuration of the model in ``folder``. Raises UnsupportedModel."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError, StrictDataclassError) as error:
         raise UnsupportedModel(f"config.json of the base model cannot be used: {error}") from error
     family_of(config)
     if getattr(config, "quantization_config", None) is not None:

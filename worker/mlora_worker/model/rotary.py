@@ -18,18 +18,26 @@ from mlora_worker.model.errors import UnsupportedModel
 CosSin = tuple[Tensor, Tensor]  # each [1, tokens, rotated size]
 
 _LONGROPE = "longrope"
+_ROPE_TYPES = ("default", "linear", "llama3", _LONGROPE, "yarn")
 # These grow their frequencies with the longest row that was ever seen, and keep them for those that follow.
 _HISTORY_DEPENDENT = ("dynamic",)
 
 
 def check_rope(config: PretrainedConfig) -> None:
-    """Raises UnsupportedModel for frequencies that depend on other rows."""
-    for parameters in _rope_parameters(config):
+    """Raises UnsupportedModel for frequencies that depend on other rows, or have not been compared."""
+    kinds = _rope_parameters(config)
+    for parameters in kinds:
         rope_type = parameters.get("rope_type", "default")
         if rope_type in _HISTORY_DEPENDENT:
             raise UnsupportedModel(
                 f"rope type {rope_type} depends on the longest row so far: tasks would change each other's results"
             )
+        if rope_type not in _ROPE_TYPES:
+            raise UnsupportedModel(
+                f"rope type {rope_type} is not supported; supported are {', '.join(_ROPE_TYPES)}"
+            )
+        if rope_type == _LONGROPE and len(kinds) > 1:
+            raise UnsupportedModel(f"rope type {_LONGROPE} of some layers alone is not supported")
 
 
 def make_rotary(made: nn.Module) -> nn.Module:

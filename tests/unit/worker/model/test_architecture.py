@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from mlora_worker.model.architecture import meta_model, read_architecture, read_config
+from mlora_worker.model.architecture import meta_model, read_architecture
 from mlora_worker.model.errors import UnsupportedModel
 from mlora_worker.model.families import Family
+from tests.fixtures.model_options import LONG_ROPE
 
 
 def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> None:
@@ -38,6 +39,25 @@ def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> Non
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             "rope type dynamic",
         ),
+        (
+            {"rope_parameters": {"rope_type": "proportional"}},
+            "rope type proportional .* supported are default",
+        ),
+        (
+            {
+                "model_type": "olmo3",
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                    "full_attention": LONG_ROPE,
+                },
+            },
+            "longrope of some layers alone",
+        ),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0}}, "cannot be used: .*'factor'"),
+        (
+            {"model_type": "olmo3", "layer_types": ["full_attention"] * 2},
+            r"cannot be used: (.|\n)*`layer_types`",
+        ),
     ],
 )
 def test_what_would_be_computed_wrong_is_refused(small_model: Any, change: dict[str, Any], told: str) -> None:
@@ -45,7 +65,7 @@ def test_what_would_be_computed_wrong_is_refused(small_model: Any, change: dict[
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(UnsupportedModel, match=told):
-        read_config(folder)
+        read_architecture(folder)
 
 
 def tiny(model_type: str, **options: Any) -> Any:
