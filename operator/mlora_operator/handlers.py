@@ -204,10 +204,25 @@ class Backoffs:
         return itertools.chain((0.2, 0.5, 1.0), itertools.repeat(2.0))
 
 
+class NoEssence(kopf.DiffBaseStorage):  # type: ignore[misc]
+    """Of no object does kopf work out what has changed: that is for handlers of changes, and there are none. Its own way
+    copies each object that a watch brings, three times.
+    """
+
+    def build(self, **_: Any) -> dict[str, Any]:
+        return {}
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None: ...
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """kopf without anything that writes, and with the API server filtering what is watched."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoEssence()
     settings.scanning.disabled = True  # no watch on CRDs and namespaces; a missing CRD shows in the probe
     settings.peering.standalone = True
     settings.process.ultimate_exiting_timeout = 20

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.about import Fields, about_key, about_pipeline, about_task
-from mlora_operator.reconcile.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.decision import Decision, Event, Manifest, Workers
 from mlora_operator.reconcile.deliveries import Deliveries, Delivery
 from mlora_operator.reconcile.observe import time_or
-from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone
+from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, Refused
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task, has_ended
 from mlora_operator.reconcile.statuses import NOTHING, PROMPT, Pace, difference, pause
 from mlora_operator.reconcile.witness import Nobody, Witness
@@ -27,7 +28,15 @@ from mlora_operator.reconcile.written import Written
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 16  # requests to the API server under way
+ASK_AGAIN = timedelta(seconds=30)  # for workers that the API server refuses
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    words: str
+    generation: int  # of the pipeline's spec
+    at: datetime
 
 
 class Writer:
@@ -48,9 +57,9 @@ class Writer:
         self._deliveries = Deliveries(AT_ONCE, look_again)
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
-        self.held_back: timedelta | None = (
-            None  # after the last ``begin``: when the first of what waits is due
-        )
+        self._refusals: dict[str, _Refusal] = {}  # by pipeline's uid
+        # After the last ``begin``: when the first of what waits is due.
+        self.held_back: timedelta | None = None
 
     async def act(self, snapshot: Snapshot, decision: Decision, now: datetime) -> bool:
         """Carry ``decision`` out, to the end. False when a write failed."""
@@ -59,13 +68,24 @@ class Writer:
 
     def begin(self, snapshot: Snapshot, decision: Decision, now: datetime) -> None:
         """Begin to carry ``decision`` out, instead of what is left of the ones before."""
-        self._deliveries.offer((*self._deeds(decision), *self._statuses(snapshot, decision, now)))
+        self._deliveries.offer((*self._deeds(decision, now), *self._statuses(snapshot, decision, now)))
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """By pipeline's uid: why the API server takes no such workers."""
+        return {uid: refusal.words for uid, refusal in self._refusals.items()}
+
+    def keep_only(self, uids: set[str]) -> None:
+        """Forget what is about any other object."""
+        self.tasks.keep_only(uids)
+        self.pipelines.keep_only(uids)
+        self._refusals = {uid: one for uid, one in self._refusals.items() if uid in uids}
 
     async def close(self) -> None:
         """Break off what is under way."""
         await self._deliveries.close()
 
-    def _deeds(self, decision: Decision) -> Iterator[Delivery]:
+    def _deeds(self, decision: Decision, now: datetime) -> Iterator[Delivery]:
         """All but statuses."""
         cluster = self._cluster
         for made in decision.new_pipelines:
@@ -76,12 +96,13 @@ class Writer:
                 partial(cluster.apply_pipeline, made),
             )
         for key, wish in decision.workers.items():
-            yield self._deed(
-                ("workers", key),
-                f"apply the workers of {key}",
-                partial(cluster.apply_workers, wish),
-                about_pipeline(wish.pipeline),
-            )
+            if not self._is_still_refused(wish, now):
+                yield self._deed(
+                    ("workers", key),
+                    f"apply the workers of {key}",
+                    partial(self._apply_workers, wish, now),
+                    about_pipeline(wish.pipeline),
+                )
         for one in decision.delete_pipelines:
             yield self._deed(
                 ("delete", one.uid),
@@ -103,6 +124,20 @@ class Writer:
             send = partial(self._coordinators.send_plan, key, plan)
             # A coordinator that takes no plan, because it is frozen, holds up nothing but its own plans.
             yield self._deed(("plan", key), f"send the plan to {key}", send, about_key(key), has_lane=True)
+
+    async def _apply_workers(self, wish: Workers, now: datetime) -> None:
+        try:
+            await self._cluster.apply_workers(wish)
+        except Refused as error:
+            self._refusals[wish.pipeline.uid] = _Refusal(str(error), wish.pipeline.generation, now)
+            raise
+        self._refusals.pop(wish.pipeline.uid, None)
+
+    def _is_still_refused(self, wish: Workers, now: datetime) -> bool:
+        """The same was refused a moment ago: a crowd of passes asks once."""
+        known = self._refusals.get(wish.pipeline.uid)
+        same = known is not None and known.generation == wish.pipeline.generation
+        return known is not None and same and NOTHING <= now - known.at < ASK_AGAIN
 
     def _deed(
         self,

@@ -27,7 +27,7 @@ from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.groups import read_groups
 from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi, collection
 from mlora_operator.reconcile.observe import key_of
-from mlora_operator.reconcile.ports import Gone, Objects, Raw
+from mlora_operator.reconcile.ports import Gone, Objects, Raw, Refused
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_operator.settings import Settings
 
@@ -39,6 +39,8 @@ EVENT_MESSAGE_LIMIT = 1024  # of the API
 UNTOLD = frozenset({c.REASON_ACCEPTED, c.REASON_ADMITTED, c.REASON_SAVING})
 
 
+# HTTP statuses by which a StatefulSet is refused for what it holds, or by who may not have it.
+REFUSALS = (400, 403, 413, 422)
 LOOK_EVERY, LOOKS = 0.1, 50  # seconds, and how often before listing anew
 
 
@@ -160,7 +162,12 @@ class ApiServer:
         if settings.network_policy.enabled:
             await self._apply_policy(network_policy(owner, settings.network_policy, settings.namespace))
         await self._apply_changed(service(owner), present.get("Service"))
-        await self._apply_changed(group, present.get("StatefulSet"))
+        try:
+            await self._apply_changed(group, present.get("StatefulSet"))
+        except ApiError as error:
+            if error.status in REFUSALS:
+                raise Refused(str(error)) from error
+            raise
 
     async def delete_pod(self, pod: Pod) -> None:
         path = f"{collection('v1', 'pods', pod.key.namespace)}/{pod.key.name}"

@@ -149,6 +149,7 @@ class Loop:
             pipelines=pipelines,
             groups=objects.groups,
             revisions={pipeline.key: self._cluster.revision(pipeline) for pipeline in valid},
+            refused=written.refused,
             contacts=self._coordinators.contacts(),
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
             config_maps=await self._lookups.config_maps(config_maps_wanted(tasks)),
@@ -166,7 +167,6 @@ class Loop:
         )
 
     def _forget(self, uids: set[str]) -> None:
-        self._writer.tasks.keep_only(uids)
-        self._writer.pipelines.keep_only(uids)
+        self._writer.keep_only(uids)
         self._reader.keep_only(uids)
         keep_plans_of(uids)

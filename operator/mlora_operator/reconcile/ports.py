@@ -22,6 +22,10 @@ class Gone(Exception):
     """The object of a write is no longer there (or is another one of the same name)."""
 
 
+class Refused(Exception):
+    """What was to be written is wrong, or not allowed, and will be refused again until somebody changes something."""
+
+
 @dataclass(frozen=True, slots=True)
 class Objects:
     """What is there now. ``metadata`` of tasks and pipelines needs namespace, name, uid, creationTimestamp;
@@ -63,7 +67,7 @@ class Cluster(Protocol):
         """Remove a replica, this very object, with all that belongs to it."""
 
     async def apply_workers(self, workers: Workers) -> None:
-        """Make the pipeline's token (once) and its workers, or bring them to this number."""
+        """Make the pipeline's token (once) and its workers, or bring them to this number. Raises Refused."""
 
     async def delete_pod(self, pod: Pod) -> None:
         """End one worker; its group starts another in its place, with the group's present revision."""

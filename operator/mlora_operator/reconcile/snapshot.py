@@ -226,6 +226,9 @@ class Snapshot:
     revisions: Mapping[Key, str] = field(
         default_factory=dict
     )  # by pipeline: revision that its workers shall have
+    refused: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by pipeline's uid: why the API server takes no such workers
     contacts: Mapping[Key, Contact] = field(default_factory=dict)  # by pipeline
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False

@@ -25,6 +25,7 @@ from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
 
 # A store may refuse for so long what a task has done before workers that are to be replaced are replaced all the same.
 STORE_PATIENCE = timedelta(hours=1)
+WORKERS_REFUSED = "WorkersRefused"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class View:
     contact: Contact = field(default_factory=Contact)
     revision: str | None = None  # that the workers shall have
     members: int | None = None  # of a pipeline with replicas, itself included
+    refused: str | None = None  # why the API server takes no such workers
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
     blocked: Acceptance | None = (
         None  # why workers may not start: the model's address, or the Secret of its store
@@ -82,7 +84,10 @@ class View:
 
     @property
     def pod_problem(self) -> PodProblem | None:
-        """The first reason why the group is not complete, in the kubelet's or the controller's words."""
+        """The first reason why the group is not complete, in the words of the kubelet, a controller or the API server."""
+        if self.refused is not None:
+            words = f"the API server refuses its StatefulSet, and is asked again: {self.refused}"
+            return PodProblem(WORKERS_REFUSED, words)
         if self.group is None or self.group.replicas == 0:
             return None
         for pod in self.group.pods:
@@ -126,6 +131,7 @@ def view(
         pipeline=pipeline,
         tasks=tasks,
         members=_members(pipeline, snapshot),
+        refused=snapshot.refused.get(pipeline.uid),
         past=_past(pipeline, snapshot),
         group=snapshot.groups.get(pipeline.key),
         contact=contact,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.act import AT_ONCE, Writer
-from mlora_operator.reconcile.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.decision import Decision, Event, Manifest, Workers
+from mlora_operator.reconcile.ports import Refused
 from mlora_operator.reconcile.snapshot import Key, Snapshot, Task
 from mlora_operator.reconcile.written import up_to_date_task
 from mlora_worker.protocol import Plan
@@ -26,10 +29,16 @@ class SlowWorld:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.told: list[str] = []
+        self.refuses: str | None = None
         self._ends: dict[str, asyncio.Future[None]] = {}
 
     async def patch_task_status(self, task: Task, _patch: Manifest) -> None:
         await self._write(task.key.name)
+
+    async def apply_workers(self, workers: Workers) -> None:
+        self.begun.append(f"{workers.replicas} workers of {workers.pipeline.key.name}")
+        if self.refuses is not None:
+            raise Refused(self.refuses)
 
     async def send_plan(self, pipeline: Key, _plan: Plan) -> None:
         await self._write(f"plan of {pipeline.name}")
@@ -162,3 +171,28 @@ async def test_a_coordinator_that_takes_no_plan_keeps_no_status_waiting(
     passes.writer.begin(Snapshot(tasks=(task,)), decision, make.now)
     await turn()
     assert world.begun[-1] == "a"
+
+
+async def test_refused_workers_are_asked_for_now_and_then_and_at_once_when_the_spec_changes(
+    make: Any, world: SlowWorld, passes: Passes
+) -> None:
+    pipeline = make.pipeline("toy")
+
+    async def ask(seconds: float, generation: int) -> bool:
+        world.begun.clear()
+        wish = Workers(replace(pipeline, generation=generation), 2)
+        decision = Decision(workers={pipeline.key: wish})
+        await passes.writer.act(Snapshot(), decision, make.now + timedelta(seconds=seconds))
+        return world.begun == ["2 workers of toy"]
+
+    world.refuses = '422: spec.limits: "one" is no quantity'
+    assert await ask(0, 1)
+    assert passes.writer.refused == {pipeline.uid: world.refuses}
+    assert not await ask(1, 1)
+    assert await ask(2, 2), "somebody has changed it"
+    assert not await ask(3, 2)
+    assert await ask(40, 2), "a quota may have been raised"
+    world.refuses = None
+    assert await ask(41, 3)
+    assert passes.writer.refused == {}
+    assert await ask(42, 3)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from mlora_operator.api import conditions as c
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
+from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem, condition
 from mlora_worker.protocol import WireReport
 
 TOY = Key("team-a", "toy")
@@ -286,3 +287,17 @@ def test_a_corrected_entry_reaches_its_pipeline(make: Any) -> None:
     assert decision(make, pipelines=(stale,), settings=settings).new_pipelines == (manifest,)
     foreign = replace(stale, catalogue_hash=None)
     assert decision(make, pipelines=(foreign,), settings=settings).new_pipelines == ()
+
+
+def test_workers_that_the_api_server_refuses_are_named_on_pipeline_and_task(make: Any) -> None:
+    pipeline, task = make.pipeline(), make.task("a")
+    words = '422: StatefulSet "mlora-toy" is invalid: spec.template.spec.containers[0].resources: "one"'
+    refused = {pipeline.uid: words}
+    decision = decide(make.snapshot(task, pipelines=(pipeline,), refused=refused), make.settings(), make.now)
+    available = condition(decision.pipeline_statuses[pipeline.key].conditions, c.WORKERS_AVAILABLE)
+    assert available is not None
+    assert (available.status, available.reason) == ("False", c.REASON_POD_NOT_STARTING)
+    assert words in available.message
+    admitted = condition(decision.task_statuses[task.key].conditions, c.ADMITTED)
+    assert admitted is not None
+    assert words in admitted.message
