@@ -56,7 +56,7 @@ LAST_PASS = Family(
 PASS = Family(
     "mlora_operator_pass_duration_seconds",
     "histogram",
-    "A pass of the reconcile loop: observe, decide and act",
+    "A pass of the reconcile loop: observe, decide, and begin to act",
     buckets=SECONDS_OF_A_PASS,
 )
 DECISION = Family(
