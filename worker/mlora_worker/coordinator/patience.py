@@ -1,4 +1,5 @@
-"""Trying again what a store refuses: with growing pauses, with the newest keys, for as long as the task is wanted.
+"""Trying again what may pass, a store's refusal or what the machine lacks: with growing pauses, with the newest keys, for
+as long as the task is wanted.
 
 Nobody sleeps in a pool, and nothing that is tried for the first time waits for what has failed before:
 
@@ -9,6 +10,7 @@ Nobody sleeps in a pool, and nothing that is tried for the first time waits for 
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +19,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.data.errors import Interrupted
 from mlora_worker.log_lines import about
+from mlora_worker.pipeline.faults import is_out_of_memory
 from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.storage.errors import StorageError, StoreUnreachable
 
@@ -58,8 +62,8 @@ class Attempt(Generic[Result]):
     work: Callable[[], Result]  # opens its store anew, so that it has the keys of the newest plan
     done: Callable[[Result], None]
     lost: Callable[[Exception], None]  # told ``Withdrawn``, or an error that no further try would mend
-    # Whatever its store says may pass, and meanwhile the task's report says why it waits. Else a store that gives no answer
-    # is tried a few times more, and any other error is final.
+    # Whatever its store says may pass, and meanwhile the task's report says why it waits. Else a store that gives no
+    # answer, and a machine that lacks something, are tried a few times more, and any other error is final.
     endless: bool = True
 
     @property
@@ -67,7 +71,7 @@ class Attempt(Generic[Result]):
         return self.task.plan.namespace, self.task.plan.storage.endpoint
 
     def may_pass(self, error: Exception) -> bool:
-        return isinstance(error, StorageError if self.endless else StoreUnreachable)
+        return isinstance(error, StorageError if self.endless else StoreUnreachable) or is_the_machines(error)
 
 
 class Patience:
@@ -116,10 +120,11 @@ class Patience:
             attempt.lost(error)
             return
         task, what = attempt.task, attempt.what
-        log.warning("%s of %s failed, next try in %.0f s: %s", what, task.name, seconds, error)
+        reason, message = _blocked_by(task, error)
+        log.warning("%s of %s failed, next try in %.0f s: %s", what, task.name, seconds, message)
         if attempt.endless:
             with self._changed:
-                task.block(_reason(task, error), f"{what} failed and is tried again: {error}")
+                task.block(reason, f"{what} failed and is tried again: {message}")
                 self._on_change()
 
         def come_back() -> None:
@@ -128,8 +133,28 @@ class Patience:
         self._later(seconds, come_back)
 
 
-def _reason(task: TaskRun, error: Exception) -> FailureReason:
-    reason = error.reason if isinstance(error, StorageError) else FailureReason.INTERNAL_ERROR
-    if reason is FailureReason.DATASET_NOT_FOUND and task.phase is not TaskPhase.PREPARING:
-        return FailureReason.UPLOAD_FAILED  # its rows are here: what is gone is the place of its output
-    return reason
+def is_the_machines(error: Exception) -> bool:
+    """Memory, files, processes or threads lack at the moment, or a disk fails: that is no task's doing."""
+    if isinstance(error, Interrupted | OSError) or is_out_of_memory(error):
+        return True
+    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+
+
+def told_of(error: Exception) -> tuple[FailureReason, str]:
+    """Reason and message of an error, in a report."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, FailureReason):
+        return reason, str(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return FailureReason.INSUFFICIENT_SPACE, f"rank 0's own volume is full: {error}"
+    where = "rank 0 lacks memory, files or processes for it: " if is_the_machines(error) else ""
+    return FailureReason.INTERNAL_ERROR, f"{where}{type(error).__name__}: {error}"
+
+
+def _blocked_by(task: TaskRun, error: Exception) -> tuple[FailureReason, str]:
+    reason, message = told_of(error)
+    if isinstance(error, Interrupted):  # it is not the rows' fault as long as it is tried again
+        reason = FailureReason.INTERNAL_ERROR
+    elif reason is FailureReason.DATASET_NOT_FOUND and task.phase is not TaskPhase.PREPARING:
+        reason = FailureReason.UPLOAD_FAILED  # its rows are here: what is gone is the place of its output
+    return reason, message

@@ -20,7 +20,14 @@ from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
-from mlora_worker.coordinator.patience import Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.patience import (
+    Attempt,
+    CallLater,
+    Lane,
+    Patience,
+    Withdrawn,
+    told_of,
+)
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
@@ -318,13 +325,9 @@ class Coordinator:
         """It cannot be prepared or published, or nobody wants that any more."""
         if isinstance(error, Withdrawn):
             return
-        reason = getattr(error, "reason", None)
-        if isinstance(reason, FailureReason):
-            message = str(error)
-            log.warning("task %s/%s failed: %s: %s", task.plan.namespace, task.plan.name, reason, message)
-        else:
-            reason, message = FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"
-            log.error("task %s/%s failed", task.plan.namespace, task.plan.name, exc_info=error)
+        reason, message = told_of(error)
+        known = hasattr(error, "reason")
+        log.warning("task %s failed: %s: %s", task.name, reason, message, exc_info=None if known else error)
         with self._changed:
             task.fail(reason, message)
             self._note_change()

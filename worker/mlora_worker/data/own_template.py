@@ -1,7 +1,8 @@
 """A task's own chat template, rendered in a process of its own, so that nothing that it does can reach another task.
 
 The process knows no key and no token, has bounds that it set itself before it saw the template (``template_process``), and
-ends with ``close``. Its death is a refusal like any other that a template gives.
+ends with ``close``. Its death within those bounds is a refusal like any other that a template gives; one that the machine
+may be the cause of is ``Interrupted``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from jinja2.exceptions import TemplateError
 
 import mlora_worker
 from mlora_worker.data import template_process as process
+from mlora_worker.data.errors import Interrupted
 from mlora_worker.data.sandbox import InvalidTemplate, characters_of, check_source, longest_text
+from mlora_worker.protocol import FailureReason
 
 _START_SECONDS: Final = 120.0
 # On the clock. The process ends by itself after fewer seconds of processor time, which a busy machine takes longer to give.
@@ -51,7 +54,8 @@ class OwnTemplate:
     """As ``TaskTemplate``, for one thread. ``close`` it."""
 
     def __init__(self, source: str, now: datetime | None = None) -> None:
-        """``now``: as in ``TaskTemplate``. Raises InvalidTemplate; RuntimeError where no process can be started."""
+        """``now``: as in ``TaskTemplate``. Raises InvalidTemplate; Interrupted and OSError where no process can be
+        started."""
         check_source(source)
         self._ended: str | None = None
         self._process = subprocess.Popen(
@@ -78,14 +82,15 @@ class OwnTemplate:
         return self._process.pid
 
     def render(self, messages: Conversation, **names: Any) -> str:
-        """Raises TemplateError."""
+        """Raises TemplateError, Interrupted."""
         (text,) = self.render_all([(messages, names)])
         if isinstance(text, TemplateError):
             raise text
         return text
 
     def render_all(self, asked: Sequence[Asked]) -> list[str | TemplateError]:
-        """One text or refusal for each. Where the process has ended, all that follows is refused for the same cause."""
+        """One text or refusal for each. Where the process has ended, all that follows is refused for the same cause. Raises
+        Interrupted where the machine may be that cause."""
         answers: list[str | TemplateError] = []
         try:
             for request in _requests(asked):
@@ -94,6 +99,8 @@ class OwnTemplate:
                     answers.append(self._answer(longest_text(characters_of(messages))))
         except _Ended as error:
             answers += [TemplateError(str(error))] * (len(asked) - len(answers))
+        except Interrupted as error:
+            raise Interrupted(error.reason, f"the chat template cannot be applied: {error}") from None
         return answers
 
     def close(self) -> None:
@@ -108,8 +115,10 @@ class OwnTemplate:
     def _compile(self, source: str, now: datetime | None) -> None:
         try:
             self._receive(_START_SECONDS, 0)
-        except _Ended as error:
-            raise RuntimeError(f"the process for a chat template does not start: {error}") from None
+        except (_Ended, Interrupted) as error:
+            raise Interrupted(
+                FailureReason.INTERNAL_ERROR, f"the process for a chat template does not start: {error}"
+            ) from None
         try:
             self._write([source, now.isoformat() if now is not None else None])
             kind, words = self._receive(_ANSWER_SECONDS, 4 * process.LONGEST_ERROR)
@@ -161,11 +170,10 @@ class OwnTemplate:
         poll = select.poll()
         poll.register(file, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise self._end(
-                f"it gave no answer within {_ANSWER_SECONDS:.0f} s: look for loops in loops, and for searches in long lists"
-            )
+            # It ends by itself when it computes for long: so it was given no time to, or it is stopped.
+            raise _interrupted(self._end(f"it gave no answer within {_ANSWER_SECONDS:.0f} s"))
 
-    def _end(self, why: str | None = None) -> _Ended:
+    def _end(self, why: str | None = None) -> _Ended | Interrupted:
         """Ends the process. ``why``: None where it has ended by itself."""
         if why is not None:
             self._process.kill()
@@ -175,7 +183,12 @@ class OwnTemplate:
             self._process.kill()
             code = self._process.wait()
         self._ended = why or _cause(code)
-        return _Ended(self._ended)
+        ended = _Ended(self._ended)
+        return _interrupted(ended) if why is None and code == -signal.SIGKILL else ended
+
+
+def _interrupted(ended: Exception) -> Interrupted:
+    return Interrupted(FailureReason.INVALID_ROW, str(ended))
 
 
 def _cause(code: int) -> str:

@@ -33,6 +33,7 @@ LONGEST_ERROR: Final = 1000  # characters
 MOST_MEMORY: Final = 512 * 2**20  # bytes beyond what the process has before it sees the template
 RENDERING_SECONDS: Final = 5.0  # processor time of one rendering
 ALL_SECONDS: Final = 7200  # and of all
+_LAST_SECONDS: Final = 10  # after those
 
 # A task's renderings may take this on average, which is many times what templates of models take, and this to begin with.
 _FIRST_SECONDS: Final = 60.0
@@ -71,13 +72,15 @@ def limit_itself() -> None:
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NPROC, 0),
         (resource.RLIMIT_NOFILE, 16),
+        # At the soft limit SIGXCPU ends it. Were that the hard one, too, it would be a SIGKILL, as for want of memory.
         (resource.RLIMIT_CPU, ALL_SECONDS),
         (resource.RLIMIT_AS, _memory() + MOST_MEMORY),
     ):
         _, hard = resource.getrlimit(what)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        last = most + _LAST_SECONDS if what == resource.RLIMIT_CPU else most
         with contextlib.suppress(ValueError, OSError):  # a system that knows no such limit
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(what, (most, last if hard == resource.RLIM_INFINITY else min(last, hard)))
     with contextlib.suppress(OSError):  # where memory runs out all the same, this process is the first to go
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -10,6 +11,7 @@ import pytest
 
 from mlora_worker.coordinator.patience import Attempt, CallLater, Lane, Patience, Withdrawn, pauses
 from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.data.errors import Interrupted
 from mlora_worker.protocol import (
     Dataset,
     FailureReason,
@@ -104,6 +106,55 @@ def test_a_full_volume_keeps_its_words() -> None:
     assert task.blocked is not None
     assert "no space left on that volume" in task.blocked.message
     assert task.blocked.reason is FailureReason.INSUFFICIENT_SPACE
+
+
+PASSING = [
+    (MemoryError(), FailureReason.INTERNAL_ERROR, "lacks memory"),
+    (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), FailureReason.INTERNAL_ERROR, "lacks"),
+    (RuntimeError("can't start new thread"), FailureReason.INTERNAL_ERROR, "lacks memory, files or processes"),
+    (OSError(errno.EMFILE, "Too many open files"), FailureReason.INTERNAL_ERROR, "Too many open files"),
+    (OSError(errno.ENOSPC, "No space left"), FailureReason.INSUFFICIENT_SPACE, "own volume is full"),
+    (Interrupted(FailureReason.INVALID_ROW, "was killed"), FailureReason.INTERNAL_ERROR, "was killed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "reason", "told"), PASSING, ids=lambda value: str(value)[:20])
+def test_what_the_machine_lacks_is_waited_for_and_fails_no_task(
+    error: Exception, reason: FailureReason, told: str
+) -> None:
+    task, tries, found, lost = run(), list[None](), list[str](), list[Exception]()
+
+    def work() -> str:
+        tries.append(None)
+        if len(tries) < 20:
+            raise error
+        return "restored"
+
+    def pause(_: float) -> None:
+        assert task.blocked is not None
+        assert task.blocked.reason is reason
+        assert told in task.blocked.message
+
+    patience(after(pause)).begin(
+        inline_lane(), Attempt(task, "fetching a checkpoint", work, found.append, lost.append)
+    )
+    assert (found, lost, task.blocked) == (["restored"], [], None)
+
+
+@pytest.mark.parametrize(("error", "_", "__"), PASSING, ids=lambda value: str(value)[:20])
+def test_for_a_task_that_never_trained_it_is_tried_six_times_and_then_it_is_the_tasks_fault_after_all(
+    error: Exception, _: FailureReason, __: str
+) -> None:
+    task, rested, lost = run(), list[float](), list[Exception]()
+
+    def work() -> None:
+        raise error
+
+    patience(after(rested.append)).begin(
+        inline_lane(), Attempt(task, "fetching its rows", work, pytest.fail, lost.append, endless=False)
+    )
+    assert rested == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert (lost, task.blocked) == ([error], None)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from mlora_worker.coordinator.patience import CallLater, Lane
 from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator, Surroundings, with_what_is_known
+from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.protocol import (
     Dataset,
     FailureReason,
@@ -32,7 +33,7 @@ from tests.fixtures.inline import Inline, Waiting, after, inline_lane
 class Failing:
     """Opens no store; counts how often it was asked, and with which keys."""
 
-    error: StorageError
+    error: Exception
     asked: list[StorageAccess] = field(default_factory=list)
 
     def __call__(self, access: StorageAccess) -> Any:
@@ -79,10 +80,12 @@ def task(uid: str = "a") -> TaskPlan:
         (StoreUnreachable("away"), 6, FailureReason.STORAGE_UNREACHABLE),
         (AccessRefused("no"), 1, FailureReason.ACCESS_DENIED),
         (StorageError(FailureReason.DATASET_NOT_FOUND, "none"), 1, FailureReason.DATASET_NOT_FOUND),
+        (Interrupted(FailureReason.INVALID_ROW, "it is killed by each try"), 6, FailureReason.INVALID_ROW),
+        (DataError(FailureReason.INVALID_ROW, "line 3"), 1, FailureReason.INVALID_ROW),
     ],
 )
-def test_a_store_that_is_away_is_tried_again_but_a_wrong_address_is_final(
-    error: StorageError, tries: int, reason: FailureReason
+def test_a_store_that_is_away_and_a_killed_process_are_tried_again_but_a_wrong_address_is_final(
+    error: Exception, tries: int, reason: FailureReason
 ) -> None:
     store, pauses = Failing(error), list[float]()
     one = coordinator(store, pauses)

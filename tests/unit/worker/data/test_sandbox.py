@@ -22,7 +22,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mlora_worker.data import template_process
 from mlora_worker.data.cache import RowCache
-from mlora_worker.data.errors import DataError
+from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.data.own_template import OwnTemplate, _environment
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.sandbox import InvalidTemplate, TaskTemplate
@@ -238,16 +238,26 @@ def test_what_the_budget_refuses_is_refused_in_the_same_words(story: str) -> Non
             assert str(there.value)[:1000] == str(here.value)[:1000]
 
 
-def test_a_process_that_is_stopped_or_killed_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_stopped_or_killed_may_be_the_machines_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("mlora_worker.data.own_template._ANSWER_SECONDS", 0.5)
     with closing(OwnTemplate(CHATML)) as own:
         os.kill(own.pid, signal.SIGSTOP)
-        with pytest.raises(TemplateError, match="gave no answer within"):
+        with pytest.raises(Interrupted, match="gave no answer within"):
             own.render(HELLO)
     with closing(OwnTemplate(CHATML)) as own:
         os.kill(own.pid, signal.SIGKILL)
-        with pytest.raises(TemplateError, match="was killed, most likely for want of memory"):
+        with pytest.raises(Interrupted, match="was killed, most likely for want of memory") as killed:
             own.render([{"role": "user", "content": "a" * 3_000_000}])
+    assert killed.value.reason is FailureReason.INVALID_ROW, "in the end, where each try is killed"
+
+
+def test_a_process_that_does_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlora_worker.data.own_template._START_SECONDS", 0.0)
+    with pytest.raises(Interrupted, match="does not start: it gave no answer") as late:
+        OwnTemplate(CHATML)
+    assert late.value.reason is FailureReason.INTERNAL_ERROR
 
 
 def test_all_renderings_together_may_take_so_much_for_each() -> None:
@@ -269,8 +279,11 @@ def test_the_process_knows_no_secret_and_ends_with_its_parents_pipe(monkeypatch:
         assert b"hidden" not in Path(f"/proc/{own.pid}/environ").read_bytes()
         assert "AWS_SECRET_ACCESS_KEY" not in _environment()
         limits = Path(f"/proc/{own.pid}/limits").read_text()
-        for name, most in (("core file size", 0), ("file size", 0), ("open files", 16), ("cpu time", 7200)):
+        for name, most in (("core file size", 0), ("file size", 0), ("open files", 16)):
             assert re.search(rf"Max {name} +{most} +{most} ", limits)
+        assert re.search(r"Max cpu time +7200 +7210 ", limits), (
+            "where both are the same, the kernel sends a SIGKILL"
+        )
         assert re.search(r"Max address space +\d{9} +\d{9} ", limits)
         assert own._process.stdin is not None
         own._process.stdin.close()
