@@ -1,0 +1,107 @@
+"""A chat template that writes the date: a task that goes on has the rows that it began with, on whatever day."""
+
+from __future__ import annotations
+
+import threading
+from datetime import date
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from mlora_worker.coordinator.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.reading import Reading
+from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.protocol import (
+    Dataset,
+    LoRAConfig,
+    ModelFacts,
+    ModelSource,
+    ModuleShape,
+    Plan,
+    StageReport,
+    TaskPhase,
+    TaskPlan,
+    TaskReport,
+    Training,
+)
+from mlora_worker.storage.checkpoint import Progress, TaskState, write_checkpoint
+from mlora_worker.storage.kept import KeptWork
+from tests.fixtures.inline import after, inline_lane
+from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.tiny_model import CHATML, byte_level_tokenizer
+
+FIRST, LATER = date(2026, 2, 27), date(2026, 3, 4)
+FACTS = ModelFacts(
+    hidden_size=8, intermediate_size=8, layers=1, attention_heads=1, vocab_size=512, max_positions=2048, dtype_bytes=4,
+    modules=(ModuleShape(stage=0, name="q_proj", path="layers.*.q_proj", in_features=8, out_features=8, count=1),),
+)  # fmt: skip
+TASK = TaskPlan(
+    uid="a", namespace="n", name="a", base_model="m", lora=LoRAConfig(rank=2, target_modules=("q_proj",)),
+    dataset=Dataset(inline='{"prompt": "a?", "completion": "b"}'), training=Training(), output_uri="s3://b/p",
+)  # fmt: skip
+FOLDER = "s3://b/p/checkpoints"
+
+
+def base(dated: bool) -> BaseModel:
+    tokenizer = byte_level_tokenizer(vocabulary=300)
+    tokenizer.chat_template = ("{{ strftime_now('%d %b %Y') }}\n" if dated else "") + CHATML
+    return BaseModel(
+        source=ModelSource(name="m", uri="s3://models/m"),
+        architecture=cast(Any, SimpleNamespace(transposed=False)),
+        facts=FACTS,
+        tokenizer=tokenizer,
+    )
+
+
+def state(store: MemoryStore, day: date, dated: bool) -> TaskState:
+    """Of the first step, as a run of ``day`` has it."""
+    made = prepare_task(
+        TASK, base(dated), store, checkpoints=FOLDER, kept=KeptWork(None), reading=Reading(), day=lambda: day
+    )
+    assert isinstance(made, PreparedTask)
+    progress = Progress(
+        step=1, total_steps=made.steps.total_steps, updates=1, epoch=0, epoch_step=1, learning_rate=0.1, last=None,
+        tokens=1, seconds=1.0, task_uid="a", task="n/a", fingerprint=made.fingerprint,
+    )  # fmt: skip
+    return TaskState(progress, {"parameters.layers.0.q_proj.lora_A.weight": torch.ones(2, 8)})
+
+
+def reported(store: MemoryStore, kept: KeptWork, today: date, dated: bool) -> TaskReport:
+    stage = StageReport(
+        stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
+    )
+    surroundings = Surroundings(
+        base=base(dated), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
+        announce=lambda *_: None, preparing=inline_lane(), resuming=inline_lane(), storing=inline_lane(),
+        end=pytest.fail, kept=kept, later=after(lambda _: pytest.fail("no pause")), today=lambda: today,
+    )  # fmt: skip
+    one = Coordinator(surroundings, threading.Condition(threading.RLock()))
+    one.set_plan(Plan(generation=1, tasks=(TASK,)))
+    [report] = one.wait_report(-1, 0).tasks
+    return report
+
+
+@pytest.mark.parametrize("dated", [True, False], ids=["with the date", "without"])
+@pytest.mark.parametrize("place", ["the store", "rank 0's volume"])
+def test_a_task_goes_on_from_a_checkpoint_of_another_day(tmp_path: Path, place: str, dated: bool) -> None:
+    store, kept = MemoryStore(), KeptWork(tmp_path)
+    if place == "the store":
+        write_checkpoint(store, FOLDER, state(store, FIRST, dated))
+    else:
+        kept.keep_state("a", state(store, FIRST, dated))
+    report = reported(store, kept, LATER, dated)
+    assert (report.phase, report.failure) == (TaskPhase.PREPARED, None)
+    assert report.checkpoint_step == 1
+
+
+def test_a_task_that_begins_anew_has_todays_date() -> None:
+    store = MemoryStore()
+    facts = state(store, LATER, True).progress.fingerprint
+    assert facts["dataset.date"] == "2026-03-04"
+    assert facts["dataset.sha256"] != state(store, FIRST, True).progress.fingerprint["dataset.sha256"]
+    assert "dataset.date" not in state(store, LATER, False).progress.fingerprint
+    assert reported(store, KeptWork(None), LATER, True).phase is TaskPhase.PREPARED
