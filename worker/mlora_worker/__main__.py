@@ -7,9 +7,11 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import resource
 import signal
 import sys
 from types import FrameType
@@ -30,6 +32,7 @@ def main() -> None:
         print(f"mlora_worker: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
     set_up_logging(config.log_format, rank, config.pipeline)
+    allow_open_files()
     termination = Termination(config.termination_seconds, lambda: _leave(0))
 
     def stop(signum: int, _: FrameType | None) -> None:
@@ -88,6 +91,13 @@ def read_environment(environment: dict[str, str]) -> tuple[WorkerConfig, int]:
     if not number.isdigit() or int(number) >= config.stages:
         raise ValueError(f"rank {number} does not exist in a pipeline of {config.stages} stages")
     return config, int(number)
+
+
+def allow_open_files() -> None:
+    """As many as this process may have: container runtimes begin with 1,024, which links, stores and many tasks exceed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # more than this kernel knows
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _leave(code: int) -> None:

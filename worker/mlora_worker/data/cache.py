@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from mlora_worker.data.token_rows import FolderWriter, TokenRows, open_rows
 from mlora_worker.protocol import Amount, DataCounts, FailureReason, Message
 from mlora_worker.storage.documents import read_document
 from mlora_worker.storage.errors import StorageError
+
+log = logging.getLogger(__name__)
 
 LAYOUT = 1  # of the files, and of the rules by which rows become tokens: another number, other folders
 DEFAULT_BYTES = 20 * 2**30
@@ -71,10 +72,12 @@ class RowCache:
             if len(rows) != meta.rows:
                 raise ValueError(f"{place} is not whole")
             os.utime(place)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, ValidationError):
-            shutil.rmtree(place, ignore_errors=True)
+        except (OSError, ValueError) as error:
+            if place.exists():
+                log.warning("the tokenised rows in %s are passed over: %s", place, error)
+                # What cannot be read for the moment, such as for want of open files, is not damaged.
+                if isinstance(error, ValueError | FileNotFoundError):
+                    shutil.rmtree(place, ignore_errors=True)
             return None
         return Kept(rows, meta.counts)
 

@@ -10,6 +10,7 @@ A folder holds, for n rows of t tokens together, all little-endian:
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import mmap
 import os
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import FailureReason
@@ -33,6 +35,7 @@ _TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8  # on disk
 _WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -265,15 +268,22 @@ def _bytes_of(weight: float) -> bytes:
 
 
 def _mapped(path: Path, kind: str, count: int) -> npt.NDArray[Any]:
-    """Rows are read in an order that nobody can foresee, so nothing is read ahead."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != count * np.dtype(kind).itemsize:
-            raise ValueError(f"{path} is not whole")
-        if not count:
-            return np.empty(0, kind)
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    memory.madvise(mmap.MADV_RANDOM)
-    return np.frombuffer(memory, kind)
+    """Read-only. The file does not stay open, as it would with ``mmap.mmap``: the rows of thousands of tasks may wait. They
+    are read in an order that nobody can foresee, so nothing is read ahead.
+    """
+    size = count * np.dtype(kind).itemsize
+    if path.stat().st_size != size:
+        raise ValueError(f"{path} is not whole")
+    if not count:
+        return np.empty(0, kind)
+    try:
+        memory = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(f"{path} cannot be mapped: {error}") from None
+    _LIBC.madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), mmap.MADV_RANDOM)
+    array = memory.numpy().view(kind)
+    array.flags.writeable = False
+    return array
 
 
 def _private(path: Path) -> BinaryIO:

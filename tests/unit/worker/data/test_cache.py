@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -160,13 +161,46 @@ def test_a_folder_that_was_damaged_or_never_finished_is_made_anew(
     cache = RowCache(tmp_path / "rows", "team-a")
     expected = run(file, tokenizer, cache).rows.digest()
     for name in ("ids.i4", "meta.json", "ends.i8", "supervised.i4"):
-        (path,) = (tmp_path / "rows").rglob(name)
-        path.write_bytes(path.read_bytes()[:-4])
-        assert run(file, tokenizer, cache).rows.digest() == expected
+        for harm in (lambda path: path.write_bytes(path.read_bytes()[:-4]), Path.unlink):
+            (path,) = (tmp_path / "rows").rglob(name)
+            harm(path)
+            assert run(file, tokenizer, cache).rows.digest() == expected
+            before = tokenizer.texts
+            assert run(file, tokenizer, cache).rows.digest() == expected
+            assert tokenizer.texts - before < 50, "the new one has its place"
     file.write_text("prompt,completion\na,b\nc\n")
     with pytest.raises(Exception, match="line 3"):
         run(file, tokenizer, cache)
     assert not list((tmp_path / "rows").rglob("*.partial"))
+
+
+def test_rows_that_wait_keep_no_file_open(tmp_path: Path, file: Path, tokenizer: Counting) -> None:
+    cache = RowCache(tmp_path / "rows", "team-a")
+    made = [run(file, tokenizer, cache).rows]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    made += [run(file, tokenizer, cache).rows for _ in range(20)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    shutil.rmtree(tmp_path / "rows")
+    assert {rows_digest(rows) for rows in made} == {made[0].digest()}
+    with pytest.raises(ValueError, match="read-only"):
+        made[0][0].ids[0] = 1
+
+
+def test_what_cannot_be_read_for_the_moment_is_not_removed(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    cache = RowCache(tmp_path / "rows", "team-a")
+    rows = run(file, tokenizer, cache).rows
+    (meta,) = (tmp_path / "rows").rglob("meta.json")
+    content = meta.read_bytes()
+    meta.unlink()
+    meta.symlink_to(meta)  # opening it is refused by the system, as where too many files are open
+    assert cache.find(meta.parent.name) is None
+    meta.unlink()
+    meta.write_bytes(content)
+    found = cache.find(meta.parent.name)
+    assert found is not None
+    assert found.rows.digest() == rows.digest()
 
 
 def test_the_least_recently_used_go_when_there_are_too_many_bytes_and_mapped_rows_stay_readable(
