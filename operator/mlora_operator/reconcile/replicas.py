@@ -19,6 +19,7 @@ from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.decision import Manifest
+from mlora_operator.reconcile.elsewhere import Rooms
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
 from mlora_operator.scheduling.order import in_order
 from mlora_worker.protocol import TaskPhase
@@ -90,8 +91,9 @@ def dealt(
     1. A task that has a place, or may have one by the last that its coordinator was told, stays where it is; so does a
        suspended one, and one whose checkpoints lie on a volume of that member alone.
     2. The others are dealt in the scheduler's order, each to the member with the fewest tasks. One stays where it is unless
-       another has at least two fewer.
-    3. A member whose workers are not up gets one task, the last in order: it starts them, and nobody waits longer for that.
+       another has at least two fewer; and also then, while nobody before it waits there and it fits.
+    3. One that waits for memory, or for its namespace's turn, moves to a member where nobody waits and it fits.
+    4. A member whose workers are not up gets one task, the last in order: it starts them, and nobody waits longer for that.
        Where no member's are, the first gets all others. One that is given up gets none.
     """
     found = dict(accepted)
@@ -180,14 +182,29 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
         scout = next(own, order[-1])
         order.remove(scout)
         placed.append((scout, member))
+    rooms = Rooms(tasks, placed, snapshot)
+    before: Counter[Key] = Counter()  # tasks that wait there and go first
     for task in order:
-        least = min(up, key=lambda one: (load[one.key], _number(one)))
+        by_load = sorted(up, key=lambda one: (load[one.key], _number(one)))
         at = places[task.uid]
-        if at is None or at not in up or load[at.key] > load[least.key] + SLACK:
-            at = least
+
+        def is_next(member: Pipeline, task: Task = task) -> bool:
+            return not before[member.key] and rooms.has_room(member, task)
+
+        if at is None or at not in up or (load[at.key] > load[by_load[0].key] + SLACK and not is_next(at)):
+            at = by_load[0]
+        elif _waits_for_room(task):
+            at = next((one for one in by_load if one is not at and is_next(one)), at)
         load[at.key] += 1
+        before[at.key] += 1
         placed.append((task, at))
     return placed
+
+
+def _waits_for_room(task: Task) -> bool:
+    held = task.admitted
+    reasons = (conditions.REASON_WAITING_FOR_MEMORY, conditions.REASON_NAMESPACE_LIMIT)
+    return held is not None and held.status == "False" and held.reason in reasons
 
 
 def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pipeline | None:

@@ -16,8 +16,10 @@ from mlora_operator.manifests.names import NAME_LIMIT, replica_name
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.observe import read_pipeline
+from mlora_operator.reconcile.places import memory_model
 from mlora_operator.reconcile.replicas import wanted
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.view import view
 from mlora_worker.protocol import Plan
 
 TOY, SECOND, THIRD = (Key("team-a", name) for name in ("toy", "toy-replica-1", "toy-replica-2"))
@@ -45,15 +47,17 @@ class World:
             self.groups[key] = self.make.group()
             self.contacts[key] = Contact(report=report, sent=sent, sent_run=report.run_id, sent_sequence=6)
 
-    def decide(self, *tasks: Task) -> Decision:
-        snapshot = Snapshot(
+    def snapshot(self, *tasks: Task) -> Snapshot:
+        return Snapshot(
             tasks=tasks,
             pipelines=self.pipelines,
             groups=self.groups,
             contacts=self.contacts,
             revisions=dict.fromkeys(self.raw, "new"),
         )
-        return decide(snapshot, self.make.settings(), self.make.now)
+
+    def decide(self, *tasks: Task) -> Decision:
+        return decide(self.snapshot(*tasks), self.make.settings(), self.make.now)
 
     def make_pipelines(self, decision: Decision) -> None:
         for manifest in decision.new_pipelines:
@@ -81,6 +85,87 @@ def moved(make: Any, tasks: Sequence[Task], decision: Decision) -> list[Task]:
         make.task(task.key.name, age=100 - int(task.key.name[1:]), status={"pipeline": at[task.key.name]})
         for task in tasks
     ]
+
+
+def running(make: Any) -> dict[str, Any]:
+    return {"conditions": [make.condition("Admitted", "True"), make.condition("Running", "True", "Training")]}
+
+
+def crowded(make: Any, budget: str | None = None) -> tuple[World, list[Task]]:
+    """Two members: a big task trains at the first, where another big one waits, and a small one at the second."""
+    world = World(
+        make, replicas={"min": 2, "max": 2}, **({"memory": {"budget": budget, "margin": 0}} if budget else {})
+    )
+    world.make_pipelines(world.decide())
+    world.up(TOY, SECOND)
+    wide = {"batchSize": 8}
+    waiting = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "WaitingForMemory")]
+    tasks = [
+        make.task("big", training=wide, status={"pipeline": str(TOY), "run": "run-1", **running(make)}),
+        make.task("wait", training=wide, status={"pipeline": str(TOY), "conditions": waiting}),
+        make.task(
+            "small",
+            training={"batchSize": 1},
+            status={"pipeline": str(SECOND), "run": "run-1", **running(make)},
+        ),
+    ]
+    said = {TOY: (("Training", "big"), ("Prepared", "wait")), SECOND: (("Training", "small"),)}
+    for key, phases in said.items():
+        report = make.report(*(make.reported(*phase) for phase in phases), sequence=7)
+        world.contacts[key] = replace(world.contacts[key], report=report)
+    return world, tasks
+
+
+def room_for(make: Any, *names: str) -> str:
+    """Bytes of a device with room for these of ``crowded`` together, and little more."""
+    world, tasks = crowded(make)
+    crew = view(world.pipelines[0], tuple(tasks), world.snapshot(*tasks))
+    model = memory_model(crew)
+    assert model is not None
+    uids = [task.uid for task in tasks if task.key.name in names]
+    return str(max(verdict.needed for verdict in model.by_stage(uids)))
+
+
+def test_a_task_that_waits_for_memory_moves_to_a_member_with_room_and_stays_there(make: Any) -> None:
+    world, (big, wait, small) = crowded(make, room_for(make, "wait", "small"))
+    assert where(world.decide(big, wait, small))["wait"] == str(SECOND)
+    # While its rows are prepared there, it does not come back to where fewer are.
+    preparing = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "PreparingData")]
+    wait = make.task(
+        "wait", training={"batchSize": 8}, status={"pipeline": str(SECOND), "conditions": preparing}
+    )
+    more = [
+        make.task(
+            name, training={"batchSize": 1}, status={"pipeline": str(SECOND), "run": "run-1", **running(make)}
+        )
+        for name in ("tiny", "minute")
+    ]
+    world.raw[SECOND]["spec"]["memory"]["budget"] = world.raw[TOY]["spec"]["memory"]["budget"] = "8Gi"
+    report = make.report(
+        *(make.reported("Training", name) for name in ("small", "tiny", "minute")), sequence=8
+    )
+    world.contacts[SECOND] = replace(world.contacts[SECOND], report=report)
+    world.contacts[TOY] = replace(world.contacts[TOY], report=make.report(sequence=8))
+    assert where(world.decide(wait, small, *more))["wait"] == str(SECOND)
+
+
+@pytest.mark.parametrize(
+    "reason", ["it does not fit there either", "another one waits there", "its namespace is at its limit"]
+)
+def test_a_task_that_waits_for_memory_stays_where_it_would_wait_elsewhere_too(make: Any, reason: str) -> None:
+    full = reason == "it does not fit there either"
+    budget = room_for(make, "wait") if full else room_for(make, "wait", "small")
+    world, tasks = crowded(make, budget)
+    if reason == "another one waits there":
+        held = {
+            "pipeline": str(SECOND),
+            "conditions": tasks[1].status.model_dump(by_alias=True)["conditions"],
+        }
+        tasks.append(make.task("other", age=99, training={"batchSize": 8}, status=held))
+    if reason == "its namespace is at its limit":
+        for raw in world.raw.values():
+            raw["spec"]["namespaceLimits"] = {"training": 1}
+    assert where(world.decide(*tasks))["wait"] == str(TOY)
 
 
 @pytest.mark.parametrize(
