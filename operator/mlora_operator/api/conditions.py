@@ -26,6 +26,9 @@ REASON_CONFIG_MAP_NOT_FOUND = (
     "ConfigMapNotFound"  # dataset.configMapRef names one, or a key, that is not there (yet)
 )
 REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY
+REASON_UNREADABLE = (
+    "Unreadable"  # a Secret, a ConfigMap or labels could not be read: nobody knows whether they do
+)
 REASON_OUTPUT_IN_USE = (
     "OutputInUse"  # another task, a pipeline or the task's own rows have the output's place
 )

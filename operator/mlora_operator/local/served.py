@@ -12,7 +12,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.local.adapt import World
 from mlora_operator.manifests.pipeline import pipeline_manifest
 from mlora_operator.reconcile.accept import ACCESS_KEY, SECRET_KEY, Acceptance, accept
-from mlora_operator.reconcile.observe import read_pipeline, read_task, secrets_wanted
+from mlora_operator.reconcile.observe import config_maps_wanted, read_pipeline, read_task, secrets_wanted
 from mlora_operator.reconcile.places import ordered
 from mlora_operator.reconcile.snapshot import Key, Pipeline, SecretData, Snapshot, Task
 
@@ -48,6 +48,7 @@ def service(world: World, now: datetime) -> Service:
             tasks=tasks,
             pipelines=pipelines,
             secrets={key: world.secrets.get(key, unknown) for key in wanted},
+            config_maps=dict.fromkeys(config_maps_wanted(tasks)),
             namespace_labels={
                 task.key.namespace: {"kubernetes.io/metadata.name": task.key.namespace} for task in tasks
             },

@@ -11,7 +11,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import LABEL_LIMIT, safe_name
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.settings import CatalogueModel
-from mlora_worker.protocol import ConfigMapReference, StorageAccess
+from mlora_worker.protocol import ConfigMapReference, StorageAccess, TaskPhase
 
 ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 HUB_TOKEN = "HF_TOKEN"
@@ -32,6 +32,11 @@ class Acceptance:
     wanted: CatalogueModel | None = None
     held: bool = False
 
+    @property
+    def unread(self) -> bool:
+        """Nobody knows whether the task could be accepted."""
+        return self.reason == conditions.REASON_UNREADABLE
+
 
 def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> Acceptance:
     """Whether and where an unfinished task is served.
@@ -41,7 +46,9 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
        not understand throws it out.
     2. One whose pipeline cannot be asked any more, or serves another model now, is not given to others before it is sure
        that the workers there do not train it: there would be two of it, writing to one place.
-    3. Its spec must hold, and its Secret must be there with both keys.
+    3. Its spec must hold, and its Secret must be there with both keys. What cannot be read is not taken for missing: a task
+       that is accepted stays so, a new one waits. One that was preempted stays even where its Secret is missing, since its
+       steps lie with the workers.
     4. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
        one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
        user's pipeline takes is decided for all tasks together (``replicas``).
@@ -66,17 +73,12 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
 
     serving = [one for one in serving if one.replica is None]
     home = bound.home if bound is not None else None
-    storage = task.spec.storage
-    if storage.secret_ref is not None:
-        key = Key(task.key.namespace, storage.secret_ref.name)
-        problem = secret_problem(key, snapshot.secrets, "spec.storage.secretRef")
-        if problem is not None:
-            return problem
-
-    if (missing := _text_problem(task, snapshot.config_maps)) is not None:
+    missing = _missing(task, snapshot, bound)
+    if missing is not None:
         return missing
 
-    allowed = [one for one in serving if _takes(one, task.key.namespace, snapshot.namespace_labels)]
+    takes = [(one, _takes(one, task.key.namespace, snapshot.namespace_labels)) for one in serving]
+    allowed = [one for one, does in takes if does or (does is None and one.key == home)]
     at_home = next((one for one in allowed if one.key == home), None)
     if at_home is not None:
         return _accepted(at_home)
@@ -84,6 +86,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
         return _accepted(
             min(allowed, key=lambda one: (one.key.namespace != task.key.namespace, one.created, one.key))
         )
+    if any(does is None for _, does in takes):
+        return _unread("spec.baseModel", f"the labels of namespace {task.key.namespace}")
     offered = next((model for model in catalogue if model.name == task.spec.base_model), None)
     if offered is not None and not any(one.catalogue_hash for one in serving):
         return Acceptance(
@@ -120,6 +124,28 @@ def _may_train_still(task: Task, snapshot: Snapshot) -> bool:
     return snapshot.contacts.get(key, Contact()).keeps(task)
 
 
+def _missing(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> Acceptance | None:
+    """What the task names and nobody has, or None."""
+    assert task.spec is not None
+    problems = []
+    if task.spec.storage.secret_ref is not None and not _is_preempted(task, snapshot, bound):
+        key = Key(task.key.namespace, task.spec.storage.secret_ref.name)
+        problems.append(secret_problem(key, snapshot.secrets, "spec.storage.secretRef"))
+    problems.append(_text_problem(task, snapshot.config_maps))
+    return next((one for one in problems if one is not None and not (one.unread and bound)), None)
+
+
+def _is_preempted(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> bool:
+    contact = snapshot.contacts.get(bound.key) if bound is not None else None
+    reported = contact.tasks.get(task.uid) if contact is not None else None
+    return reported is not None and reported.phase is TaskPhase.PREEMPTED
+
+
+def _unread(field: str, what: str) -> Acceptance:
+    told = f"{field}: {what} could not be read; it is tried again, and the operator's log says why"
+    return Acceptance(conditions.REASON_UNREADABLE, told)
+
+
 ConfigMaps = Mapping[Key, Mapping[str, str] | None]
 
 
@@ -151,7 +177,10 @@ def _text_problem(task: Task, config_maps: ConfigMaps) -> Acceptance | None:
     ):
         if reference is None or _text_of(task, reference, config_maps) is not None:
             continue
-        there = config_maps.get(Key(task.key.namespace, reference.name))
+        key = Key(task.key.namespace, reference.name)
+        if key not in config_maps:
+            return _unread(f"spec.dataset.{field}", f"ConfigMap {key.name} in namespace {key.namespace}")
+        there = config_maps[key]
         lacks = (
             f"no ConfigMap {reference.name}"
             if there is None
@@ -179,8 +208,10 @@ def secret_problem(
     field: str,
     needed: Sequence[str] = (ACCESS_KEY, SECRET_KEY),
 ) -> Acceptance | None:
-    """What is wrong with a Secret, which must hold what is ``needed``, or None."""
-    data = secrets.get(key)
+    """What is wrong with a Secret, which must hold what is ``needed``, or None; or that it could not be read."""
+    if key not in secrets:
+        return _unread(field, f"Secret {key.name} in namespace {key.namespace}")
+    data = secrets[key]
     if data is None:
         return Acceptance(
             conditions.REASON_SECRET_NOT_FOUND,
@@ -241,7 +272,8 @@ def _serves(pipeline: Pipeline, task: Task) -> bool:
     return task.spec is None or pipeline.spec.model.name == task.spec.base_model
 
 
-def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> bool:
+def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> bool | None:
+    """None where that cannot be said, since the namespace's labels could not be read."""
     assert pipeline.spec is not None
     allowed = pipeline.spec.allowed_namespaces
     match allowed.from_:
@@ -250,7 +282,9 @@ def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str,
         case NamespacesFrom.SAME:
             return pipeline.key.namespace == namespace
         case NamespacesFrom.SELECTOR:
-            held = labels.get(namespace, {})
+            held = labels.get(namespace)
+            if held is None:
+                return None
             wanted = allowed.selector or {}
             return bool(wanted) and all(held.get(name) == value for name, value in wanted.items())
 

@@ -27,8 +27,8 @@ def next_plan(
     it twice. While one trains whose spec this operator does not understand, the last plan holds for all: it can be said
     neither what that task is to be told nor which room it leaves. A suspended one stays as long as the coordinator has
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
-    Secret is missing; an operator that started anew in that time sends none, and the coordinator keeps those that it
-    has. What ConfigMaps hold stays what was sent first.
+    Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
+    those that it has; one that the coordinator does not have either waits. What ConfigMaps hold stays what was sent first.
     """
     if view.report is None:
         _made.pop(view.pipeline.uid, None)
@@ -60,7 +60,7 @@ def next_plan(
         access = sent.storage if sent is not None else None
         if access is None:
             if view.reported(task) is None:
-                return None
+                continue  # the coordinator does not have it either: there is nothing to lose
             access = storage_access(task, {}, needs_keys=False)
             assert access is not None
         tasks.append(_task_plan(task, parts, access))

@@ -230,6 +230,7 @@ class Snapshot:
         default_factory=dict
     )  # by pipeline's uid: why the API server takes no such workers
     contacts: Mapping[Key, Contact] = field(default_factory=dict)  # by pipeline
+    # Of these three: what could not be read is not in them.
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False
     )  # None: looked for, not there

@@ -29,7 +29,11 @@ GONE_WITHIN = timedelta(seconds=60)
 
 
 # States of tasks that are not accepted yet, and will be without anybody's doing.
-_BY_ITSELF = {c.REASON_CREATING_PIPELINE: "Pending", c.REASON_NAMESPACE_LIMIT: "Queued"}
+_BY_ITSELF = {
+    c.REASON_CREATING_PIPELINE: "Pending",
+    c.REASON_UNREADABLE: "Pending",
+    c.REASON_NAMESPACE_LIMIT: "Queued",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ def view(
     if blocked is None and spec is not None and spec.storage.secret_ref is not None:
         key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
         blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef", keys_of_pipeline(spec))
+        if blocked is not None and blocked.unread and _has_workers(snapshot.groups.get(pipeline.key)):
+            blocked = None  # they have started, so it was there
     contact = snapshot.contacts.get(pipeline.key, Contact())
     return View(
         pipeline=pipeline,
@@ -149,6 +151,10 @@ def _is_stuck(task: Task, contact: Contact, now: datetime) -> bool:
     if held is None or held.status != "True":
         return False
     return now - parse_time(held.last_transition_time) >= STORE_PATIENCE
+
+
+def _has_workers(group: Group | None) -> bool:
+    return group is not None and group.replicas > 0
 
 
 def _refused_model(spec: LoRAPipelineSpec) -> Acceptance | None:
