@@ -326,8 +326,8 @@ class Coordinator:
         if isinstance(error, Withdrawn):
             return
         reason, message = told_of(error)
-        known = hasattr(error, "reason")
-        log.warning("task %s failed: %s: %s", task.name, reason, message, exc_info=None if known else error)
+        unknown = error if reason is FailureReason.INTERNAL_ERROR else None
+        log.warning("task %s failed: %s: %s", task.name, reason, message, exc_info=unknown)
         with self._changed:
             task.fail(reason, message)
             self._note_change()

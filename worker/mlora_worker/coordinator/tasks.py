@@ -227,11 +227,13 @@ class TaskRun:
 
     @property
     def checkpoint_is_due(self) -> bool:
-        """One at a time: while the former is gathered or written, the next one waits."""
+        """One at a time: while the former is gathered or written, the next one waits. While the store refuses the former,
+        the next one takes its place, so that a rank that ends meanwhile has the newest on its volume."""
         every = self.plan.training.checkpoint_every_steps
         passed = every > 0 and self.steps_done // every > self.taken_step // every
         settled = not self.at_end and not self.is_evaluating
-        return passed and self.unsaved and settled and self.snapshot is None and not self.writing
+        free = self.snapshot is None and (not self.writing or self.blocked is not None)
+        return passed and self.unsaved and settled and free
 
     @property
     def is_in_hand(self) -> bool:

@@ -1,0 +1,119 @@
+"""Checkpoints that a store refuses: later ones are taken all the same, and the newest is what it gets in the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from mlora_worker.coordinator.checkpoints import Checkpoints
+from mlora_worker.coordinator.patience import Lane, Patience
+from mlora_worker.coordinator.tasks import PreparedTask, Snapshot, TaskRun
+from mlora_worker.data.order import StepPlan
+from mlora_worker.pipeline.engine import StageState
+from mlora_worker.protocol import (
+    DataCounts,
+    Dataset,
+    LoRAConfig,
+    StageReport,
+    TaskPhase,
+    TaskPlan,
+    Training,
+)
+from mlora_worker.storage.errors import AccessRefused
+from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.store import Store
+from mlora_worker.stream.planner import load_of
+from tests.fixtures.inline import Inline
+from tests.fixtures.memory_store import MemoryStore
+
+PLACE = "s3://b/p/checkpoints"
+Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def training_task() -> TaskRun:
+    training = Training(max_steps=100, checkpoint_every_steps=2, batch_size=1)
+    plan = TaskPlan(
+        uid="a", namespace="n", name="a", base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
+        training=training, output_uri="s3://b/p", admitted=True,
+    )  # fmt: skip
+    task = TaskRun(plan, phase=TaskPhase.TRAINING, in_stream=True)
+    steps, counts = StepPlan(4, training), DataCounts(rows=4, used=4)
+    task.prepared = PreparedTask([], counts, steps, ("q_proj",), load_of([4], 1))
+    return task
+
+
+class Play:
+    """One stage, a store that refuses as long as ``refuses``, and pauses that end when ``pauses_end`` is called."""
+
+    def __init__(self, kept: Path) -> None:
+        self.task, self.store, self.refuses = training_task(), MemoryStore(self._answer), True
+        self.put_off: list[Callable[[], None]] = []
+        changed = threading.Condition()
+        stage = StageReport(
+            stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
+        )
+        self.kept = KeptWork(kept)
+        self.checkpoints = Checkpoints(
+            stages=[stage],
+            tasks={"a": self.task},
+            open_place=lambda _: (cast(Store, self.store), PLACE),
+            lane=Lane(Inline(), Inline()),
+            patience=Patience(
+                changed=changed, on_change=lambda: None, later=lambda _, call: self.put_off.append(call)
+            ),
+            changed=changed,
+            on_change=lambda: None,
+            kept=self.kept,
+        )
+
+    def _answer(self, action: str, _: str) -> None:
+        if action == "write" and self.refuses:
+            raise AccessRefused("unknown key")
+
+    def train(self, steps: int) -> None:
+        """A checkpoint is taken, and its part comes at once, wherever one is due."""
+        for _ in range(steps):
+            self.task.steps_done = self.task.updates = self.task.steps_done + 1
+            if self.task.checkpoint_is_due:
+                number = self.task.steps_done
+                self.task.snapshot, self.task.taken_step = Snapshot(number, self.task.progress()), number
+                part = {f"parameters.{Q}": torch.full((2, 2), float(number))}
+                self.checkpoints.heard(0, "a", number, StageState(number, part))
+
+    def pauses_end(self) -> None:
+        put_off, self.put_off = self.put_off, []
+        for call in put_off:
+            call()
+
+
+def test_while_the_store_refuses_checkpoints_are_taken_on_and_the_newest_is_kept_and_written(
+    tmp_path: Path,
+) -> None:
+    play = Play(tmp_path)
+    play.train(2)
+    assert play.task.blocked is not None
+    play.train(4)
+    assert play.task.state is not None
+    assert play.task.state.progress.step == 6
+    assert len(play.put_off) == 1, "there is one try of a task at a time"
+    play.pauses_end()
+    kept = play.kept.state("a", newer_than=0)
+    assert kept is not None
+    assert kept.progress.step == 6, "what a killed rank goes on from"
+    play.refuses = False
+    play.pauses_end()
+    assert (play.task.stored_step, play.task.writing, play.task.blocked) == (6, False, None)
+    assert {uri.split("/")[-2] for uri in play.store.objects} == {"step-6"}
+    assert play.put_off == []
+
+
+def test_while_one_is_in_writing_and_nothing_is_refused_the_next_one_waits() -> None:
+    task = training_task()
+    task.steps_done, task.writing = 2, True
+    assert not task.checkpoint_is_due
+    task.writing = False
+    assert task.checkpoint_is_due
