@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 POLL_WAIT = 10.0  # seconds that the coordinator may hold a poll; a dead peer is noticed a little later
 ANSWER_WITHIN = 5.0  # seconds for everything else
 TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
-# Seconds from a report to the next question. A report of a thousand tasks costs both sides tens of milliseconds, and something
-# in it changes all the time.
+# Seconds from a report to the next question. A report of a thousand tasks costs both sides tens of milliseconds, and
+# something in it changes all the time.
 REPORTS_APART = 0.1
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
 ANSWER_SHOWN = 500  # characters of an error's body

@@ -203,8 +203,8 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
         await links.send_plan(TOY, Plan(generation=4))
         peer.status = 503
         await peer.set(sequence=2)
-        await waker.wait()
-        await waker.wait()
+        while not links.contacts()[TOY].starting:
+            await waker.wait()
         contact = links.contacts()[TOY]
         assert (contact.starting, contact.report, contact.sent) == (True, None, None)
 
