@@ -232,7 +232,9 @@ def _stays(task: Task, at: Pipeline, contact: Contact, snapshot: Snapshot) -> bo
     if task.spec is None:
         return True
     group = snapshot.groups.get(at.key)
-    runs = group is not None and group.replicas > 0 and any(pod.placed for pod in group.pods)
+    runs = group is not None and any(
+        pod.placed for pod in group.pods
+    )  # those of a group that ends, to the end
     reported = contact.tasks.get(task.uid)
     if reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED):
         return True
@@ -252,7 +254,8 @@ def _may_begin(task: Task, group: Group, contact: Contact) -> bool:
     """Nothing excludes that a former plan lets the task begin: only a coordinator that took ours, and has reported since,
     cannot begin with what ours does not admit."""
     if contact.report is None:
-        return group.ready > 0  # it runs, and an operator that has just started has not heard it yet
+        # It runs, and an operator that has just started has not heard it yet; or it ends, and nobody hears it any more.
+        return any(pod.placed and (pod.ready or pod.deleting) for pod in group.pods)
     if contact.sent is None:
         return task.uid in contact.tasks
     return contact.live is None or contact.live.sequence <= contact.sent_sequence

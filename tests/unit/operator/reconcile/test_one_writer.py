@@ -11,6 +11,7 @@ from mlora_operator.manifests.names import LABEL_PIPELINE, REPLICA_HASH, REPLICA
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_worker.protocol import Plan
 
 TOY, SECOND = Key("team-a", "toy"), Key("team-a", "second")
 MARKS = {REPLICA_OF: "toy", REPLICA_NUMBER: "1", REPLICA_HASH: "x"}
@@ -103,6 +104,29 @@ def test_tasks_of_a_replica_stay_there_while_nobody_can_deal_them(make: Any) -> 
     task = bound(make, ("Accepted", "True"), ("Admitted", "True"), pipeline="team-a/toy-replica-1")
     decision = beside_another(make, task, make.pipeline(worker=NONE), replica, group=None)
     assert decision.task_statuses[task.key].pipeline == "team-a/toy-replica-1"
+
+
+def test_tasks_of_a_replica_that_was_given_up_move_once_its_pods_are_gone(make: Any) -> None:
+    """They write their checkpoints, and perhaps an adapter, to the end."""
+    given_up = {"givenUp": "RestartLimitReached", "observedGeneration": 1, "state": "Failed"}
+    head = make.pipeline(replicas={"min": 2, "max": 2}, status=given_up)
+    replica = make.pipeline("toy-replica-1", annotations=MARKS)
+    second = replica.key
+    task = bound(make, ("Accepted", "True"), ("Admitted", "False"), ("Running", "False"))
+    up = make.report(run="other", sequence=7)
+    ending = tuple(replace(pod, deleting=True, ready=False) for pod in make.group().pods)
+    for pods, where in ((ending, str(head.key)), ((), str(second))):
+        snapshot = Snapshot(
+            tasks=(task,),
+            pipelines=(head, replica),
+            groups={TOY: Group(replicas=0, revision="new", pods=pods), second: make.group()},
+            contacts={second: Contact(report=up, sent=Plan(generation=1, tasks=()), sent_run="other")},
+            revisions={TOY: "new", second: "new"},
+        )
+        decision = decide(snapshot, make.settings(), make.now)
+        assert decision.task_statuses[task.key].pipeline == where
+        planned = [one.uid for one in decision.plans[second].tasks] if second in decision.plans else []
+        assert (task.uid in planned) is (where == str(second))
 
 
 def test_a_replica_that_somebody_made_wrong_gets_no_tasks_and_is_put_right(make: Any) -> None:
