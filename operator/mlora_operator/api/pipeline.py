@@ -336,6 +336,10 @@ class PipelineStatus(Status):
     given_up: str | None = Field(
         default=None, description="Why the workers are not started again: a reason of Ready."
     )
+    revision: str | None = Field(
+        default=None,
+        description="Of the workers' configuration (spec and default image) that restarts and refusals are counted for.",
+    )
     workers_seen: WorkersSeen | None = Field(
         default=None, description="The worker pods as they were when restarts were last counted."
     )

@@ -44,7 +44,8 @@ class Health:
 def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     """How the group of ``view`` fares. ``wanted``: a task needs it. ``incomplete``: some workers get no place.
 
-    1. A changed spec, or no task that needs the workers, begins the count anew: someone has acted.
+    1. A changed spec, another configuration of the workers (such as a default image that was corrected), or no task that
+       needs them begins the count anew: someone has acted.
     2. A restart of the coordinator's process in the same pod is one failure of the group, since every rank's failure
        ends all ranks. It is none when a pod of the group was deleted: by a drain, by hand, or by the operator; nor while
        workers get no place, since those that have one can only wait for them.
@@ -55,7 +56,7 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     spec, status = view.pipeline.spec, view.pipeline.status
     assert spec is not None
     failures, seen = _failures_since(status.workers_seen, view.group)
-    if not wanted or status.observed_generation != view.pipeline.generation:
+    if not wanted or not is_of_now(view):
         return Health(seen=seen)
     failures = 0 if incomplete else failures
     stalled = stall(view, now)
@@ -72,6 +73,15 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     if not restarts and given_up is None:
         return Health(seen=seen, stalled=stalled)
     return Health(restarts, last, words[:WORDS_LIMIT] if words else None, seen, stalled, given_up)
+
+
+def is_of_now(view: View) -> bool:
+    """What the status remembers of failures and refusals is of the spec and the configuration that the workers shall have
+    now. Where a former operator has not written of which configuration, it is of the one that the group has."""
+    status = view.pipeline.status
+    counted = status.revision or (view.group.revision if view.group is not None else None)
+    same = counted is None or view.revision is None or counted == view.revision
+    return same and status.observed_generation == view.pipeline.generation
 
 
 def _has_moved(view: View, since: datetime) -> bool:

@@ -112,6 +112,7 @@ def pipeline_status(
         "last_failure": fares.last_failure,
         "given_up": fares.given_up.reason if fares.given_up is not None else None,
         "workers_seen": fares.seen,
+        "revision": view.revision,
     }
     if report is not None and report.facts is not None:
         changes |= {"facts": report.facts, "stages": report.stages}

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import StartSeen
 from mlora_operator.api.units import parse_duration
+from mlora_operator.reconcile.health import is_of_now
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.snapshot import Key, Task
 from mlora_operator.reconcile.standing import candidate
@@ -200,7 +201,6 @@ def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:
     """A pipeline's group as an applicant; ``wanting``: the tasks for which it runs."""
     spec, status, group = view.pipeline.spec, view.pipeline.status, view.group
     assert spec is not None
-    current = status.observed_generation == view.pipeline.generation  # a changed spec is another demand
     pods = group.pods if group is not None else ()
     staying = [pod for pod in pods if not pod.deleting]
     return Applicant(
@@ -214,7 +214,7 @@ def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:
         placed=sum(pod.placed for pod in staying),
         ready=sum(pod.ready for pod in staying),
         refusal=_refusal(view),
-        record=status.start if current else None,
+        record=status.start if is_of_now(view) else None,  # else it is another demand
     )
 
 

@@ -153,20 +153,39 @@ def test_an_infrastructure_fault_fails_no_task(make: Any) -> None:
     assert not [one for one in days.task["conditions"] if one["type"] == "Failed"]
 
 
-@pytest.mark.parametrize("act", ["a changed spec", "suspended tasks"])
+@pytest.mark.parametrize(
+    "act",
+    ["a changed spec", "suspended tasks", "another image", "another image, with a former operator's status"],
+)
 def test_a_group_that_was_given_up_is_tried_again_once_someone_acts(make: Any, act: str) -> None:
     days = Days(make, restarts={"limit": 0})
     days.look()
     days.look(starts=1, ended=CRASH)
     assert days.replicas() == 0
+    group = {}
     if act == "a changed spec":
         days.generation = 2
+    elif act == "another image":
+        days.status["revision"] = "of the image before"
+    elif act.startswith("another image,"):
+        del days.status["revision"]
+        group = {"revision": "of the image before"}
     else:
         days.suspended = True
         days.look(replicas=0)
         days.suspended = False
-    status = days.look(replicas=0)
+    status = days.look(replicas=0, **group)
     assert (days.replicas(), status.restarts, status.state) == (2, None, "Starting")
+    assert days.look(replicas=2, ready=0).restarts is None
+
+
+def test_a_group_that_was_given_up_stays_so_under_the_same_configuration(make: Any) -> None:
+    days = Days(make, restarts={"limit": 0})
+    days.look()
+    days.look(starts=1, ended=CRASH)
+    assert days.look(replicas=0, minutes=600).given_up == "RestartLimitReached"
+    del days.status["revision"]
+    assert days.look(replicas=0).given_up == "RestartLimitReached"
 
 
 @pytest.mark.parametrize(

@@ -327,9 +327,12 @@ def test_half_a_group_is_told_of_and_scaled_to_zero_and_its_task_waits_with_the_
     assert again.pipeline_statuses[toy].state == "Starting"
 
 
-def test_a_changed_spec_starts_again_at_once(make: Any) -> None:
+@pytest.mark.parametrize(
+    "changed", [{"observedGeneration": 0}, {"observedGeneration": 1, "revision": "former"}]
+)
+def test_a_changed_spec_or_image_starts_again_at_once(make: Any, changed: dict[str, Any]) -> None:
     start = {"attempts": 4, "lack": "Quota", "again": ago(-10), "words": "w"}
-    decision = held(make, make.now, {"observedGeneration": 0, "start": start}, {"replicas": 0})
+    decision = held(make, make.now, {**changed, "start": start}, {"replicas": 0})
     assert decision.workers[Key("team-a", "toy")].replicas == 2
     assert decision.pipeline_statuses[Key("team-a", "toy")].start is None
 
