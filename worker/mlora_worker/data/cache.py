@@ -3,7 +3,8 @@
 A folder is named by all that decides what is in it, see ``key_of``: the bytes that were read, the tokenizer, the template,
 the options. Namespaces share none, and what is asked for is given only after the task's own keys have read its source's
 version. A folder is complete once it has its name; a file of it is readable by its owner alone. The least recently used
-ones go when there are more bytes than allowed; rows that are in use stay mapped though their names are gone.
+ones go when there are more bytes than allowed, or less than a tenth of the disk is free; rows that are in use stay mapped
+though their names are gone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from mlora_worker.data.token_rows import FolderWriter, TokenRows, open_rows
-from mlora_worker.protocol import Amount, DataCounts, FailureReason, Message
+from mlora_worker.protocol import Amount, DataCounts, Message
 from mlora_worker.storage.documents import read_document
-from mlora_worker.storage.errors import StorageError
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ LAYOUT = 1  # of the files, and of the rules by which rows become tokens: anothe
 DEFAULT_BYTES = 20 * 2**30
 _META = "meta.json"
 _UNFINISHED = ".partial"
+_FREE_SHARE = 10  # a tenth of the volume stays free for what else is written there
 _ABANDONED_SECONDS = 24 * 3600.0  # since the last change of an unfinished folder: its writer is dead
 
 
@@ -48,6 +49,11 @@ class Kept:
     counts: DataCounts
 
 
+def _volume_of(folder: Path) -> tuple[int, int]:
+    usage = shutil.disk_usage(folder)
+    return usage.total, usage.free
+
+
 class RowCache:
     """The part of one namespace. ``folder`` belongs to the caches alone; several processes may use it at once."""
 
@@ -57,12 +63,17 @@ class RowCache:
         namespace: str,
         most_bytes: int = DEFAULT_BYTES,
         clock: Callable[[], float] = time.time,
+        writer: Callable[[Path, int], FolderWriter] = FolderWriter,
+        volume: Callable[[Path], tuple[int, int]] = _volume_of,
     ) -> None:
-        """``most_bytes`` of all namespaces together, so of any one data set, too."""
+        """``most_bytes`` of all namespaces together, so of any one data set, too. ``volume``: bytes of a folder's volume,
+        and how many of them are free."""
         self._root = folder
         self._folder = folder / hashlib.sha256(namespace.encode()).hexdigest()[:16]
         self._most_bytes = most_bytes
         self._clock = clock
+        self._writer = writer
+        self._volume = volume
 
     def find(self, key: str) -> Kept | None:
         place = self._folder / key
@@ -83,19 +94,20 @@ class RowCache:
 
     @contextmanager
     def writing(self) -> Iterator[FolderWriter]:
-        """A writer whose folder vanishes unless ``keep`` gave it a name. Raises StorageError when the disk is full; the
-        writer takes no more than all namespaces together may keep."""
+        """A writer whose folder vanishes unless ``keep`` gave it a name. Raises OSError when the disk is full; the writer
+        takes no more than all namespaces together may keep."""
         place = self._folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
         try:
             place.mkdir(mode=0o700, parents=True)
-            writer = FolderWriter(place, self._most_bytes)
+            self.prune()
+            writer = self._writer(place, self._most_bytes)
             try:
                 yield writer
             finally:
                 writer.close()
         except OSError as error:
-            raise StorageError(
-                FailureReason.INTERNAL_ERROR,
+            raise OSError(
+                error.errno,
                 f"the tokenised rows cannot be written to {self._folder}: {error.strerror}; give the worker more scratch "
                 "space",
             ) from None
@@ -112,24 +124,30 @@ class RowCache:
             writer.folder.rename(self._folder / key)
         self.prune(spare=key)
 
-    def prune(self, spare: str = "") -> None:
-        """Removes the least recently used folders until the rest has at most ``most_bytes``; never ``spare``."""
+    def prune(self, most_bytes: int | None = None, spare: str = "") -> None:
+        """Removes the least recently used folders until the rest has at most ``most_bytes`` (None: as much as it may have
+        now); never ``spare``, nor one that is being written, though that counts."""
         found: list[tuple[float, int, Path]] = []
+        held = 0
         now = self._clock()
         for place in self._root.glob("*/*"):
             with contextlib.suppress(OSError):
                 used = place.stat().st_mtime
-                if place.suffix != _UNFINISHED:
-                    found.append((used, sum(file.stat().st_size for file in place.iterdir()), place))
-                elif now - used > _ABANDONED_SECONDS:
+                if place.suffix == _UNFINISHED and now - used > _ABANDONED_SECONDS:
                     shutil.rmtree(place, ignore_errors=True)
-        held = sum(size for _, size, _ in found)
+                    continue
+                size = sum(file.stat().st_size for file in place.iterdir())
+                held += size
+                if place.suffix != _UNFINISHED and place != self._folder / spare:
+                    found.append((used, size, place))
+        if most_bytes is None:
+            whole, free = self._volume(self._root)
+            most_bytes = min(self._most_bytes, held + free - whole // _FREE_SHARE)
         for _, size, place in sorted(found):
-            if held <= self._most_bytes:
+            if held <= most_bytes:
                 return
-            if place != self._folder / spare:
-                shutil.rmtree(place, ignore_errors=True)
-                held -= size
+            shutil.rmtree(place, ignore_errors=True)
+            held -= size
 
 
 def key_of(versions: Sequence[tuple[str, str]], tokenizer: str, options: Any) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -30,6 +32,9 @@ from mlora_worker.stream.fit import check_length
 from mlora_worker.stream.targets import Misfit
 
 __all__ = ["IGNORED", "Prepared", "TokenRow", "TokenRows", "labels_of", "prepare"]
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ def prepare(
     after so many rows, to look at a large file.
 
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
-    when a file cannot be read.
+    when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
     """
     day = day or date.today()
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day) as encoder:
@@ -135,13 +140,26 @@ def _usable(
         kept = cache.find(key)
         if kept is not None:
             return kept.rows, kept.counts
-    with cache.writing() as writer:
-        rows, counts = _tokenised(files, encoder, training, writer)
-        if files.versions() != versions:
-            raise StoreUnreachable(f"{files.name} changed while it was read: start again when it is complete")
-        if key is not None and len(rows):
-            cache.keep(key, writer, rows, counts)
-        return rows, counts
+
+    def written(cache: RowCache) -> tuple[TokenRows, DataCounts]:
+        with cache.writing() as writer:
+            rows, counts = _tokenised(files, encoder, training, writer)
+            if files.versions() != versions:
+                raise StoreUnreachable(
+                    f"{files.name} changed while it was read: start again when it is complete"
+                )
+            if key is not None and len(rows):
+                cache.keep(key, writer, rows, counts)
+            return rows, counts
+
+    try:
+        return written(cache)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        log.warning("the rows that are kept of other tasks are removed: %s", error)
+        cache.prune(0)
+        return written(cache)
 
 
 def _tokenised(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,9 +17,8 @@ from mlora_worker.data.cache import RowCache, key_of
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.token_rows import MemoryWriter, rows_digest
+from mlora_worker.data.token_rows import FolderWriter, MemoryWriter, TokenRows, rows_digest
 from mlora_worker.protocol import Dataset, DatasetFields, FailureReason, StorageAccess, Training, TrainOn
-from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
 
@@ -236,8 +236,85 @@ def test_a_data_set_that_is_larger_than_the_cache_fails_alone_and_leaves_nothing
 
 def test_a_disk_without_room_is_named(tmp_path: Path, file: Path, tokenizer: Counting) -> None:
     (tmp_path / "rows").write_text("no folder")
-    with pytest.raises(StorageError, match="give the worker more scratch space"):
+    with pytest.raises(OSError, match="give the worker more scratch space"):
         run(file, tokenizer, RowCache(tmp_path / "rows", "team-a"))
+
+
+class SmallDisk:
+    """A disk of ``size`` bytes for the rows below ``root``, of which ``others`` take some."""
+
+    def __init__(self, root: Path, size: int, others: int = 0) -> None:
+        self._root, self._size, self.others = root, size, others
+
+    def volume(self, _: Path) -> tuple[int, int]:
+        held = sum(path.stat().st_size for path in self._root.rglob("*") if path.is_file())
+        return self._size, self._size - self.others - held
+
+    def writer(self, folder: Path, most_bytes: int) -> FolderWriter:
+        outer = self
+
+        class Writer(FolderWriter):
+            def finish(self) -> TokenRows:
+                rows = super().finish()
+                if outer.volume(folder)[1] < 0:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return rows
+
+        return Writer(folder, most_bytes)
+
+
+def folders(root: Path) -> set[Path]:
+    return set(root.glob("*/*"))
+
+
+def test_what_is_kept_makes_room_so_that_a_tenth_of_the_disk_is_free_for_others(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    root = tmp_path / "rows"
+    run(file, tokenizer, RowCache(root, "team-a"))
+    (first,) = folders(root)
+    size = sum(path.stat().st_size for path in first.iterdir())
+    disk = SmallDisk(root, 10 * size)
+    cache = RowCache(root, "team-b", volume=disk.volume, writer=disk.writer)
+    os.utime(first, (1, 1))
+    run(file, tokenizer, cache, train_on=TrainOn.LAST_ANSWER)
+    assert len(folders(root)) == 2, "there is room enough"
+    disk.others = 8 * size
+    with cache.writing():
+        assert first not in folders(root), "what was used last stays"
+        assert len(folders(root)) == 2
+    assert len(folders(root)) == 1
+
+
+def test_a_disk_that_gets_full_has_the_room_of_all_that_is_kept_and_then_says_so(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    root = tmp_path / "rows"
+    expected = run(file, tokenizer, RowCache(root, "team-a")).rows.digest()
+    (first,) = folders(root)
+    size = sum(path.stat().st_size for path in first.iterdir())
+    # It has room for one, and seems to have much more: what others write there nobody foresees.
+    disk = SmallDisk(root, size + size // 2)
+    cache = RowCache(root, "team-b", volume=lambda _: (100 * size, 50 * size), writer=disk.writer)
+    assert run(file, tokenizer, cache).rows.digest() == expected
+    assert first not in folders(root)
+    disk.others = size
+    with pytest.raises(OSError, match="No space left on device; give the worker more") as caught:
+        run(file, tokenizer, cache, train_on=TrainOn.LAST_ANSWER)
+    assert caught.value.errno == errno.ENOSPC
+    assert not folders(root)
+
+
+def test_rows_that_are_being_written_count(tmp_path: Path, file: Path, tokenizer: Counting) -> None:
+    root = tmp_path / "rows"
+    run(file, tokenizer, RowCache(root, "team-a"))
+    (first,) = folders(root)
+    size = sum(path.stat().st_size for path in first.iterdir())
+    cache = RowCache(root, "team-b", most_bytes=2 * size)
+    with cache.writing() as writer:
+        (writer.folder / "ids.i4").write_bytes(bytes(size + 1))
+        cache.prune()
+        assert folders(root) == {writer.folder}
 
 
 def test_keys_tell_all_that_decides_apart() -> None:
