@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlora_operator.api import conditions
@@ -38,7 +38,15 @@ class Acceptance:
         return self.reason == conditions.REASON_UNREADABLE
 
 
-def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> Acceptance:
+Suits = Callable[[Task, Pipeline], bool]  # whether a pipeline could ever train a task
+
+
+def accept(
+    task: Task,
+    snapshot: Snapshot,
+    catalogue: Sequence[CatalogueModel],
+    suits: Suits = lambda *_: True,
+) -> Acceptance:
     """Whether and where an unfinished task is served.
 
     1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
@@ -51,7 +59,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
        steps lie with the workers.
     4. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
        one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
-       user's pipeline takes is decided for all tasks together (``replicas``).
+       user's pipeline takes is decided for all tasks together (``replicas``). Before all that, one that ``suits`` the task:
+       so a new task passes one that is given up, or whose memory is too small, and one that has made no step leaves it.
     5. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
     """
     serving = [one for one in snapshot.pipelines if _serves(one, task)]
@@ -79,13 +88,8 @@ def accept(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) 
 
     takes = [(one, _takes(one, task.key.namespace, snapshot.namespace_labels)) for one in serving]
     allowed = [one for one, does in takes if does or (does is None and one.key == home)]
-    at_home = next((one for one in allowed if one.key == home), None)
-    if at_home is not None:
-        return _accepted(at_home)
     if allowed:
-        return _accepted(
-            min(allowed, key=lambda one: (one.key.namespace != task.key.namespace, one.created, one.key))
-        )
+        return _accepted(_first_choice(task, allowed, home, snapshot, suits))
     if any(does is None for _, does in takes):
         return _unread("spec.baseModel", f"the labels of namespace {task.key.namespace}")
     offered = next((model for model in catalogue if model.name == task.spec.base_model), None)
@@ -144,6 +148,39 @@ def _is_preempted(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> boo
 def _unread(field: str, what: str) -> Acceptance:
     told = f"{field}: {what} could not be read; it is tried again, and the operator's log says why"
     return Acceptance(conditions.REASON_UNREADABLE, told)
+
+
+def _first_choice(
+    task: Task, allowed: Sequence[Pipeline], home: Key | None, snapshot: Snapshot, suits: Suits
+) -> Pipeline:
+    """A pipeline that was given up is forgotten to be so once no task wants it. Its tasks would go to and fro between two
+    such, so they leave it only for one whose workers are up."""
+    at_home = next((one for one in allowed if one.key == home), None)
+    if len(allowed) == 1 or (at_home is not None and _has_begun(task, at_home, snapshot)):
+        return at_home or allowed[0]
+    fit = {one.key for one in allowed if suits(task, one)}
+    if at_home is not None and at_home.key not in fit and at_home.status.given_up is not None:
+        fit = {key for key in fit if (live := snapshot.contacts.get(key, Contact()).live) and live.ready}
+    return min(
+        allowed,
+        key=lambda one: (
+            one.key not in fit,
+            one.key != home,
+            one.key.namespace != task.key.namespace,
+            one.created,
+            one.key,
+        ),
+    )
+
+
+def _has_begun(task: Task, at: Pipeline, snapshot: Snapshot) -> bool:
+    """It has made steps, or workers that are there may begin with it."""
+    group = snapshot.groups.get(at.key)
+    if task.status.step or group is None or not any(pod.placed for pod in group.pods):
+        return bool(task.status.step)
+    held = task.admitted
+    told = snapshot.contacts.get(at.key, Contact()).told.get(task.uid, False)
+    return told or (held is not None and held.status == "True")
 
 
 ConfigMaps = Mapping[Key, Mapping[str, str] | None]

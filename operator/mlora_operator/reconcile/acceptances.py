@@ -10,6 +10,7 @@ from mlora_operator.reconcile.endpoints import forbidden
 from mlora_operator.reconcile.limits import within_queues
 from mlora_operator.reconcile.outputs import settle
 from mlora_operator.reconcile.snapshot import Contact, Key, Snapshot, Task
+from mlora_operator.reconcile.suitability import Suitability
 from mlora_operator.settings import Settings
 
 
@@ -21,7 +22,8 @@ def acceptances(
     3. Its output is its own (``outputs``).
     4. Its namespace's queue there has room for it (``limits``).
     """
-    found = {task.key: accept(task, snapshot, settings.models) for task in open_tasks}
+    suits = Suitability(open_tasks, snapshot)
+    found = {task.key: accept(task, snapshot, settings.models, suits) for task in open_tasks}
     if not settings.allow_private_endpoints:
         found = {task.key: _reachable(task, found[task.key], snapshot.contacts) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
