@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 from mlora_operator.cli.app import app
 from mlora_worker.merge import merge
-from mlora_worker.protocol import MergeAnswer, MergeQuestion
+from mlora_worker.protocol import AdapterManifest, ManifestFile, MergeAnswer, MergeQuestion
+from mlora_worker.storage.scratch import sha256_of
 
 IDS = torch.tensor([[3, 5, 8, 13, 21, 34]])
 
@@ -72,6 +73,25 @@ def test_the_template_of_the_adapter_is_the_only_one(tiny_model: Path, adapter: 
     assert ask(own, tiny_model, tmp_path / "merged").failure is None
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "merged")
     assert tokenizer.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+
+
+def test_a_template_that_the_manifest_does_not_list_is_another_adapters(
+    tiny_model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(adapter, own)
+    files = [
+        ManifestFile(name=path.name, bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in own.iterdir()
+    ]
+    manifest = AdapterManifest(
+        task_uid="u", namespace="n", name="a", fingerprint="f", base_model="m", step=1, loss=None, files=tuple(files)
+    )  # fmt: skip
+    (own / "manifest.json").write_text(manifest.model_dump_json(by_alias=True))
+    (own / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert ask(own, tiny_model, tmp_path / "merged").failure is None
+    template = AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template
+    assert template == AutoTokenizer.from_pretrained(tiny_model).chat_template
 
 
 def test_what_cannot_be_merged_leaves_nothing_and_says_why(

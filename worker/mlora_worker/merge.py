@@ -10,6 +10,7 @@ import importlib.util
 import json
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -46,13 +47,13 @@ def merge(question: MergeQuestion) -> MergeAnswer:
     try:
         if importlib.util.find_spec("peft") is None:
             raise Refused("merging needs PEFT: pip install peft")
-        check_folders(adapter, base, target)
+        listed = check_folders(adapter, base, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
             made = Path(held) / "model"
             dtype = _merged(adapter, base, made, question.dtype)
-            _copy_small_files(adapter, base, made)
+            _copy_small_files(adapter, base, made, listed)
             size = sum(path.stat().st_size for path in made.iterdir())
             made.rename(target)
     except Refused as error:
@@ -62,8 +63,10 @@ def merge(question: MergeQuestion) -> MergeAnswer:
     return MergeAnswer(bytes=size, dtype=dtype)
 
 
-def check_folders(adapter: Path, base: Path, target: Path) -> None:
-    """Raises Refused for what is no adapter or no base, is damaged, or would be written over."""
+def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
+    """The names of the adapter's files: what else lies there is none of it. Raises Refused for what is no adapter or no
+    base, is damaged, or would be written over.
+    """
     for folder, name, what in (
         (adapter, CONFIG_NAME, "an adapter: fetch it first, with mlora fetch"),
         (base, "config.json", "a base model: name the folder of the model that the adapter was trained on"),
@@ -74,7 +77,7 @@ def check_folders(adapter: Path, base: Path, target: Path) -> None:
         raise Refused(f"{target} is there already: name another place, or remove it")
     manifest = adapter / MANIFEST_NAME
     if not manifest.is_file():  # PEFT's own folders have none
-        return
+        return frozenset(path.name for path in adapter.iterdir())
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
     except ValidationError:
@@ -83,6 +86,7 @@ def check_folders(adapter: Path, base: Path, target: Path) -> None:
         path = adapter / file.name
         if not path.is_file() or sha256_of(path) != file.sha256:
             raise Refused(f"{path} is not what the adapter's manifest says: fetch it again")
+    return frozenset(file.name for file in files)
 
 
 def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
@@ -121,13 +125,14 @@ def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
                 )
 
 
-def _copy_small_files(adapter: Path, base: Path, made: Path) -> None:
-    """Tokenizer and settings of generation as the base has them; the chat template that the adapter was trained with."""
+def _copy_small_files(adapter: Path, base: Path, made: Path, listed: Collection[str]) -> None:
+    """Tokenizer and settings of generation as the base has them; the chat template that the adapter was trained with.
+    ``listed``: the adapter's own files."""
     for path in base.iterdir():
         if path.is_file() and is_small(path.name) and not (made / path.name).exists():
             shutil.copyfile(path, made / path.name)
     own = adapter / TEMPLATE_NAME
-    if own.is_file():
+    if own.name in listed and own.is_file():
         (made / "chat_template.json").unlink(missing_ok=True)
         shutil.copyfile(own, made / TEMPLATE_NAME)
         settings = made / "tokenizer_config.json"

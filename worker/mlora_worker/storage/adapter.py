@@ -196,7 +196,8 @@ def publish_adapter(
         (TEMPLATE_NAME, (task.chat_template or "").encode()),
         (HISTORY_NAME, history),
     ):
-        if not content:  # a task that has none
+        if not content:  # a task that has none; what a former adapter had there would be taken for its own
+            store.delete(join(output_uri, name))
             continue
         files.append(ManifestFile(name=name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest()))
         store.write(join(output_uri, name), content)

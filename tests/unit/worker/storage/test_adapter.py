@@ -213,11 +213,13 @@ def test_the_old_manifest_goes_first_and_the_new_one_comes_last(memory: Any, tas
         ("write", "adapter_model.safetensors"),
         ("write", "adapter_config.json"),
         ("write", "README.md"),
+        ("delete", "chat_template.jinja"),
+        ("delete", "history.jsonl"),
         ("write", MANIFEST_NAME),
     ]
 
 
-@pytest.mark.parametrize("writes", range(5))
+@pytest.mark.parametrize("writes", range(7))
 def test_a_publication_that_breaks_anywhere_is_no_adapter_and_can_be_repeated(
     memory: Any, task: TaskPlan, writes: int
 ) -> None:
@@ -359,6 +361,8 @@ def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task
     manifest = find_published(memory, OUT)
     assert manifest is not None
     assert "history.jsonl" in [file.name for file in manifest.files]
+    publish(memory, task.model_copy(update={"uid": "another"}), SMALL)
+    assert f"{OUT}/history.jsonl" not in memory.objects
 
 
 def test_a_tasks_own_chat_template_lies_beside_the_weights_and_is_part_of_its_work(
@@ -377,6 +381,7 @@ def test_a_tasks_own_chat_template_lies_beside_the_weights_and_is_part_of_its_wo
     manifest = find_published(memory, OUT)
     assert manifest is not None
     assert "chat_template.jinja" not in [file.name for file in manifest.files]
+    assert f"{OUT}/chat_template.jinja" not in memory.objects, "nobody takes it for this adapter's"
 
 
 def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue(task: TaskPlan) -> None:
