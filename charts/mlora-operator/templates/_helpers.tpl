@@ -17,7 +17,7 @@
 
 {{- define "mlora.selector" -}}
 app.kubernetes.io/name: {{ include "mlora.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
 

@@ -34,11 +34,11 @@ def objects_of(rendered: dict[str, str]) -> Objects:
 
 
 @pytest.fixture
-def render() -> Callable[[dict[str, Any]], Objects]:
-    """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``."""
+def render() -> Callable[..., Objects]:
+    """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``, or of others."""
 
-    def rendered(values: dict[str, Any]) -> Objects:
+    def rendered(values: dict[str, Any], release: str = "rel", namespace: str = "mlora-system") -> Objects:
         with helm_python.Chart.load(CHART) as chart:
-            return objects_of(chart.render(values, name="rel", namespace="mlora-system"))
+            return objects_of(chart.render(values, name=release, namespace=namespace))
 
     return rendered

@@ -13,7 +13,7 @@ from mlora_operator.settings import Settings, parse_settings
 
 from .conftest import CHART, Objects
 
-Render = Callable[[dict[str, Any]], Objects]
+Render = Callable[..., Objects]
 
 MODEL = {"name": "HuggingFaceTB/SmolLM2-135M-Instruct", "uri": "s3://models/smollm2-135m"}
 
@@ -298,3 +298,29 @@ def test_rights_to_make_network_policies_come_with_the_policies(render: Render) 
         return {verb for _, resource, verb in rules if resource == "networkpolicies"}
 
     assert (verbs(True), verbs(False)) == ({"create", "patch"}, set())
+
+
+def test_names_and_labels_that_are_numbers_stay_text(render: Render) -> None:
+    """A build's number as the release's name; what YAML takes for a number the API server refuses."""
+    values = {
+        "commonLabels": {"cost-centre": "4711"},
+        "watchNamespaces": ["2026"],
+        "page": {"enabled": True},
+        "metrics": {
+            "serviceMonitor": {"enabled": True},
+            "podMonitor": {"enabled": True},
+            "workers": {"enabled": True},
+        },
+    }
+    objects = render(values, "4711", "1234")
+    assert len(objects) > 12
+    for (kind, name), one in objects.items():
+        if kind == "NOTES":
+            continue
+        metadata = one["metadata"]
+        texts = [metadata["name"], metadata.get("namespace", ""), *metadata.get("labels", {}).values()]
+        assert all(isinstance(text, str) for text in texts), f"{kind} {name}: {texts}"
+    deployment = objects["Deployment", "4711-mlora-operator"]
+    assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "4711"
+    assert deployment["metadata"]["labels"]["cost-centre"] == "4711"
+    assert ("RoleBinding", "2026/4711-mlora-operator") in objects
