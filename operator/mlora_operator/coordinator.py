@@ -176,7 +176,11 @@ class _Link:
         if isinstance(error, Starting):
             # A coordinator without its stages is a new one: nothing that the former said holds.
             self.contact = Contact(
-                lost_since=since, error=str(error), starting=True, progressed=before.progressed
+                lost_since=since,
+                error=str(error),
+                starting=True,
+                progressed=before.progressed,
+                before=before.sent or before.before,
             )
         else:
             self.contact = replace(before, lost_since=since, error=str(error), starting=False)

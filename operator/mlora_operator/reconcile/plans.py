@@ -28,7 +28,8 @@ def next_plan(
     neither what that task is to be told nor which room it leaves. A suspended one stays as long as the coordinator has
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
-    those that it has; one that the coordinator does not have either waits. What ConfigMaps hold stays what was sent first.
+    those that it has; one that the coordinator does not have either waits. What ConfigMaps hold
+    stays what this operator sent first.
     """
     if view.report is None:
         _made.pop(view.pipeline.uid, None)
@@ -39,13 +40,14 @@ def next_plan(
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
+        rows, template = view.contact.texts.get(task.uid, (None, None))
         parts = _Parts(
             task.generation,
             _is_admitted(places, task) and _is_here(view, task),
             bool(task.status.step),
             _keys_there(task, secrets),
-            (sent and sent.dataset_text) or dataset_text(task, config_maps),
-            (sent and sent.template_text) or template_text(task, config_maps),
+            rows or dataset_text(task, config_maps),
+            template or template_text(task, config_maps),
         )
         known = before.get(task.uid)
         if known is not None and known.spec is task.spec and known.parts == parts:

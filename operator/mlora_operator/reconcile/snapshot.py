@@ -175,6 +175,9 @@ class Contact:
     error: str | None = None
     starting: bool = False  # it answers, but its stages still load the model
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
+    before: Plan | None = field(
+        default=None, repr=False
+    )  # the last one of a run of which nothing else is known
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken
     progressed: datetime | None = None  # when progress was last seen, in whichever run
@@ -199,6 +202,14 @@ class Contact:
     def sent_tasks(self) -> Mapping[str, TaskPlan]:
         """What the last plan that the coordinator took says of each task, by uid."""
         return {task.uid: task for task in self.sent.tasks} if self.sent is not None else {}
+
+    @cached_property
+    def texts(self) -> Mapping[str, tuple[str | None, str | None]]:
+        """Rows and chat template as they were sent first, by uid: a ConfigMap that is edited changes no task that has
+        begun, and its workers may have been started anew since.
+        """
+        plans = [one for one in (self.before, self.sent) if one is not None]
+        return {task.uid: (task.dataset_text, task.template_text) for plan in plans for task in plan.tasks}
 
     def trains(self, task: Task) -> bool:
         """The task trains or saves, by the last report; before the first one, by its own status."""

@@ -207,6 +207,7 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
             await waker.wait()
         contact = links.contacts()[TOY]
         assert (contact.starting, contact.report, contact.sent) == (True, None, None)
+        assert contact.before is not None, "what ConfigMaps held when it was sent"
 
 
 async def test_a_restarted_coordinator_that_counts_from_zero_is_heard(peer: Peer, server: TestServer) -> None:

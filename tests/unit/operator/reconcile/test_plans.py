@@ -180,3 +180,23 @@ def test_a_new_generation_is_above_all_that_were_seen(
     found = plan(make, make.task(), contact=contact, pipelines=(pipeline,))
     assert found is not None
     assert found.generation == max(known, reported, before) + 1
+
+
+def test_a_config_map_that_is_edited_changes_no_task_that_trains_even_when_its_workers_start_anew(
+    make: Any,
+) -> None:
+    reference = {"uri": None, "configMapRef": {"name": "rows", "key": "r.jsonl"}}
+    task = make.task("a", dataset=reference, status={"pipeline": "team-a/toy", "step": 30})
+    rows = Key("team-a", "rows")
+
+    def plan(held: str, contact: Contact) -> Plan:
+        snapshot = make.snapshot(
+            task, group=make.group(), contact=contact, config_maps={rows: {"r.jsonl": held}}
+        )
+        return decide(snapshot, make.settings(), make.now).plans[Key("team-a", "toy")]
+
+    trains = make.reported("Training", "a", step=30)
+    sent = plan("OLD", Contact(report=make.report(trains)))
+    assert [one.dataset_text for one in sent.tasks] == ["OLD"]
+    again = plan("NEW", Contact(report=make.report(run="run-2"), before=sent))
+    assert [one.dataset_text for one in again.tasks] == ["OLD"]
