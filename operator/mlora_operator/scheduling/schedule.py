@@ -32,7 +32,8 @@ def schedule(
 
     1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving. When
        they do not fit together any more, since more is known of the memory, those that start wait again: the last first,
-       until the others fit. Their room is nobody's yet: the worker may have let them in just now.
+       until the others fit; one that would not even fit alone is told so. Their room is nobody's yet: the worker may have
+       let them in just now.
     2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
     3. The other waiting tasks are taken in the policy's order. One that fits beside all that have a place is admitted, as
        soon as it also fits beside those that are still leaving.
@@ -53,7 +54,7 @@ def schedule(
             continue
         uid = one.task.uid
         if not memory.fits_alone(uid):
-            places[uid] = Place(Outcome.NEVER_FITS, Beside(memory, memory.held(()), uid))
+            places[uid] = _never(memory, uid)
         elif behind is not None:
             may_pass = is_over_by(one, room.rounds_to_first_end())
             places[uid] = (room.admit(one) if may_pass else None) or behind
@@ -62,8 +63,17 @@ def schedule(
             places[uid] = place or Place(Outcome.WAITING, Beside(memory, room.later, uid))
             if place is None and now - one.since >= hold_back:
                 behind = Place(Outcome.WAITING, behind=one.task)
-    waiting = {uid: Place(Outcome.WAITING, Beside(memory, room.later, uid)) for uid in called_back}
+    waiting = {
+        uid: Place(Outcome.WAITING, Beside(memory, room.later, uid))
+        if memory.fits_alone(uid)
+        else _never(memory, uid)
+        for uid in called_back
+    }
     return {**places, **room.of_those_inside(), **waiting}
+
+
+def _never(memory: Memory[Held], uid: str) -> Place:
+    return Place(Outcome.NEVER_FITS, Beside(memory, memory.held(()), uid))
 
 
 def _as_far_as_they_fit(
