@@ -97,6 +97,10 @@ class Dispatcher:
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
         self._on_stepped = on_stepped
         self._winding_down = self._stopped = False
+        # Thousands may wait. What is asked for each microbatch looks at those in the stream alone, in the plan's order, and
+        # passes over the others once.
+        self._inside: list[TaskRun] = []
+        self._crowded_out: dict[str, TaskRun] = {}
         self._number = 0
         self._shared = 0  # number of the newest item that was issued with several tasks in the stream
         self._trains: dict[int, Train] = {}  # in flight
@@ -115,11 +119,11 @@ class Dispatcher:
 
     def supply(self) -> Entry | None:
         """The next entry for rank 0, already announced to the others; None when there is nothing to issue."""
-        for task in self._tasks.values():
+        for task in self._inside:
             # Before it leaves, too: its checkpoint says which one was best.
-            if task.keep_is_due and task.in_stream and task.phase is TaskPhase.TRAINING and not task.broken:
+            if task.keep_is_due and task.phase is TaskPhase.TRAINING and not task.broken:
                 return self._keep(task)
-        for task in list(self._tasks.values()):
+        for task in self._inside:
             if not task.leaving or not self._rule.is_idle(task.uid):
                 continue
             if not task.unsaved:
@@ -129,13 +133,14 @@ class Dispatcher:
         if self._winding_down:
             return self._wind_down()
         self._welcome_back()
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.at_end and self._rule.is_idle(task.uid):
                 return self._save(task)
         for task in self._tasks.values():
-            if task.may_load and self._is_at_hand(task):
+            # The first two are plain fields, and false for most of those that wait.
+            if task.plan.admitted and not task.in_stream and task.may_load and self._is_at_hand(task):
                 return self._load(task)
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.checkpoint_is_due and self._rule.is_idle(task.uid):
                 return self._checkpoint(task)
         if self._trials.next is not None:
@@ -191,7 +196,7 @@ class Dispatcher:
         if found is not None:
             found.add(scores)
             self.microbatches += 1
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.assessment is not None and task.assessment is found and found.complete:
                 task.finish_evaluation()
         self._on_change()
@@ -208,7 +213,7 @@ class Dispatcher:
     def faulted(self, fault: Fault) -> None:
         """A stage tells of a fault. That of a microbatch counts when the microbatch is back."""
         lost = self._evaluations.pop(fault.number, None)  # no scores may come
-        for other in self._tasks.values():
+        for other in self._inside:
             if lost is not None and other.assessment is lost:
                 other.assessment = None
         if fault.number in self._trains:
@@ -261,9 +266,7 @@ class Dispatcher:
             task.repeat_step()
 
     def _judge(self) -> None:
-        verdict = self._trials.verdict(
-            [task.uid for task in self._tasks.values() if task.may_step and task.in_stream]
-        )
+        verdict = self._trials.verdict([task.uid for task in self._inside if task.may_step])
         if verdict is None:
             return
         if verdict.pipeline is not None:
@@ -303,8 +306,9 @@ class Dispatcher:
             fault.error,
             extra=fields_of(task.plan),
         )
-        together = self._inside | {task.uid}
+        together = {one.uid for one in self._inside} | {task.uid}
         task.crowded_out = max(2, len(together))
+        self._crowded_out[task.uid] = task
         if (
             len(together) > 1
         ):  # told late, it may be the last one: of those that were there nothing is known any more
@@ -313,19 +317,22 @@ class Dispatcher:
     def _lacks_room(self, task: TaskRun, fault: Fault) -> bool:
         """Memory ran out and ``task`` is not, or was not then, alone: who else is there holds memory, even if it does not
         compute."""
-        return fault.out_of_memory and (fault.number <= self._shared or bool(self._inside - {task.uid}))
+        return fault.out_of_memory and (
+            fault.number <= self._shared or any(other is not task for other in self._inside)
+        )
 
-    @property
-    def _inside(self) -> frozenset[str]:
-        return frozenset(uid for uid, task in self._tasks.items() if task.in_stream)
+    def _came_or_left(self) -> None:
+        self._inside = [task for task in self._tasks.values() if task.in_stream]
 
     def _welcome_back(self) -> None:
         """Those who had to leave for want of memory, once that has changed."""
         inside = len(self._inside)
-        for task in self._tasks.values():
-            out = task.crowded_out and not task.in_stream
-            if out and (not task.plan.admitted or inside < task.crowded_out - 1):
+        for uid, task in list(self._crowded_out.items()):
+            if task.in_stream:  # not gone yet
+                continue
+            if task.withdrawn or not task.plan.admitted or inside < task.crowded_out - 1:
                 task.crowded_out = 0
+                del self._crowded_out[uid]
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
         log.warning(
@@ -355,10 +362,10 @@ class Dispatcher:
         return Entry(item)
 
     def _wind_down(self) -> Entry | None:
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.unsaved and task.snapshot is None and self._rule.is_idle(task.uid):
                 return self._checkpoint(task)
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.at_end and not task.unsaved and self._rule.is_idle(task.uid):
                 return self._save(task)
         parts = self._rule.next(self._row_lengths, lambda _: False)  # the rest of a step that has begun
@@ -381,6 +388,7 @@ class Dispatcher:
     def _load(self, task: TaskRun) -> Entry:
         assert task.prepared is not None
         task.in_stream, task.phase = True, TaskPhase.TRAINING
+        self._came_or_left()
         task.started = self._clock()
         load = task.prepared.load
         self._rule.join(task.uid, load.tokens, load.rows, load.spread)
@@ -417,7 +425,7 @@ class Dispatcher:
         """The next microbatch of an evaluation; None when there is none, or enough of them are on their way."""
         if len(self._evaluations) >= _EVALUATIONS_AHEAD * self._stages:
             return None
-        for task in self._tasks.values():
+        for task in self._inside:
             if task.leaving or not self._rule.is_idle(task.uid):
                 continue
             if task.evaluation_is_due:
@@ -463,6 +471,7 @@ class Dispatcher:
         self._trials.drop(task.uid)
         self._judge()
         task.in_stream = False
+        self._came_or_left()
         if task.phase is TaskPhase.TRAINING:
             task.step_out()
         return self._issue(Unload(number=self._next_number(), task=task.uid))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
+from collections.abc import ValuesView
 
 import numpy as np
 import pytest
@@ -493,3 +495,39 @@ def test_an_error_that_every_task_meets_alone_ends_the_pipeline_and_fails_nobody
         come_back(play, train, faults=1)
     assert [str(error) for error in play.ended] == ["every task fails in forward on stage 0: ValueError: odd"]
     assert [task.phase for task in (a, b)] == [TaskPhase.TRAINING] * 2
+
+
+# --- thousands that wait --------------------------------------------------------------------------------------------
+
+
+class Counted(UserDict[str, TaskRun]):
+    """Counts how often all tasks are passed over."""
+
+    passes = 0
+
+    def values(self) -> ValuesView[TaskRun]:
+        self.passes += 1
+        return super().values()
+
+
+def test_for_each_microbatch_those_that_wait_are_passed_over_once_at_most() -> None:
+    inside = [prepared_task(name, max_steps=50) for name in ("a", "b")]
+    play = Play(*inside, *(prepared_task(f"waits-{number}", admitted=False) for number in range(20)))
+    tasks = play.dispatcher._tasks = Counted(play.tasks)
+    play.run(items=2)
+    tasks.passes = 0
+    assert kinds(play.run(items=10)) == ["train"] * 10, "and each comes back"
+    assert tasks.passes <= 10
+
+
+def test_a_report_is_made_anew_only_where_something_in_it_has_changed() -> None:
+    task = prepared_task("a")
+    first = task.report()
+    assert task.report() is first
+    task.block(FailureReason.ACCESS_DENIED, "no")
+    blocked = task.report()
+    assert (blocked.blocked, first.blocked) == (task.blocked, None)
+    task.blocked = None
+    assert task.report() == first
+    Play(task).run()
+    assert (task.report().step, task.report().phase) == (2, TaskPhase.SAVING)
