@@ -300,6 +300,7 @@ class LearnedMemory(Status):
         default="",
         description="Of what it was learned: changes with the model, the stages and what computes.",
     )
+    image: str | None = Field(default=None, description="Image of the workers that measured it.")
     samples: int = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
     widest: int = Field(default=0, description="Tokens of the widest of them.")
     correction: str = Field(

@@ -66,12 +66,15 @@ def is_steady(before: StageFit, after: StageFit, microbatch_tokens: int) -> bool
     return True
 
 
-def to_status(learned: Mapping[int, StageFit], origin: str) -> tuple[LearnedMemory, ...]:
-    """``origin``: of what it was learned (``origin.py``)."""
+def to_status(
+    learned: Mapping[int, StageFit], origin: str, image: str | None = None
+) -> tuple[LearnedMemory, ...]:
+    """``origin``: of what it was learned (``origin.py``); ``image``: of the workers that measured it."""
     return tuple(
         LearnedMemory(
             stage=stage,
             origin=origin,
+            image=image,
             samples=fit.samples,
             widest=fit.widest,
             correction=_text(fit.correction),

@@ -4,6 +4,9 @@ Part of it is what decides how many bytes a microbatch of a given shape takes: t
 stages, recomputation, and what computes: the worker's image and environment (kernels, allocator), and whether that is a CPU
 or a GPU. The width of microbatches, the budget, threads, nodes and all that is about scheduling change which shapes there
 are, or who looks after them, and not what a shape takes.
+
+The image that the operator gives to pipelines which name none is no part of it, since not everybody who asks knows it:
+it stands beside (``LearnedMemory.image``).
 """
 
 from __future__ import annotations

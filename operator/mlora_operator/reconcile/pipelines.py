@@ -118,7 +118,9 @@ def pipeline_status(
         changes |= {"facts": report.facts, "stages": report.stages}
         memory = memory_model(view)
         if memory is not None and view.pipeline.spec is not None:
-            changes["memory"] = to_status(memory.learned, origin_of(view.pipeline.spec, memory.stages))
+            changes["memory"] = to_status(
+                memory.learned, origin_of(view.pipeline.spec, memory.stages), view.image
+            )
         if not view.active:  # while tasks train it moves with each step, which is no reason to write
             changes["wire"] = report.wire
     elif status.observed_generation != view.pipeline.generation:

@@ -102,7 +102,8 @@ def _learned(view: View, model: MemoryModel) -> Mapping[int, StageFit]:
     former spec."""
     assert view.pipeline.spec is not None
     origin = origin_of(view.pipeline.spec, model.stages)
-    held = [one for one in view.pipeline.status.memory if one.origin == origin]
+    images = (None, view.image)  # None: of a version that did not write it down
+    held = [one for one in view.pipeline.status.memory if one.origin == origin and one.image in images]
     report = view.present_report
     return learn(
         model,

@@ -25,12 +25,20 @@ FIT = StageFit(
 )
 
 
-def changed(make: Any, spec: dict[str, Any], *, stages: int = 2, **status: Any) -> View:
-    """A pipeline that had learned ``FIT`` of both stages before its spec became what ``spec`` says."""
+def changed(
+    make: Any,
+    spec: dict[str, Any],
+    *,
+    stages: int = 2,
+    images: tuple[str | None, str | None] = (None, None),
+    **status: Any,
+) -> View:
+    """A pipeline that had learned ``FIT`` of both stages before its spec became what ``spec`` says. ``images``:
+    the operator's, then and now."""
     before = make.pipeline()
     assert before.spec is not None
     told = make.stages(count=stages)
-    known = to_status({0: FIT, 1: FIT}, origin_of(before.spec, make.stages()))
+    known = to_status({0: FIT, 1: FIT}, origin_of(before.spec, make.stages()), images[0])
     held = {
         "observedGeneration": 1,
         "memory": [one.model_dump(by_alias=True, mode="json") for one in known],
@@ -38,7 +46,8 @@ def changed(make: Any, spec: dict[str, Any], *, stages: int = 2, **status: Any) 
     }
     pipeline = make.pipeline(generation=2, status=held, **spec)
     report = make.report(count=stages).model_copy(update={"stages": told})
-    return view(pipeline, (), make.snapshot(contact=Contact(report=report), group=make.group()))
+    snapshot = make.snapshot(contact=Contact(report=report), group=make.group())
+    return view(pipeline, (), snapshot, image=images[1])
 
 
 @pytest.mark.parametrize(
@@ -100,3 +109,24 @@ def test_what_workers_of_a_former_spec_measure_is_not_taken_for_what_new_ones_wi
     stale = memory_model(replace(told, pipeline=pipeline, revision="another"))
     assert stale is not None
     assert stale.learned == {}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "kept"),
+    [
+        ("workers:1", "workers:1", True),
+        ("workers:1", "workers:2", False),
+        (None, "workers:2", True),  # written by a version that did not say
+    ],
+)
+def test_another_image_of_the_operators_own_forgets_what_was_learned(
+    make: Any, then: str | None, now: str, kept: bool
+) -> None:
+    model = memory_model(changed(make, {}, images=(then, now)))
+    assert model is not None
+    assert (model.fit_of(make.stages()[0]).samples == FIT.samples) is kept
+
+
+def test_the_image_of_a_spec_goes_before_the_operators_own(make: Any) -> None:
+    seen = view(make.pipeline(worker={"image": "own:1"}), (), make.snapshot(), image="workers:2")
+    assert seen.image == "own:1"
