@@ -80,7 +80,7 @@ def test_a_failure_is_followed_by_another_try_alone(make: Any) -> None:
 def test_one_that_trained_may_be_in_every_state_next(make: Any) -> None:
     trained = (ACCEPTED, ADMITTED, ("Running", "True", "Training"))
     states = {state for state, _ in following(make, *trained, startTime="2026-03-01T11:59:00Z", step=4)}
-    assert states == UNFINISHED | FINAL
+    assert states == (UNFINISHED | FINAL) - {"Preempted"}  # that needs another task: test_preemption.py
 
 
 def rows(heading: str) -> list[list[str]]:
