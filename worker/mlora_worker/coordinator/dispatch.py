@@ -32,7 +32,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mlora_worker.coordinator.evaluation import Assessment, Best, assessment
+from mlora_worker.coordinator.evaluation import Assessment, Best
 from mlora_worker.coordinator.explain import explain
 from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
@@ -432,7 +432,7 @@ class Dispatcher:
                 assert task.prepared is not None
                 assert task.prepared.evaluation is not None
                 budget = self._rule.budget_of([task.uid])
-                task.assessment = assessment(task.prepared.evaluation.rows, task.steps_done, budget)
+                task.assessment = task.prepared.evaluation.begin(task.steps_done, budget)
             if task.assessment is not None and task.assessment.left:
                 return self._evaluation_of(task, task.assessment)
         return None

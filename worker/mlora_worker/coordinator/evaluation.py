@@ -16,17 +16,33 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
-from mlora_worker.data.weights import relative_weights, weighted_sum
+from mlora_worker.data.weights import relative, weighted_sum
 from mlora_worker.protocol import Evaluation, EvaluationRecord
 from mlora_worker.storage.checkpoint import EvaluationProgress, Fact
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EvaluationRows:
-    """What to evaluate on, and how."""
+    """What to evaluate on, and how. All that is the same in each evaluation is found out when it is made, which is off the
+    critical path: ``begin`` is called with the lock held, while the whole pipeline waits.
+    """
 
     spec: Evaluation
     rows: Sequence[TokenRow]
+    _sizes: _Sizes = field(init=False)
+    _cut: tuple[int, tuple[tuple[int, ...], ...]] | None = field(init=False, default=None)  # for which budget
+
+    def __post_init__(self) -> None:
+        self._sizes = _sizes_of(self.rows)
+
+    def begin(self, step: int, budget: int) -> Assessment:
+        """An evaluation after ``step``. ``budget``: most tokens of a microbatch; a longer row travels alone."""
+        if self._cut is None or self._cut[0] != budget:
+            self._cut = budget, _cut(self._sizes.lengths, budget)
+        sizes = self._sizes
+        return Assessment(
+            step, list(reversed(self._cut[1])), sizes.supervised, sizes.weighted, sizes.row_weights
+        )
 
     def is_due(self, step: int, total_steps: int, last: EvaluationRecord | None) -> bool:
         """After each ``everySteps`` steps, and after the last one; once."""
@@ -86,21 +102,36 @@ class Assessment:
         )
 
 
-def assessment(rows: Sequence[TokenRow], step: int, budget: int) -> Assessment:
-    """``budget``: most tokens of a microbatch; a longer row travels alone."""
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    lengths: list[int]  # tokens of each row
+    supervised: int  # labels of all rows
+    weighted: float
+    row_weights: tuple[float, ...] | None
+
+
+def _sizes_of(rows: Sequence[TokenRow]) -> _Sizes:
+    if isinstance(rows, TokenRows):  # they are known without a look at any row
+        lengths, counts, weights = rows.lengths.tolist(), rows.supervised.tolist(), rows.weights.tolist()
+    else:
+        lengths = [len(row.ids) for row in rows]
+        counts = [int(np.count_nonzero(row.labels >= 0)) for row in rows]
+        weights = [row.weight for row in rows]
+    compared = relative(weights)
+    return _Sizes(lengths, sum(counts), weighted_sum(counts, compared), compared)
+
+
+def _cut(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
+    """Indices of the rows of each microbatch."""
     cut: list[list[int]] = []
     tokens = 0
-    counts = []
-    for index, row in enumerate(rows):
-        if not cut or tokens + len(row.ids) > budget:
+    for index, length in enumerate(lengths):
+        if not cut or tokens + length > budget:
             cut.append([])
             tokens = 0
         cut[-1].append(index)
-        tokens += len(row.ids)
-        counts.append(int(np.count_nonzero(row.labels >= 0)))
-    weights = relative_weights(rows)
-    left = [tuple(part) for part in reversed(cut)]
-    return Assessment(step, left, sum(counts), weighted_sum(counts, weights), weights)
+        tokens += length
+    return tuple(map(tuple, cut))
 
 
 @dataclass(slots=True)

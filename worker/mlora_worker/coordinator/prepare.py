@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import numpy as np
+
 from mlora_worker.coordinator.evaluation import EvaluationRows
 from mlora_worker.coordinator.fingerprint import DAY, fingerprint_of
 from mlora_worker.coordinator.initial import read_initial
@@ -152,4 +154,6 @@ def _evaluation_rows(
             FailureReason.INVALID_SPEC,
             "evaluation has no rows: name evaluation.uri, or a part of the rows to keep from training in dataset.heldOut",
         )
-    return EvaluationRows(spec, rows[: spec.limit] if spec.limit is not None else rows)
+    if spec.limit is not None and len(rows) > spec.limit:
+        rows = rows.chosen(np.arange(spec.limit))
+    return EvaluationRows(spec, rows)

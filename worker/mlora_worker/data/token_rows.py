@@ -105,6 +105,13 @@ class TokenRows(Sequence[TokenRow]):
         """[rows] labels of each."""
         return self._supervised if self._chosen is None else self._supervised[self._chosen]
 
+    @property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """[rows] weight of each."""
+        if self._weights is None:
+            return np.ones(len(self))
+        return self._weights if self._chosen is None else self._weights[self._chosen]
+
     def digest(self) -> str:
         """See ``rows_digest``."""
         return self._digest if self._digest is not None and self._chosen is None else rows_digest(self)

@@ -15,7 +15,11 @@ from mlora_worker.data.token_rows import TokenRow
 
 def relative_weights(rows: Sequence[TokenRow]) -> tuple[float, ...] | None:
     """Of each row, the largest 1; None when all weigh the same."""
-    weights = [row.weight for row in rows]
+    return relative([row.weight for row in rows])
+
+
+def relative(weights: Sequence[float]) -> tuple[float, ...] | None:
+    """As above, of the weights alone."""
     largest = max(weights, default=1.0)
     if all(weight == largest for weight in weights):
         return None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mlora_worker.coordinator.evaluation import EvaluationRows, after, assessment
+from mlora_worker.coordinator.evaluation import EvaluationRows, after
 from mlora_worker.coordinator.history import History
-from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.token_rows import MemoryWriter, TokenRow, TokenRows, labels_of
 from mlora_worker.protocol import EarlyStopping, Evaluation, EvaluationRecord, StepRecord
 from mlora_worker.storage.checkpoint import EvaluationProgress
 
@@ -45,13 +46,47 @@ def test_it_is_due_after_each_so_many_steps_and_after_the_last_one_and_once(
 
 
 def test_rows_are_packed_under_the_budget_in_their_order_and_a_longer_one_travels_alone() -> None:
-    made = assessment([row(n, n // 2) for n in (4, 4, 9, 2, 2)], 5, budget=8)
+    rows = EvaluationRows(Evaluation(), [row(n, n // 2) for n in (4, 4, 9, 2, 2)])
+    made = rows.begin(5, budget=8)
     assert list(reversed(made.left)) == [(0, 1), (2,), (3, 4)]
     assert made.supervised == 2 + 2 + 4 + 1 + 1
 
 
+def test_each_evaluation_has_all_rows_and_they_are_cut_anew_for_another_budget() -> None:
+    rows = EvaluationRows(Evaluation(), [row(4, 2)] * 4)
+    first = rows.begin(5, budget=8)
+    first.left.clear()
+    assert list(reversed(rows.begin(10, budget=8).left)) == [(0, 1), (2, 3)]
+    assert list(reversed(rows.begin(15, budget=4).left)) == [(0,), (1,), (2,), (3,)]
+
+
+class Unseen(TokenRows):
+    """Rows that nobody may look at."""
+
+    def __getitem__(self, place: Any) -> Any:
+        pytest.fail(f"looked at {place}")
+
+
+@pytest.mark.parametrize("chosen", [None, [3, 0, 1]])
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5, 4.0]])
+def test_no_row_is_looked_at_to_begin_and_what_is_found_is_the_same(
+    weights: list[float] | None, chosen: list[int] | None
+) -> None:
+    writer = MemoryWriter()
+    for number, tokens in enumerate((4, 7, 5, 9)):
+        ids, learnt = np.arange(tokens, dtype=np.int32), np.arange(tokens) > number
+        weight = weights[number] if weights is not None else 1.0
+        writer.add(ids, learnt, labels_of(ids, learnt), int(learnt[1:].sum()), weight)
+    rows = writer.finish()
+    if chosen is not None:
+        rows = rows.chosen(np.array(chosen))
+    looked = EvaluationRows(Evaluation(), list(rows)).begin(5, budget=12)
+    rows.__class__ = Unseen
+    assert EvaluationRows(Evaluation(), rows).begin(5, budget=12) == looked
+
+
 def test_the_loss_is_the_mean_over_all_supervised_tokens_however_it_was_cut() -> None:
-    made = assessment([row(4, 2), row(4, 3)], 5, budget=4)
+    made = EvaluationRows(Evaluation(), [row(4, 2), row(4, 3)]).begin(5, budget=4)
     for scores in ((4.0, 1.0), (6.0, 3.0)):
         made.left.pop()
         made.outstanding += 1
