@@ -220,14 +220,14 @@ def test_a_task_that_is_preempted_while_it_is_evaluated_is_evaluated_again_and_k
 
 def test_an_evaluation_whose_loss_is_no_number_fails_the_task_alone(base: Base, rows: Rows) -> None:
     task, neighbour = Task("a", LORA, TRAINING, rows(6, 1), 4), Task("b", LORA, TRAINING, rows(6, 2), 4)
-    runs = {"a": run_of(task, Evaluation(every_steps=2), rows(3, 99)), "b": neighbour.prepared()}
+    runs = {"a": run_of(task, Evaluation(every_steps=2), rows(6, 99)), "b": neighbour.prepared()}
 
-    def poison(pipeline: ThreadedPipeline) -> None:
+    def poison(pipeline: ThreadedPipeline) -> None:  # between two of its microbatches
         assessment = pipeline.tasks["a"].assessment
         if assessment is not None:
             assessment.loss_sum = math.nan
 
-    pipeline = trained(base, 1, runs, script=poison)
+    pipeline = trained(base, 1, runs, budget=40, script=poison)
     failure = pipeline.tasks["a"].failure
     assert failure is not None
     assert failure.reason == "NonFiniteLoss"
