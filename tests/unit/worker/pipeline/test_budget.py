@@ -23,7 +23,9 @@ def in_child(work: Callable[[], object]) -> str:
     child = os.fork()
     if child == 0:
         try:
-            torch.set_num_threads(1)  # threads of a pool that another test began are not in the child: it would wait
+            torch.set_num_threads(
+                1
+            )  # threads of a pool that another test began are not in the child: it would wait
             words = str(work())
         except BaseException as error:
             words = type(error).__name__
