@@ -35,6 +35,8 @@ TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
 # something in it changes all the time.
 REPORTS_APART = 0.1
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
+# What this operator understands of a report. A worker leaves out what a former operator, which says nothing, would refuse.
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", "2"
 ANSWER_SHOWN = 500  # characters of an error's body
 
 
@@ -81,7 +83,7 @@ class CoordinatorClient:
         query = {} if after is None else {"after": str(after), "wait": f"{wait:g}"}
         text = await self._call("GET", "/v1/report", query, None, ANSWER_WITHIN + (wait if query else 0))
         try:
-            return Report.model_validate_json(text)
+            return Report.model_validate_json(text, extra="ignore")  # workers may be newer
         except ValidationError as error:
             raise Invalid(
                 f"report not understood: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}"
@@ -92,7 +94,7 @@ class CoordinatorClient:
         query = {} if microbatches is None else {"microbatches": str(microbatches)}
         text = await self._call("GET", "/v1/timeline", query, None, TIMELINE_WITHIN)
         try:
-            return Timeline.model_validate_json(text)
+            return Timeline.model_validate_json(text, extra="ignore")
         except ValidationError as error:
             raise Invalid(f"timeline not understood: {error.errors()[0]['msg']}") from error
 
@@ -118,7 +120,7 @@ class CoordinatorClient:
         within: float,
     ) -> str:
         timeout = aiohttp.ClientTimeout(total=within, sock_connect=ANSWER_WITHIN)
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {token}", REPORT_HEADER: REPORT_FORMAT}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -180,7 +182,7 @@ class _Link:
                 error=str(error),
                 starting=True,
                 progressed=before.progressed,
-                before=before.sent or before.before,
+                texts_before=before.texts if before.sent is not None else before.texts_before,
             )
         else:
             self.contact = replace(before, lost_since=since, error=str(error), starting=False)

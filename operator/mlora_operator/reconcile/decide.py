@@ -67,7 +67,6 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
                 tuple(members.get(pipeline.key, ())),
                 snapshot,
                 any_address=settings.allow_private_endpoints,
-                image=settings.worker.image,
                 now=now,
             ),
             now,

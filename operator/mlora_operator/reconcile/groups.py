@@ -47,7 +47,8 @@ def read_groups(
             problem=refusal,
         )
     for (namespace, label), members in by_label.items():
-        left = Group(replicas=0, revision="", pods=tuple(sorted(members, key=lambda pod: pod.key)))
+        of_it = tuple(sorted(members, key=lambda pod: pod.key))
+        left = Group(replicas=0, revision="", pods=of_it, gone=True)
         groups.setdefault(Key(namespace, label), left)
     return groups
 

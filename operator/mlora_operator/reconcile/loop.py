@@ -149,6 +149,7 @@ class Loop:
             pipelines=pipelines,
             groups=objects.groups,
             revisions={pipeline.key: self._cluster.revision(pipeline) for pipeline in valid},
+            worker_image=self._settings.worker.image,
             refused=written.refused,
             contacts=self._coordinators.contacts(),
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),

@@ -69,7 +69,8 @@ def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: 
 def workers(view: View, wish: Size) -> Workers | None:
     """The group to apply, or None to leave everything as it is: nothing there and nothing wanted, or in use
     with a former configuration."""
-    if view.draining or (view.group is None and wish.replicas == 0):
+    nothing = view.group is None or view.group.gone
+    if view.draining or (nothing and wish.replicas == 0):
         return None
     return Workers(view.pipeline, wish.replicas)
 

@@ -40,14 +40,14 @@ def next_plan(
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
-        rows, template = view.contact.texts.get(task.uid, (None, None))
+        texts = view.contact.texts_of(task)
         parts = _Parts(
             task.generation,
-            _is_admitted(places, task) and _is_here(view, task),
+            _is_admitted(view, places, task) and _is_here(view, task),
             bool(task.status.step),
             _keys_there(task, secrets),
-            rows or dataset_text(task, config_maps),
-            template or template_text(task, config_maps),
+            texts.rows or dataset_text(task, config_maps),
+            texts.template or template_text(task, config_maps),
         )
         known = before.get(task.uid)
         if known is not None and known.spec is task.spec and known.parts == parts:
@@ -173,9 +173,11 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
     )
 
 
-def _is_admitted(places: Mapping[str, Place], task: Task) -> bool:
-    place = places.get(task.uid)
-    return place is not None and place.outcome is Outcome.ADMITTED
+def _is_admitted(view: View, places: Mapping[str, Place], task: Task) -> bool:
+    """One that the worker has put out for want of memory is told so first: only then does the worker let it in again."""
+    place, reported = places.get(task.uid), view.reported(task)
+    out = reported is not None and reported.crowded_out
+    return place is not None and place.outcome is Outcome.ADMITTED and not out
 
 
 def _is_here(view: View, task: Task) -> bool:

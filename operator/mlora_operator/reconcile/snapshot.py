@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import NamedTuple
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Condition
@@ -160,10 +161,18 @@ class Group:
     revision: str
     pods: tuple[Pod, ...] = ()
     problem: PodProblem | None = None  # why pods cannot even be made, such as a quota
+    gone: bool = False  # only pods are left of it
 
     @property
     def ready(self) -> int:
         return sum(pod.ready for pod in self.pods)
+
+
+class Texts(NamedTuple):
+    """What a task's plan took from ConfigMaps."""
+
+    rows: str | None = None
+    template: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,9 +184,8 @@ class Contact:
     error: str | None = None
     starting: bool = False  # it answers, but its stages still load the model
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
-    before: Plan | None = field(
-        default=None, repr=False
-    )  # the last one of a run of which nothing else is known
+    # What ConfigMaps held in the last plan of a run of which nothing else is known, by task's uid.
+    texts_before: Mapping[str, Texts] = field(default_factory=dict, repr=False)
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken
     progressed: datetime | None = None  # when progress was last seen, in whichever run
@@ -204,12 +212,18 @@ class Contact:
         return {task.uid: task for task in self.sent.tasks} if self.sent is not None else {}
 
     @cached_property
-    def texts(self) -> Mapping[str, tuple[str | None, str | None]]:
-        """Rows and chat template as they were sent first, by uid: a ConfigMap that is edited changes no task that has
-        begun, and its workers may have been started anew since.
+    def texts(self) -> Mapping[str, Texts]:
+        """What ConfigMaps held when the last plan was sent, by task's uid."""
+        plan = self.sent.tasks if self.sent is not None else ()
+        sent = {task.uid: Texts(task.dataset_text, task.template_text) for task in plan}
+        return {uid: texts for uid, texts in sent.items() if any(texts)}
+
+    def texts_of(self, task: Task) -> Texts:
+        """As they were sent first: a ConfigMap that is edited changes no task that has begun, also when its workers were
+        started anew since. One that has made no step gets what the ConfigMap holds now.
         """
-        plans = [one for one in (self.before, self.sent) if one is not None]
-        return {task.uid: (task.dataset_text, task.template_text) for plan in plans for task in plan.tasks}
+        before = self.texts_before.get(task.uid) if task.status.step else None
+        return self.texts.get(task.uid) or before or Texts()
 
     def trains(self, task: Task) -> bool:
         """The task trains or saves, by the last report; before the first one, by its own status."""
@@ -237,6 +251,7 @@ class Snapshot:
     revisions: Mapping[Key, str] = field(
         default_factory=dict
     )  # by pipeline: revision that its workers shall have
+    worker_image: str | None = None  # of pipelines that name none
     refused: Mapping[str, str] = field(
         default_factory=dict
     )  # by pipeline's uid: why the API server takes no such workers

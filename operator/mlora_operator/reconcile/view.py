@@ -119,11 +119,9 @@ def view(
     snapshot: Snapshot,
     *,
     any_address: bool = False,
-    image: str | None = None,
     now: datetime | None = None,
 ) -> View:
-    """``any_address``: a model may lie also where only the worker can reach. ``image``: of workers whose spec names none.
-    ``now`` None: nobody is ``stuck``."""
+    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``."""
     spec = pipeline.spec
     blocked = _refused_model(spec) if spec is not None and not any_address else None
     if blocked is None and spec is not None and spec.storage.secret_ref is not None:
@@ -136,7 +134,7 @@ def view(
         pipeline=pipeline,
         tasks=tasks,
         members=_members(pipeline, snapshot),
-        image=(spec.worker.image if spec is not None else None) or image,
+        image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
         refused=snapshot.refused.get(pipeline.uid),
         past=_past(pipeline, snapshot),
         group=snapshot.groups.get(pipeline.key),

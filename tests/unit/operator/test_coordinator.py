@@ -20,8 +20,8 @@ from mlora_operator.coordinator import (
     Unreachable,
 )
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Contact, Key
-from mlora_worker.protocol import Plan, Report
+from mlora_operator.reconcile.snapshot import Contact, Key, Texts
+from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPlan, Training
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOY = Key("team-a", "toy")
@@ -200,14 +200,18 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
     waker = Waker()
     async with Links(waker, lambda: NOW) as links:
         await follow(links, waker, server)
-        await links.send_plan(TOY, Plan(generation=4))
+        task = TaskPlan(
+            uid="uid-1", namespace="n", name="a", base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
+            training=Training(), output_uri="s3://b/p", dataset_text="rows",
+        )  # fmt: skip
+        await links.send_plan(TOY, Plan(generation=4, tasks=(task,)))
         peer.status = 503
         await peer.set(sequence=2)
         while not links.contacts()[TOY].starting:
             await waker.wait()
         contact = links.contacts()[TOY]
         assert (contact.starting, contact.report, contact.sent) == (True, None, None)
-        assert contact.before is not None, "what ConfigMaps held when it was sent"
+        assert contact.texts_before == {"uid-1": Texts("rows", None)}
 
 
 async def test_a_restarted_coordinator_that_counts_from_zero_is_heard(peer: Peer, server: TestServer) -> None:

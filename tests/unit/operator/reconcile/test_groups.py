@@ -149,7 +149,8 @@ def test_of_a_group_that_is_being_deleted_only_its_pods_are_left() -> None:
     ending = statefulset(deletionTimestamp="2026-03-01T12:00:00Z")
     for statefulsets in ([ending], []):
         group = read_groups(statefulsets, [pod(0)], [])[Key("a", "toy")]
-        assert (group.replicas, [one.key.name for one in group.pods]) == (0, ["mlora-toy-0"])
+        assert (group.replicas, group.gone) == (0, True)
+        assert [one.key.name for one in group.pods] == ["mlora-toy-0"]
     assert read_groups([ending], [], []) == {}
 
 

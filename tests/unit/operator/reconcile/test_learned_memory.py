@@ -10,8 +10,10 @@ import pytest
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
+from mlora_operator.reconcile.elsewhere import Rooms
 from mlora_operator.reconcile.places import memory_model
-from mlora_operator.reconcile.snapshot import Contact
+from mlora_operator.reconcile.snapshot import Contact, Snapshot
+from mlora_operator.reconcile.suitability import Suitability
 from mlora_operator.reconcile.view import View, view
 from mlora_worker.protocol import MemorySample
 
@@ -46,8 +48,8 @@ def changed(
     }
     pipeline = make.pipeline(generation=2, status=held, **spec)
     report = make.report(count=stages).model_copy(update={"stages": told})
-    snapshot = make.snapshot(contact=Contact(report=report), group=make.group())
-    return view(pipeline, (), snapshot, image=images[1])
+    contact, now = Contact(report=report), images[1]
+    return view(pipeline, (), make.snapshot(contact=contact, group=make.group(), worker_image=now))
 
 
 @pytest.mark.parametrize(
@@ -128,5 +130,36 @@ def test_another_image_of_the_operators_own_forgets_what_was_learned(
 
 
 def test_the_image_of_a_spec_goes_before_the_operators_own(make: Any) -> None:
-    seen = view(make.pipeline(worker={"image": "own:1"}), (), make.snapshot(), image="workers:2")
+    seen = view(make.pipeline(worker={"image": "own:1"}), (), make.snapshot(worker_image="workers:2"))
     assert seen.image == "own:1"
+
+
+def test_all_who_ask_about_a_pipelines_memory_know_its_image(make: Any) -> None:
+    """Else one of them would decide by the bare model what another one knows better."""
+    before = make.pipeline()
+    assert before.spec is not None
+    line = Line(Coefficients(b1=1e5), 0.02)  # much more than the bare model says
+    heavy = replace(FIT, kept=line, forward=line, backward=line)
+    known = to_status({0: heavy, 1: heavy}, origin_of(before.spec, make.stages()), "workers:1")
+    task = make.task("a")
+
+    def snapshot(**spec: Any) -> Snapshot:
+        held = {
+            "observedGeneration": 1,
+            "memory": [one.model_dump(by_alias=True, mode="json") for one in known],
+        }
+        pipeline = make.pipeline(status=held, **spec)
+        contact = Contact(report=make.report())
+        return make.snapshot(
+            task, pipelines=(pipeline,), contact=contact, group=make.group(), worker_image="workers:1"
+        )
+
+    now = snapshot()
+    learned = memory_model(view(now.pipelines[0], (task,), now))
+    assert learned is not None
+    bare = replace(learned, learned={})
+    needs = [max(stage.needed for stage in one.by_stage([task.uid])) for one in (bare, learned)]
+    assert needs[0] < needs[1]
+    tight = snapshot(memory={"budget": str(needs[1] - 1), "margin": 0})
+    assert not Suitability((task,), tight)(task, tight.pipelines[0])
+    assert not Rooms((task,), (), tight).has_room(tight.pipelines[0], task)

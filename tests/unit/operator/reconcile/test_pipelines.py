@@ -301,3 +301,10 @@ def test_workers_that_the_api_server_refuses_are_named_on_pipeline_and_task(make
     admitted = condition(decision.task_statuses[task.key].conditions, c.ADMITTED)
     assert admitted is not None
     assert words in admitted.message
+
+
+def test_no_group_is_made_for_pods_that_are_left_of_one_that_somebody_deleted(make: Any) -> None:
+    left = replace(make.group(), replicas=0, gone=True)
+    assert decision(make, group=left).workers == {}
+    wanted = decision(make, make.task("a"), group=left)
+    assert [wish.replicas for wish in wanted.workers.values()] == [2]

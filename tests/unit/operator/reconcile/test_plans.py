@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -182,21 +183,38 @@ def test_a_new_generation_is_above_all_that_were_seen(
     assert found.generation == max(known, reported, before) + 1
 
 
-def test_a_config_map_that_is_edited_changes_no_task_that_trains_even_when_its_workers_start_anew(
-    make: Any,
+@pytest.mark.parametrize(("step", "told"), [(30, "OLD"), (None, "NEW")])
+def test_a_config_map_that_is_edited_changes_no_task_that_has_begun_even_when_its_workers_start_anew(
+    make: Any, step: int | None, told: str
 ) -> None:
     reference = {"uri": None, "configMapRef": {"name": "rows", "key": "r.jsonl"}}
-    task = make.task("a", dataset=reference, status={"pipeline": "team-a/toy", "step": 30})
+    task = make.task("a", dataset=reference, status={"pipeline": "team-a/toy", "step": step})
     rows = Key("team-a", "rows")
 
-    def plan(held: str, contact: Contact) -> Plan:
+    def plan(held: str, contact: Contact) -> Plan | None:
         snapshot = make.snapshot(
             task, group=make.group(), contact=contact, config_maps={rows: {"r.jsonl": held}}
         )
-        return decide(snapshot, make.settings(), make.now).plans[Key("team-a", "toy")]
+        return decide(snapshot, make.settings(), make.now).plans.get(Key("team-a", "toy"))
 
-    trains = make.reported("Training", "a", step=30)
-    sent = plan("OLD", Contact(report=make.report(trains)))
-    assert [one.dataset_text for one in sent.tasks] == ["OLD"]
-    again = plan("NEW", Contact(report=make.report(run="run-2"), before=sent))
-    assert [one.dataset_text for one in again.tasks] == ["OLD"]
+    trains = make.report(make.reported("Training", "a", step=30))
+    sent = plan("OLD", Contact(report=trains))
+    assert sent is not None
+    now = Contact(report=trains, sent=sent, sent_run="run-1", sent_sequence=1)
+    assert plan("NEW", now) is None, "as long as the same workers run"
+    again = plan("NEW", Contact(report=make.report(run="run-2"), texts_before=now.texts))
+    assert again is not None
+    assert [one.dataset_text for one in again.tasks] == [told]
+
+
+def test_one_that_the_worker_put_out_is_told_so_before_it_is_let_in_again(make: Any) -> None:
+    """Also where the scheduler finds at once that it fits: the worker waits for the word."""
+    task = make.task("a", status={"pipeline": "team-a/toy", "step": 30})
+    said = make.reported("Preempted", "a", step=30)
+    told = []
+    for out in (True, False):
+        report = make.report(said.model_copy(update={"crowded_out": out}))
+        snapshot = make.snapshot(task, group=make.group(), contact=Contact(report=report))
+        plan = decide(snapshot, make.settings(), make.now).plans[Key("team-a", "toy")]
+        told += [one.admitted for one in plan.tasks]
+    assert told == [False, True]
