@@ -174,13 +174,17 @@ def _first_choice(
 
 
 def _has_begun(task: Task, at: Pipeline, snapshot: Snapshot) -> bool:
-    """It has made steps, or workers that are there may begin with it."""
+    """It has made steps, or workers that are there may begin with it. Of those that end, and of those that were not
+    heard yet, nobody can exclude it: they may have it by a former plan, and would write where the next ones do."""
     group = snapshot.groups.get(at.key)
-    if task.status.step or group is None or not any(pod.placed for pod in group.pods):
+    placed = [pod for pod in group.pods if pod.placed] if group is not None else []
+    if task.status.step or not placed:
         return bool(task.status.step)
+    contact = snapshot.contacts.get(at.key, Contact())
+    if any(pod.deleting or (contact.report is None and pod.ready) for pod in placed):
+        return True
     held = task.admitted
-    told = snapshot.contacts.get(at.key, Contact()).told.get(task.uid, False)
-    return told or (held is not None and held.status == "True")
+    return contact.told.get(task.uid, False) or (held is not None and held.status == "True")
 
 
 ConfigMaps = Mapping[Key, Mapping[str, str] | None]

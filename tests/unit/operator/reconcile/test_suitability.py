@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Key, Snapshot, Task
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Snapshot, Task
 
 OLD, YOUNG = Key("team-a", "toy"), Key("team-a", "young")
 GIVEN_UP = {"givenUp": "CannotServe", "observedGeneration": 1, "state": "Failed"}
@@ -32,11 +33,20 @@ def old(make: Any, why: str) -> Any:
 
 
 def where(
-    make: Any, task: Task, first: Any, second: Any, *, up: bool = True, there: bool = False
+    make: Any,
+    task: Task,
+    first: Any,
+    second: Any,
+    *,
+    up: bool = True,
+    there: Group | None = None,
+    heard: Contact | None = None,
 ) -> str | None:
-    """``up``: the second one's workers are; ``there``: the first one has workers."""
-    groups = {key: make.group() for key, has in ((YOUNG, up), (OLD, there)) if has}
+    """``up``: the second one's workers are; ``there``: the first one's workers, ``heard``: and what they said."""
+    groups = {key: group for key, group in ((YOUNG, make.group() if up else None), (OLD, there)) if group}
     contacts = {YOUNG: Contact(report=make.report())} if up else {}
+    if heard is not None:
+        contacts[OLD] = heard
     snapshot = Snapshot(
         tasks=(task,),
         pipelines=(first, second),
@@ -74,10 +84,42 @@ def test_one_that_has_made_no_step_leaves_such_a_pipeline(
 def test_one_that_workers_may_be_beginning_with_stays(make: Any) -> None:
     held = {"pipeline": str(OLD), "conditions": [make.condition("Admitted", "True")]}
     young = make.pipeline(YOUNG.name, age=10)
+    heard = Contact(report=make.report())
     places = [
-        where(make, make.task(status=held), old(make, "too small"), young, there=has) for has in (True, False)
+        where(make, make.task(status=held), old(make, "too small"), young, there=group, heard=heard)
+        for group in (make.group(), None)
     ]
     assert places == [str(OLD), str(YOUNG)]
+
+
+@pytest.mark.parametrize(
+    ("story", "pods", "heard", "found"),
+    [
+        ("its workers are ending", {"deleting": True}, False, OLD),
+        ("they end though they were heard", {"deleting": True}, True, OLD),
+        ("nobody has heard them yet", {}, False, OLD),
+        ("they were heard, and do not have it", {}, True, YOUNG),
+        ("they are not ready: they have no plan", {"ready": False}, False, YOUNG),
+        ("they never had a node", {"deleting": True, "placed": False}, False, YOUNG),
+    ],
+)
+def test_a_task_leaves_no_workers_that_may_have_it_by_a_former_plan(
+    make: Any, story: str, pods: dict[str, bool], heard: bool, found: Key
+) -> None:
+    """There would be two of it, writing to one place."""
+    group = make.group()
+    there = replace(group, replicas=0, pods=tuple(replace(pod, **pods) for pod in group.pods))
+    out = [make.condition("Admitted", "False", "PipelineFailed"), make.condition("Running", "False")]
+    task = make.task(status={"pipeline": str(OLD), "conditions": out})
+    at = where(
+        make,
+        task,
+        old(make, "given up"),
+        make.pipeline(YOUNG.name, age=10),
+        there=there,
+        heard=Contact(report=make.report()) if heard else None,
+    )
+    assert at == str(found), story
 
 
 def test_where_no_pipeline_could_train_it_it_stays(make: Any) -> None:
