@@ -18,13 +18,10 @@ from mlora_worker.protocol import (
     ModelSource,
     Training,
 )
-from mlora_worker.storage.checkpoint import Fact, Fingerprint
+from mlora_worker.storage.checkpoint import DAY, Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
 _NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
-
-
-DAY = "dataset.date"  # on which its rows were rendered first, where the template writes the date
 
 
 def day_in(facts: Fingerprint) -> date | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlora_worker.coordinator.evaluation import EvaluationRows
-from mlora_worker.coordinator.fingerprint import DAY, fingerprint_of
+from mlora_worker.coordinator.fingerprint import fingerprint_of
 from mlora_worker.coordinator.initial import read_initial
 from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.room import check_room
@@ -25,7 +25,15 @@ from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.rendering import tells_the_date
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
-from mlora_worker.protocol import AdapterInfo, Dataset, FailureReason, ModelFacts, ModelSource, TaskPlan
+from mlora_worker.protocol import (
+    AdapterInfo,
+    Dataset,
+    DatasetFormat,
+    FailureReason,
+    ModelFacts,
+    ModelSource,
+    TaskPlan,
+)
 from mlora_worker.storage.adapter import (
     FinishedAdapter,
     adapter_config,
@@ -34,6 +42,7 @@ from mlora_worker.storage.adapter import (
     named_base,
     published_info,
 )
+from mlora_worker.storage.checkpoint import DAY
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
@@ -65,7 +74,7 @@ def prepare_task(
     finished it and could not publish it.
 
     ``checkpoints``: address of its checkpoints' folder. ``day``: what a chat template that writes the date is told; asked
-    only where there is such a template.
+    only where rows go through such a template.
 
     Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user.
     """
@@ -96,7 +105,8 @@ def prepare_task(
     if task.init_from is not None:
         initial = read_initial(store, task.init_from.uri, task.lora, adapted)
 
-    today = day() if tells_the_date(base.tokenizer, task.chat_template) else None
+    templated = task.dataset.format is not DatasetFormat.TEXT
+    today = day() if templated and tells_the_date(base.tokenizer, task.chat_template) else None
 
     def rows_of(dataset: Dataset) -> Prepared:
         return prepare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.protocol import (
     Dataset,
+    DatasetFormat,
+    FailureReason,
     LoRAConfig,
     ModelFacts,
     ModelSource,
@@ -57,10 +60,10 @@ def base(dated: bool) -> BaseModel:
     )
 
 
-def state(store: MemoryStore, day: date, dated: bool) -> TaskState:
+def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:
     """Of the first step, as a run of ``day`` has it."""
     made = prepare_task(
-        TASK, base(dated), store, checkpoints=FOLDER, kept=KeptWork(None), reading=Reading(), day=lambda: day
+        task, base(dated), store, checkpoints=FOLDER, kept=KeptWork(None), reading=Reading(), day=lambda: day
     )
     assert isinstance(made, PreparedTask)
     progress = Progress(
@@ -68,6 +71,12 @@ def state(store: MemoryStore, day: date, dated: bool) -> TaskState:
         tokens=1, seconds=1.0, task_uid="a", task="n/a", fingerprint=made.fingerprint,
     )  # fmt: skip
     return TaskState(progress, {"parameters.layers.0.q_proj.lora_A.weight": torch.ones(2, 8)})
+
+
+def without_its_day(state: TaskState) -> TaskState:
+    """As a worker wrote it before the day was a fact."""
+    facts = {name: fact for name, fact in state.progress.fingerprint.items() if name != "dataset.date"}
+    return replace(state, progress=state.progress.model_copy(update={"fingerprint": facts}))
 
 
 def reported(store: MemoryStore, kept: KeptWork, today: date, dated: bool) -> TaskReport:
@@ -96,6 +105,33 @@ def test_a_task_goes_on_from_a_checkpoint_of_another_day(tmp_path: Path, place: 
     report = reported(store, kept, LATER, dated)
     assert (report.phase, report.failure) == (TaskPhase.PREPARED, None)
     assert report.checkpoint_step == 1
+
+
+@pytest.mark.parametrize("place", ["the store", "rank 0's volume"])
+def test_a_checkpoint_that_does_not_tell_its_day_is_gone_on_from_if_the_rows_are_the_same(
+    tmp_path: Path, place: str
+) -> None:
+    store, kept = MemoryStore(), KeptWork(tmp_path)
+    former = without_its_day(state(store, FIRST, True))
+    if place == "the store":
+        write_checkpoint(store, FOLDER, former)
+    else:
+        kept.keep_state("a", former)
+    report = reported(store, kept, LATER, True)
+    assert report.failure is not None
+    assert report.failure.reason is FailureReason.CHECKPOINT_MISMATCH
+    assert "dataset.sha256" in report.failure.message
+    report = reported(store, kept, FIRST, True)
+    assert (report.phase, report.failure) == (TaskPhase.PREPARED, None)
+    assert report.checkpoint_step == 1
+
+
+def test_rows_that_go_through_no_template_have_no_day() -> None:
+    rows = Dataset(inline='{"text": "b"}', format=DatasetFormat.TEXT)
+    task, store = TASK.model_copy(update={"dataset": rows}), MemoryStore()
+    first, later = (state(store, day, True, task).progress.fingerprint for day in (FIRST, LATER))
+    assert first == later
+    assert "dataset.date" not in first
 
 
 def test_a_task_that_begins_anew_has_todays_date() -> None:

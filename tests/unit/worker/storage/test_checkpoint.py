@@ -285,6 +285,31 @@ def test_a_mismatch_names_what_differs(
         check_fingerprint(FACTS, change(FACTS), "s3://b/p")
 
 
+@pytest.mark.parametrize(
+    ("found", "wanted", "differs"),
+    [
+        ({}, {"dataset.date": "2026-03-04"}, None),
+        ({"dataset.date": "2026-03-04"}, {}, None),
+        ({"dataset.date": "2026-02-27"}, {"dataset.date": "2026-03-04"}, "dataset.date 2026-02-27"),
+        ({"dataset.sha256": "a"}, {"dataset.date": "2026-03-04", "dataset.sha256": "b"}, "dataset.sha256 a"),
+    ],
+    ids=[
+        "from before it was a fact",
+        "of a worker that told it of all rows",
+        "of another day",
+        "of other rows",
+    ],
+)
+def test_the_day_counts_where_both_have_it(
+    found: dict[str, Fact], wanted: dict[str, Fact], differs: str | None
+) -> None:
+    if differs is None:
+        check_fingerprint({**FACTS, **found}, {**FACTS, **wanted}, "s3://b/p")
+        return
+    with pytest.raises(CheckpointMismatch, match=differs):
+        check_fingerprint({**FACTS, **found}, {**FACTS, **wanted}, "s3://b/p")
+
+
 def test_facts_that_travelled_as_json_are_the_same(folder: str) -> None:
     store = FileStore()
     write_checkpoint(store, folder, state(5))
