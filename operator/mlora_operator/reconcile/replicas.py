@@ -159,6 +159,8 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
     open_ = [one for one in family.members[: family.open] if one.status.given_up is None] or [family.head]
     load: Counter[Key] = Counter()
     placed: list[tuple[Task, Pipeline]] = []
+    inside: list[tuple[Task, Pipeline]] = []  # who is, or may be, in a memory
+    bound: dict[str, tuple[Task, Pipeline]] = {}  # who waits where its checkpoints are, and nowhere else
     free: dict[str, Task] = {}
     places = {task.uid: _place_of(task, family, snapshot.contacts) for task in tasks}
     for task in tasks:
@@ -166,10 +168,16 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
         if at is not None and _stays(task, at, snapshot.contacts.get(at.key, Contact()), snapshot):
             placed.append((task, at))
             load[at.key] += _counts(task)
+            if _counts(task):
+                inside.append((task, at))
         elif task.spec is None or task.spec.suspend:
             placed.append((task, at or family.head))
-        elif not _counts(task):
-            placed.append((task, family.head))  # no workers start for it
+        elif not _counts(task):  # no workers start for it
+            placed.append((task, at if at is not None and _has_files(task, at) else family.head))
+        elif at is not None and _has_files(task, at):
+            placed.append((task, at))
+            load[at.key] += 1
+            bound[task.uid] = task, at
         else:
             free[task.uid] = task
     up = [one for one in open_ if _is_up(snapshot.contacts.get(one.key, Contact()))] or open_[:1]
@@ -182,9 +190,14 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
         scout = next(own, order[-1])
         order.remove(scout)
         placed.append((scout, member))
-    rooms = Rooms(tasks, placed, snapshot)
+    rooms = Rooms(tasks, inside, snapshot)
     before: Counter[Key] = Counter()  # tasks that wait there and go first
-    for task in order:
+    waiting = (*order, *(task for task, _ in bound.values()))
+    for uid in (one.uid for one in in_order(task.candidate for task in waiting)):
+        if uid in bound:
+            before[bound[uid][1].key] += 1
+            continue
+        task = free[uid]
         by_load = sorted(up, key=lambda one: (load[one.key], _number(one)))
         at = places[task.uid]
 
@@ -244,8 +257,12 @@ def _stays(task: Task, at: Pipeline, contact: Contact, snapshot: Snapshot) -> bo
         return True
     if runs and group is not None:
         held = task.admitted
-        if (held is not None and held.status == "True") or _may_begin(task, group, contact):
-            return True
+        return (held is not None and held.status == "True") or _may_begin(task, group, contact)
+    return False
+
+
+def _has_files(task: Task, at: Pipeline) -> bool:
+    """Its checkpoints lie on a volume of that member alone."""
     assert at.spec is not None
     return bool(task.status.step) and (at.spec.checkpoints.uri or "").startswith("file://")
 

@@ -91,25 +91,27 @@ def running(make: Any) -> dict[str, Any]:
     return {"conditions": [make.condition("Admitted", "True"), make.condition("Running", "True", "Training")]}
 
 
-def crowded(make: Any, budget: str | None = None) -> tuple[World, list[Task]]:
-    """Two members: a big task trains at the first, where another big one waits, and a small one at the second."""
-    world = World(
-        make, replicas={"min": 2, "max": 2}, **({"memory": {"budget": budget, "margin": 0}} if budget else {})
-    )
+def crowded(
+    make: Any, budget: str | None = None, full: Key = TOY, other: Key = SECOND, **spec: Any
+) -> tuple[World, list[Task]]:
+    """Two members: a big task trains at the one that is ``full``, where another big one waits, and a small one at the
+    ``other``."""
+    memory = {"memory": {"budget": budget, "margin": 0}} if budget else {}
+    world = World(make, replicas={"min": 2, "max": 2}, **memory, **spec)
     world.make_pipelines(world.decide())
     world.up(TOY, SECOND)
     wide = {"batchSize": 8}
     waiting = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "WaitingForMemory")]
     tasks = [
-        make.task("big", training=wide, status={"pipeline": str(TOY), "run": "run-1", **running(make)}),
-        make.task("wait", training=wide, status={"pipeline": str(TOY), "conditions": waiting}),
+        make.task("big", training=wide, status={"pipeline": str(full), "run": "run-1", **running(make)}),
+        make.task("wait", training=wide, status={"pipeline": str(full), "conditions": waiting}),
         make.task(
             "small",
             training={"batchSize": 1},
-            status={"pipeline": str(SECOND), "run": "run-1", **running(make)},
+            status={"pipeline": str(other), "run": "run-1", **running(make)},
         ),
     ]
-    said = {TOY: (("Training", "big"), ("Prepared", "wait")), SECOND: (("Training", "small"),)}
+    said = {full: (("Training", "big"), ("Prepared", "wait")), other: (("Training", "small"),)}
     for key, phases in said.items():
         report = make.report(*(make.reported(*phase) for phase in phases), sequence=7)
         world.contacts[key] = replace(world.contacts[key], report=report)
@@ -166,6 +168,32 @@ def test_a_task_that_waits_for_memory_stays_where_it_would_wait_elsewhere_too(ma
         for raw in world.raw.values():
             raw["spec"]["namespaceLimits"] = {"training": 1}
     assert where(world.decide(*tasks))["wait"] == str(TOY)
+
+
+@pytest.mark.parametrize("files", [False, True])
+def test_one_that_is_too_large_keeps_nobody_from_the_member_that_it_is_at(make: Any, files: bool) -> None:
+    """It is in no memory, and goes before nobody."""
+    spec = {"checkpoints": {"uri": "file:///checkpoints"}} if files else {}
+    world, tasks = crowded(make, room_for(make, "wait", "small"), SECOND, TOY, **spec)
+    large = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "ExceedsCapacity")]
+    step = {"step": 3} if files else {}
+    status = {"pipeline": str(TOY), "conditions": large, **step}
+    tasks.append(make.task("huge", age=99, training={"batchSize": 512}, status=status))
+    found = where(world.decide(*tasks))
+    assert (found["wait"], found["huge"]) == (str(TOY), str(TOY))
+
+
+@pytest.mark.parametrize(("age", "at"), [(99, SECOND), (1, TOY)])
+def test_one_that_waits_where_its_files_are_goes_before_younger_ones_alone(
+    make: Any, age: int, at: Key
+) -> None:
+    files = {"checkpoints": {"uri": "file:///checkpoints"}}
+    world, tasks = crowded(make, room_for(make, "wait", "small"), SECOND, TOY, **files)
+    held = {"conditions": [make.condition("Admitted", "False", "WaitingForMemory")], "step": 3}
+    there = {"pipeline": str(TOY), **held}
+    tasks.append(make.task("bound", age=age, training={"batchSize": 8}, status=there))
+    found = where(world.decide(*tasks))
+    assert (found["wait"], found["bound"]) == (str(at), str(TOY))
 
 
 @pytest.mark.parametrize(
