@@ -75,7 +75,7 @@ def test_a_new_task_passes_a_pipeline_that_could_not_train_it(make: Any, why: st
     ],
 )
 def test_one_that_has_made_no_step_leaves_such_a_pipeline(
-    make: Any, story: str, why: str, status: dict[str, Any], fields: dict[str, bool], found: Key
+    make: Any, story: str, why: str, status: dict[str, Any], fields: dict[str, Any], found: Key
 ) -> None:
     task = make.task(status={"pipeline": str(OLD), **status})
     assert where(make, task, old(make, why), make.pipeline(YOUNG.name, age=10), **fields) == str(found), story
