@@ -23,7 +23,7 @@ from mlora_operator.reconcile.about import about_key
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.progress import heard
 from mlora_operator.reconcile.snapshot import Contact, Key
-from mlora_worker.protocol import Plan, Report
+from mlora_worker.protocol import REPORT_FORMAT, REPORT_HEADER, Plan, Report
 from mlora_worker.stream.timeline import Timeline
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,6 @@ TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
 # something in it changes all the time.
 REPORTS_APART = 0.1
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
-# What this operator understands of a report. A worker leaves out what a former operator, which says nothing, would refuse.
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", "2"
 ANSWER_SHOWN = 500  # characters of an error's body
 
 
@@ -120,7 +118,7 @@ class CoordinatorClient:
         within: float,
     ) -> str:
         timeout = aiohttp.ClientTimeout(total=within, sock_connect=ANSWER_WITHIN)
-        headers = {"Authorization": f"Bearer {token}", REPORT_HEADER: REPORT_FORMAT}
+        headers = {"Authorization": f"Bearer {token}", REPORT_HEADER: str(REPORT_FORMAT)}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:

@@ -2,6 +2,7 @@
 
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
+                    ``X-MLoRA-Report: N``: the format that the asker understands (``as_understood_by``); without it, 1.
 ``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
@@ -33,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, 
 from pydantic.alias_generators import to_camel
 
 PROTOCOL_VERSION = 1
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 2  # 2: TaskReport.crowded_out and released
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
@@ -561,7 +563,7 @@ class TaskReport(Message):
     checkpoint_step: Amount | None = None  # of the newest complete checkpoint; a resume begins after it
     resumed_step: Amount | None = None  # where this run took up the task; None: it began anew
     blocked: Failure | None = None  # why its adapter cannot be uploaded at present; tried again with back-off
-    # True or left out, as a former operator refuses a report with a field that it does not know:
+    # From format 2 on, True or left out:
     crowded_out: bool | None = (
         None  # for want of memory beside others, until one has left or a plan does not admit it
     )
@@ -687,6 +689,15 @@ class Report(Message):
     memory: tuple[MemorySample, ...] = ()  # the newest of each stage
     exhausted: tuple[MemoryExhausted, ...] = ()  # the newest
     wire: WireReport = WireReport()
+
+    def as_understood_by(self, format: int) -> Report:
+        """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
+        know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
+        """
+        if format >= 2 or not any(task.crowded_out or task.released for task in self.tasks):
+            return self
+        later = {"crowded_out": None, "released": None}
+        return self.model_copy(update={"tasks": tuple(task.model_copy(update=later) for task in self.tasks)})
 
 
 # --- how a rank is started ----------------------------------------------------------------------------------------

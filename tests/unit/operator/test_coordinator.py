@@ -36,6 +36,7 @@ class Peer:
         self.plans: list[Plan] = []
         self.changed = asyncio.Condition()
         self.polls: list[dict[str, str]] = []
+        self.formats: list[str | None] = []  # of reports, that were said to be understood
         self.token = "hush"
 
     async def set(self, **changes: object) -> None:
@@ -50,6 +51,7 @@ class Peer:
 
     async def get(self, request: web.Request) -> web.Response:
         self.polls.append(dict(request.query))
+        self.formats.append(request.headers.get("X-MLoRA-Report"))
         self._check(request)
         after = int(request.query.get("after", "-1"))
         async with self.changed:
@@ -92,6 +94,13 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 def client(session: aiohttp.ClientSession, server: TestServer, token: str = "hush") -> CoordinatorClient:
     return CoordinatorClient(session, Endpoint(str(server.make_url("/")), token))
+
+
+async def test_a_poll_says_which_format_of_a_report_is_understood(
+    peer: Peer, server: TestServer, session: aiohttp.ClientSession
+) -> None:
+    await client(session, server).poll_report()
+    assert peer.formats == ["2"]
 
 
 async def test_a_plan_arrives_as_it_was_sent(

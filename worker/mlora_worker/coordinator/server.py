@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.pipeline.collect import Unanswered
-from mlora_worker.protocol import Plan
+from mlora_worker.protocol import REPORT_HEADER, Plan
 from mlora_worker.stream.timeline import latest
 
 _LONGEST_WAIT = 60.0  # seconds a report may be held back
@@ -59,11 +59,12 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             wait = min(_LONGEST_WAIT, max(0.0, float(request.query.get("wait", "0"))))
         except ValueError:
             raise web.HTTPBadRequest(text="after must be an integer and wait a number of seconds") from None
+        known = _format_in(request.headers.get(REPORT_HEADER, ""))
         report = await asyncio.to_thread(coordinator().wait_report, after, wait)
         if wait:
             await asyncio.sleep(_SETTLE)
             report = await asyncio.to_thread(coordinator().wait_report, -1, 0.0)
-        return web.Response(text=report.to_json(), content_type="application/json")
+        return web.Response(text=report.as_understood_by(known).to_json(), content_type="application/json")
 
     async def get_timeline(request: web.Request) -> web.Response:
         try:
@@ -118,6 +119,14 @@ def serve_in_thread(app: web.Application, host: str | None, port: int) -> None:
 
 async def _alive(_: web.Request) -> web.Response:
     return web.Response(text="ok\n")
+
+
+def _format_in(header: str) -> int:
+    """Operators that know of the first format alone send no header."""
+    try:
+        return int(header)
+    except ValueError:
+        return 1
 
 
 def _without_values(error: ValidationError) -> str:

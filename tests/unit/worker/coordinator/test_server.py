@@ -1,4 +1,4 @@
-"""The coordinator's timeline over HTTP: all of it, or the newest microbatches."""
+"""The coordinator over HTTP: its timeline, whole or the newest microbatches, and reports as their reader knows them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,27 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from mlora_worker.coordinator.server import coordinator_app
 from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.protocol import Report, TaskPhase, TaskReport
 from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import Timeline, latest
 
 TIMELINE = simulate([Workload("a", [[10]] * 20)], 2, 100, EvenCosts(1e-3, 2e-3))
+REPORT = Report(
+    run_id="run", sequence=7, plan_generation=1, ready=True,
+    tasks=(
+        TaskReport(uid="a", phase=TaskPhase.TRAINING, step=3, crowded_out=True),
+        TaskReport(uid="b", phase=TaskPhase.TRAINING, step=4, released=True),
+        TaskReport(uid="c", phase=TaskPhase.TRAINING, step=5),
+    ),
+)  # fmt: skip
 
 
 class Recorded:
     def timeline(self) -> Timeline:
         return TIMELINE
+
+    def wait_report(self, *_: float) -> Report:
+        return REPORT
 
 
 @pytest.mark.parametrize(
@@ -36,3 +48,28 @@ async def test_a_number_that_is_none_is_refused() -> None:
     async with TestClient(TestServer(app), headers={"Authorization": "Bearer t"}) as client:
         assert (await client.get("/v1/timeline?microbatches=many")).status == 400
         assert (await client.get("/v1/timeline", headers={"Authorization": ""})).status == 401
+
+
+@pytest.mark.parametrize("wait", ["0", "0.01"], ids=["at once", "held back"])
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [(None, False), ("", False), ("1", False), ("new", False), ("9" * 5000, False), ("2", True), ("3", True)],
+    ids=[
+        "none",
+        "empty",
+        "the first",
+        "no number",
+        "no number that is read",
+        "the present one",
+        "a later one",
+    ],
+)
+async def test_a_reader_gets_the_fields_that_it_knows(header: str | None, told: bool, wait: str) -> None:
+    app = coordinator_app(lambda: cast(Coordinator, Recorded()), lambda: "t")
+    known = {} if header is None else {"X-MLoRA-Report": header}
+    async with TestClient(TestServer(app), headers={"Authorization": "Bearer t"} | known) as client:
+        answer = await client.get(f"/v1/report?after=6&wait={wait}")
+        tasks = (await answer.json())["tasks"]
+    words = [sorted({"crowdedOut", "released"} & task.keys()) for task in tasks]
+    assert words == ([["crowdedOut"], ["released"], []] if told else [[], [], []])
+    assert [task["step"] for task in tasks] == [3, 4, 5]
