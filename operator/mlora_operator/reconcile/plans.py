@@ -24,8 +24,9 @@ def next_plan(
     """The plan to send now, or None when the coordinator has it already or cannot take it.
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
-    it twice. While one trains whose spec this operator does not understand, the last plan holds for all: it can be said
-    neither what that task is to be told nor which room it leaves. A suspended one stays as long as the coordinator has
+    it twice. One that trains and whose spec this operator does not understand is told what it was told last, and as it
+    cannot be said which room it leaves, nobody is let in meanwhile, nor put out for another; no plan is made where this
+    operator has told it nothing. A suspended one stays as long as the coordinator has
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
     those that it has; one that the coordinator does not have either waits. What ConfigMaps hold
@@ -34,16 +35,21 @@ def next_plan(
     if view.report is None:
         _made.pop(view.pipeline.uid, None)
         return None
-    if any(task.spec is None for task in view.tasks):
+    unread = {task.uid for task in view.tasks if task.spec is None}
+    if not unread <= view.contact.sent_tasks.keys():
         return None
     before, made = _made.get(view.pipeline.uid, {}), dict[str, _Made]()
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
+        if task.spec is None:
+            assert sent is not None
+            tasks.append(sent)
+            continue
         texts = view.contact.texts_of(task)
         parts = _Parts(
             task.generation,
-            _is_admitted(view, places, task) and _is_here(view, task),
+            _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task),
             bool(task.status.step),
             _keys_there(task, secrets),
             texts.rows or dataset_text(task, config_maps),
@@ -175,9 +181,20 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
 
 def _is_admitted(view: View, places: Mapping[str, Place], task: Task) -> bool:
     """One that the worker has put out for want of memory is told so first: only then does the worker let it in again."""
-    place, reported = places.get(task.uid), view.reported(task)
-    out = reported is not None and reported.crowded_out
-    return place is not None and place.outcome is Outcome.ADMITTED and not out
+    place = places.get(task.uid)
+    return place is not None and place.outcome is Outcome.ADMITTED and not _is_put_out(view, task)
+
+
+def _keeps_place(view: View, task: Task) -> bool:
+    """It has the place that it was told of last, and its user has not suspended it."""
+    assert task.spec is not None
+    told = view.contact.told.get(task.uid, False)
+    return told and not task.spec.suspend and not _is_put_out(view, task)
+
+
+def _is_put_out(view: View, task: Task) -> bool:
+    reported = view.reported(task)
+    return reported is not None and bool(reported.crowded_out)
 
 
 def _is_here(view: View, task: Task) -> bool:

@@ -16,8 +16,14 @@ NEWER = {"training": {"schedule": "zigzag"}}  # a word that this version does no
 
 
 def trained(make: Any, **spec: Any) -> Task:
+    return running(make, "t1", **spec)
+
+
+def running(make: Any, name: str, **spec: Any) -> Task:
     held = [make.condition(one, "True") for one in ("Accepted", "Admitted", "Running")]
-    task: Task = make.task(status={"pipeline": "team-a/toy", "run": "run-1", "conditions": held}, **spec)
+    task: Task = make.task(
+        name, status={"pipeline": "team-a/toy", "run": "run-1", "conditions": held}, **spec
+    )
     return task
 
 
@@ -51,6 +57,36 @@ def test_nobody_is_let_in_beside_it(make: Any) -> None:
     )
     (plan,) = decide(alone, make.settings(), make.now).plans.values()
     assert [one.admitted for one in plan.tasks] == [True]
+
+
+def test_others_are_forgotten_and_suspended_beside_one_that_became_unreadable(make: Any) -> None:
+    """Its own plan stays what it was, and nobody is let in."""
+    names = ("t1", "ended", "suspended", "goes-on")
+    training = make.report(*(make.reported("Training", name) for name in names))
+    before = make.snapshot(
+        *(running(make, name) for name in names), group=make.group(), contact=Contact(report=training)
+    )
+    (sent,) = decide(before, make.settings(), make.now).plans.values()
+    assert all(one.admitted for one in sent.tasks)
+    done = [make.condition("Accepted", "True"), make.condition("Succeeded", "True")]
+    now = (
+        trained(make, **NEWER),
+        make.task("ended", status={"pipeline": "team-a/toy", "conditions": done}),
+        running(make, "suspended", suspend=True),
+        running(make, "goes-on"),
+        make.task("new", status={"pipeline": "team-a/toy"}),
+    )
+    said = [make.reported("Training", name) for name in names if name != "ended"]
+    said.append(make.reported("Prepared", "new"))
+    contact = Contact(report=make.report(*said, sequence=2), sent=sent, sent_run="run-1", sent_sequence=1)
+    snapshot = make.snapshot(*now, group=make.group(), contact=contact)
+    (plan,) = decide(snapshot, make.settings(), make.now).plans.values()
+    told = {one.name: one for one in plan.tasks}
+    wished = {"t1": True, "suspended": False, "goes-on": True, "new": False}
+    assert {name: one.admitted for name, one in told.items()} == wished
+    assert told["t1"] in sent.tasks
+    took = replace(contact, report=make.report(*said, sequence=3, generation=plan.generation), sent=plan)
+    assert not decide(replace(snapshot, contacts={TOY: took}), make.settings(), make.now).plans
 
 
 @pytest.mark.parametrize(("phase", "condition"), [("Succeeded", "Succeeded"), ("Failed", "Failed")])
