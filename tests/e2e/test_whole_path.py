@@ -111,7 +111,7 @@ def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_
     path.apply("undisturbed", **spec)
     path.wait("undisturbed", "Succeeded", seconds=600)
     path.apply("survivor", **spec)
-    path.until("some steps", lambda: path.task("survivor")["status"].get("step", 0) >= 1)
+    path.until("some steps", lambda: path.task("survivor").get("status", {}).get("step", 0) >= 1)
     victim = path.pods()[-1]["metadata"]["name"]
     path.system("rollout", "restart", "deployment")
     path.system("delete", "pod", victim, "--grace-period=0", "--force")
