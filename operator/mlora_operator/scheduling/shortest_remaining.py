@@ -15,39 +15,36 @@ WORTH = 2.0  # how many times more a running task must have left than the one th
 @dataclass(frozen=True, slots=True)
 class ShortestRemaining:
     """1. The higher priority goes first.
-    2. Of equal priority, one that has waited for ``hold_back``; of those, the one that has waited longest.
-    3. Then the one with fewer tokens left (remaining steps times tokens of a step). One whose tokens are not known goes
-       last.
+    2. Of equal priority, the one with fewer tokens left (remaining steps times tokens of a step). One whose tokens are not
+       known goes last.
+    3. What is left of a task that has waited counts for less: after one ``hold_back`` half, after two a third, and so on
+       (as in highest response ratio next, Brinch Hansen, 1971). So nobody waits for ever for shorter ones that keep coming.
     4. Of as many, the order of ``in_order``.
     5. A task takes the place of one of lower priority, and of one of equal priority that has at least ``WORTH`` times as
-       much left. What is left of a running task only shrinks, so the displaced one can never pay that back.
-    6. One that was made ``hold_back`` or more before it got its place keeps it against its equals for ``hold_back``: else
-       short tasks would send a long one away as soon as it has begun, again and again.
+       much left, which counts for less in the same way by the time from when that one was made to its place. What is left
+       of a running task only shrinks, so the displaced one can never pay that back.
     """
 
-    now: datetime | None = None  # None: nobody has waited for long
+    now: datetime | None = None  # None: nobody has waited
     hold_back: timedelta = timedelta()
 
     def order(self, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
-        return sorted(entrants, key=self._key)
+        return sorted(entrants, key=lambda one: (-one.task.priority, self._counts(one), one.task.key))
 
     def displaces(self, waiting: Entrant, running: Entrant) -> bool:
         if waiting.task.priority != running.task.priority:
             return waiting.task.priority > running.task.priority
-        if self._keeps_its_place(running):
-            return False
         left = waiting.progress.remaining_tokens
-        return left is not None and left * WORTH <= _left(running) and _left(running) > 0
+        return left is not None and left * WORTH <= self._counts(running) and _left(running) > 0
 
-    def _key(self, one: Entrant) -> tuple[object, ...]:
-        if self.now is not None and one.state is State.WAITING and self.now - one.since >= self.hold_back:
-            return (-one.task.priority, False, one.since, one.task.key)
-        return (-one.task.priority, True, _left(one), one.task.key)
-
-    def _keeps_its_place(self, one: Entrant) -> bool:
-        if self.now is None or self.now - one.since >= self.hold_back:
-            return False
-        return one.since - one.task.created >= self.hold_back
+    def _counts(self, one: Entrant) -> float:
+        """What is left of it, as far as it counts."""
+        if self.now is None:
+            return _left(one)
+        waited = self.now - one.since if one.state is State.WAITING else one.since - one.task.created
+        if waited <= timedelta():
+            return _left(one)
+        return _left(one) / (1 + waited / self.hold_back) if self.hold_back else 0.0
 
 
 def _left(entrant: Entrant) -> float:

@@ -42,31 +42,27 @@ def test_a_short_task_takes_the_place_of_one_twice_as_long() -> None:
     assert policy.displaces(entrant("a", 99, priority=1), entrant("b", 1))
 
 
-def test_one_that_has_waited_for_long_goes_before_its_equals_and_of_those_the_one_that_has_waited_longest() -> (
+def test_what_is_left_of_one_that_has_waited_counts_for_less() -> None:
+    hold_back = timedelta(minutes=10)
+    late = entrant("b", 16)._replace(since=NOON + hold_back)
+    tasks = [entrant("a", 40), late, entrant("c", 11, state=State.RUNNING)]
+    found = {
+        minutes: names(ShortestRemaining(NOON + timedelta(minutes=minutes), hold_back).order(tasks))
+        for minutes in (10, 15, 30)
+    }
+    assert found == {10: "cba", 15: "bca", 30: "bac"}
+
+
+def test_one_that_has_waited_before_it_got_its_place_is_not_sent_away_for_what_would_have_gone_after_it() -> (
     None
 ):
-    tasks = [
-        entrant("a", 9)._replace(since=NOON + timedelta(minutes=1)),
-        entrant("b", 5),
-        entrant("c", 3, state=State.RUNNING),
-        entrant("d", 8),
-        entrant("e", 4)._replace(since=NOON + timedelta(minutes=8)),
-        entrant("f", 50, priority=1)._replace(since=NOON + timedelta(minutes=8)),
-    ]
-    now = NOON + timedelta(minutes=10)
-    assert names(ShortestRemaining(now, timedelta(minutes=9)).order(tasks)) == "fbdace"
-    assert names(ShortestRemaining(now, timedelta(minutes=20)).order(tasks)) == "fcebda"
-
-
-def test_one_that_waited_for_long_before_it_got_its_place_keeps_it_for_as_long_against_its_equals() -> None:
-    hold_back = timedelta(minutes=10)
-    running = entrant("b", 99, state=State.RUNNING)
-    waited = running._replace(since=running.task.created + hold_back)
-    at_once = running._replace(since=running.task.created + timedelta(minutes=1))
-    for minutes, of, displaced in [(11, waited, False), (21, waited, True), (11, at_once, True)]:
-        policy = ShortestRemaining(running.task.created + timedelta(minutes=minutes), hold_back)
-        assert policy.displaces(entrant("a", 5), of) is displaced
-        assert policy.displaces(entrant("a", 99, priority=1), of)
+    policy = ShortestRemaining(NOON + timedelta(hours=9), timedelta(minutes=10))
+    at_once = entrant("b", 99, state=State.RUNNING)._replace(since=NOON + timedelta(seconds=ord("b")))
+    waited = at_once._replace(since=at_once.since + timedelta(minutes=20))
+    assert policy.displaces(entrant("a", 17), at_once)
+    assert not policy.displaces(entrant("a", 17), waited)
+    assert policy.displaces(entrant("a", 16), waited)
+    assert policy.displaces(entrant("a", 99, priority=1), waited)
 
 
 @given(st.integers(0, 50), st.integers(0, 50))
