@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 POLL_WAIT = 10.0  # seconds that the coordinator may hold a poll; a dead peer is noticed a little later
 ANSWER_WITHIN = 5.0  # seconds for everything else
 TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
-# Seconds from a report to the next question. A report of a thousand tasks costs both sides tens of milliseconds, and
-# something in it changes all the time.
-REPORTS_APART = 0.1
+# Seconds from a report to the next question, and more for each task in it: a report of a thousand tasks costs both sides
+# tens of milliseconds, and something in it changes all the time.
+REPORTS_APART, APART_FOR_EACH = 0.1, 0.0005
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
 ANSWER_SHOWN = 500  # characters of an error's body
 
@@ -168,7 +168,7 @@ class _Link:
             if before.lost_since is not None or report != before.report:
                 self._links.wake()
             after = report.sequence
-            await asyncio.sleep(REPORTS_APART)
+            await asyncio.sleep(REPORTS_APART + APART_FOR_EACH * len(report.tasks))
 
     def _lost(self, key: Key, error: CoordinatorError) -> None:
         before = self.contact

@@ -239,6 +239,8 @@ def kopf_settings() -> kopf.OperatorSettings:
 
 async def _credentials() -> client.Configuration:
     configuration = client.Configuration()
+    # Else the file .netrc is looked for at each request, in another thread.
+    configuration.client_session_kwargs = {"trust_env": False}
     try:
         config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException:

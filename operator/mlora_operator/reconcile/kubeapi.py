@@ -91,8 +91,9 @@ class KubeApi:
         path = collection(manifest["apiVersion"], PLURALS[manifest["kind"]], meta["namespace"])
         return await self._call("POST", path, {"fieldManager": FIELD_MANAGER}, manifest, "application/json")
 
-    async def merge_status(self, path: str, patch: JSON) -> JSON:
-        return await self._call("PATCH", f"{path}/status", {"fieldManager": FIELD_MANAGER}, patch, MERGE)
+    async def merge_status(self, path: str, patch: JSON) -> None:
+        """The answer, which is the whole object, is not read: the watch brings it."""
+        await self._send("PATCH", f"{path}/status", {"fieldManager": FIELD_MANAGER}, patch, MERGE)
 
     async def merge(self, path: str, patch: JSON) -> JSON:
         """Merge patch. With ``metadata.resourceVersion`` in it, of that very version (else 409)."""
@@ -112,6 +113,19 @@ class KubeApi:
         content_type: str | None = None,
         accept: str = "application/json",
     ) -> JSON:
+        text = await self._send(method, path, query, body, content_type, accept)
+        return dict(json.loads(text)) if text else {}
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: JSON | None = None,
+        content_type: str | None = None,
+        accept: str = "application/json",
+    ) -> bytes:
+        """The answer's body. Raises ApiError."""
         headers = {"Accept": accept} | ({"Content-Type": content_type} if content_type else {})
         request = await self._api.param_serialize(
             method,
@@ -131,10 +145,10 @@ class KubeApi:
         finally:
             if self._tally is not None:
                 self._tally(method, resource_of(path), status, self._monotonic() - begun)
-        content = json.loads(text) if text else {}
         if answer.status >= 400:
+            content = json.loads(text) if text else {}
             raise ApiError(answer.status, content.get("message", str(answer.reason)))
-        return dict(content)
+        return bytes(text)
 
 
 def collection(api_version: str, plural: str, namespace: str | None) -> str:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
 # To decide about a crowd of tasks takes a while. Between two decisions the processor is for the watches and the writes:
 # for so many times as long as the last one took, and at most so many seconds.
-CALM, CALM_MOST = 2.0, 1.0
+CALM, CALM_MOST = 3.0, 1.0
 RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
 RETRY = 1.0  # seconds after a pass in which something failed
 
@@ -64,7 +64,7 @@ class Loop:
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
         self._writer = Writer(cluster, coordinators, self._witness, pace, self._look_again)
-        self._deciding = 0.0  # seconds of the last decision
+        self._deciding = 0.0  # seconds of the last decision, and of what it began
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
 
     def wake(self) -> None:
@@ -80,7 +80,10 @@ class Loop:
     async def _run_once(self) -> None:
         """A pass, and the time until the next is due. What it writes is still under way then."""
         try:
-            self._writer.begin(*await self._pass())
+            found = await self._pass()
+            begun = self._monotonic()
+            self._writer.begin(*found)
+            self._deciding += self._monotonic() - begun
             rest = self._rest()
         except Exception:
             logger.exception("a pass failed; the next one tries again")
