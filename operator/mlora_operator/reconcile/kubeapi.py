@@ -93,7 +93,8 @@ class KubeApi:
 
     async def merge_status(self, path: str, patch: JSON) -> None:
         """The answer, which is the whole object, is not read: the watch brings it."""
-        await self._send("PATCH", f"{path}/status", {"fieldManager": FIELD_MANAGER}, patch, MERGE)
+        query = {"fieldManager": FIELD_MANAGER}
+        await self._call("PATCH", f"{path}/status", query, patch, MERGE, reads_answer=False)
 
     async def merge(self, path: str, patch: JSON) -> JSON:
         """Merge patch. With ``metadata.resourceVersion`` in it, of that very version (else 409)."""
@@ -112,20 +113,10 @@ class KubeApi:
         body: JSON | None = None,
         content_type: str | None = None,
         accept: str = "application/json",
+        *,
+        reads_answer: bool = True,
     ) -> JSON:
-        text = await self._send(method, path, query, body, content_type, accept)
-        return dict(json.loads(text)) if text else {}
-
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str] | None = None,
-        body: JSON | None = None,
-        content_type: str | None = None,
-        accept: str = "application/json",
-    ) -> bytes:
-        """The answer's body. Raises ApiError."""
+        """The answer; empty unless ``reads_answer``. Raises ApiError."""
         headers = {"Accept": accept} | ({"Content-Type": content_type} if content_type else {})
         request = await self._api.param_serialize(
             method,
@@ -145,10 +136,11 @@ class KubeApi:
         finally:
             if self._tally is not None:
                 self._tally(method, resource_of(path), status, self._monotonic() - begun)
-        if answer.status >= 400:
-            content = json.loads(text) if text else {}
+        refused = answer.status >= 400
+        content = json.loads(text) if text and (refused or reads_answer) else {}
+        if refused:
             raise ApiError(answer.status, content.get("message", str(answer.reason)))
-        return bytes(text)
+        return dict(content)
 
 
 def collection(api_version: str, plural: str, namespace: str | None) -> str:
