@@ -20,9 +20,6 @@ from mlora_operator.reporting.targets import Target
 from tests.fixtures.reported import write_adapter
 
 TENSORBOARD = "tensorboard:runs"
-needs_tensorboard = pytest.mark.skipif(
-    importlib.util.find_spec("tensorboard") is None, reason="needs mlora-operator[tensorboard]"
-)
 
 
 class Recorded:
@@ -87,8 +84,8 @@ def test_a_task_that_trains_is_told_of_by_its_newest_loss_and_a_failed_one_by_it
         (["./x"], "Missing option", exit_codes.INVALID),
         (["./x", "--to", "aim:x"], "is no place for a report", exit_codes.INVALID),
         (["./x", "--to", TENSORBOARD, "--follow"], "an adapter has finished", exit_codes.INVALID),
-        pytest.param(["./x", "--to", TENSORBOARD], "no finished adapter", exit_codes.NOT_FOUND, marks=needs_tensorboard),
-        pytest.param(["gs://x", "--to", TENSORBOARD], "is no address", exit_codes.INVALID, marks=needs_tensorboard),
+        (["./x", "--to", TENSORBOARD], "no finished adapter", exit_codes.NOT_FOUND),
+        (["gs://x", "--to", TENSORBOARD], "is no address", exit_codes.INVALID),
     ],
 )  # fmt: skip
 def test_what_cannot_be_reported_ends_with_its_own_number(arguments: list[str], told: str, code: int) -> None:
@@ -99,7 +96,6 @@ def test_what_cannot_be_reported_ends_with_its_own_number(arguments: list[str], 
         assert (told in result.output, result.exit_code) == (True, code)
 
 
-@needs_tensorboard
 def test_an_adapters_folder_is_reported_and_said_how_much_of_it_was_new(tmp_path: Path) -> None:
     adapter = write_adapter(tmp_path / "support-bot")
     arguments = ["report", str(adapter), "--to", f"tensorboard:{tmp_path / 'runs'}"]

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("tensorboard", reason="needs mlora-operator[tensorboard]")
-
 from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
 from mlora_operator.reporting.curves import Finished, Point, ReportError, Run, by_curve
