@@ -20,10 +20,26 @@ def describe(error: ValidationError, root: str = "") -> str:
     )
 
 
+# Of what a manifest holds, not of the Python that it is read into.
+_OF_MANIFESTS: Mapping[str, str] = {
+    "tuple_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "string_type": "must be text; put it in quotes",
+    "extra_forbidden": "unknown field",
+    "missing": "is missing",
+    "too_short": "must have at least {min_length} of them",
+    "too_long": "must have at most {max_length} of them",
+}
+
+
 def words(problem: Mapping[str, Any]) -> str:
     """What is wrong, as the API server says it where that has words of its own."""
-    pattern = problem.get("ctx", {}).get("pattern")
-    return REFUSALS.get(pattern, problem["msg"]) if isinstance(pattern, str) else str(problem["msg"])
+    context = problem.get("ctx", {})
+    pattern = context.get("pattern")
+    told = REFUSALS.get(pattern) if isinstance(pattern, str) else _OF_MANIFESTS.get(problem["type"])
+    return told.format(**context) if told is not None else str(problem["msg"])
 
 
 def _sentence(location: tuple[int | str, ...], message: str, value: object, root: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -19,11 +21,31 @@ from mlora_operator.cli.watch import watch
 
 app = typer.Typer(
     name="mlora",
-    help="Train many LoRA adapters at once on one frozen base model.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        try:
+            known = version("mlora-operator")
+        except PackageNotFoundError:
+            known = "unknown: not installed as a package"
+        output.stdout().print(f"mlora {known}")
+        raise typer.Exit
+
+
+@app.callback()
+def mlora(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train many LoRA adapters at once on one frozen base model."""
+
+
 for command in (run, plan, validate, submit, watch, report, export):
     app.command()(command)
 

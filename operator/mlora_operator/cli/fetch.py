@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -31,6 +32,8 @@ from mlora_operator.download import (
     open_source,
     read_manifest,
 )
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
 EXIT_CODES: dict[type[DownloadError], int] = {
     AdapterNotFound: exit_codes.NOT_FOUND,
@@ -99,6 +102,11 @@ def fetch(options: argparse.Namespace) -> None:
     if "://" in options.what:
         uri = options.what
         access = Access(endpoint=options.endpoint, addressing=options.addressing or "auto")
+    elif not is_name(options.what):
+        raise CommandError(
+            f"{options.what!r} is neither a task's name nor an address such as s3://bucket/prefix",
+            exit_codes.INVALID,
+        )
     else:
         uri, access, uid = _of_task(options)
     folder = options.output_dir or Path(uri.rstrip("/").rsplit("/", 1)[-1])
@@ -126,6 +134,11 @@ def fetch(options: argparse.Namespace) -> None:
             f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, "
             f"base model {manifest.base_model}, {manifest.step} steps)"
         )
+
+
+def is_name(text: str) -> bool:
+    """Whether an object of Kubernetes may be called so."""
+    return len(text) <= 253 and _NAME.fullmatch(text) is not None
 
 
 def manifest_of(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:

@@ -21,7 +21,7 @@ FilesArgument = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", help="text for people, json for programs (one object a line).")
+    Output, typer.Option("--output", "-o", help="text for people, json for programs (one object a line).")
 ]
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace; by default that of the context.")

@@ -49,7 +49,9 @@ def plan(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", metavar="NAME=PLACE", help="Where a base model lies: a folder, file:// or s3://."
+            "--model",
+            metavar="NAME=PLACE",
+            help="Where a base model lies: a folder, or an address (file, s3, hf, https).",
         ),
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, max=64, help="Stages of every pipeline.")] = None,

@@ -10,7 +10,7 @@ import typer
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.adapter_of_task import adapter_of_task
-from mlora_operator.cli.fetch import EXIT_CODES, manifest_of
+from mlora_operator.cli.fetch import EXIT_CODES, is_name, manifest_of
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
 from mlora_operator.cli.output import CommandError, Output, print_json, stdout
 from mlora_operator.cli.reports import Reports
@@ -57,14 +57,17 @@ def report(
         targets = [target(text) for text in to]
     except ValueError as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
-    is_name = "/" not in what
-    if follow and not is_name:
+    of_task = "/" not in what
+    if of_task and not is_name(what):
+        message = f"{what!r} is no task's name; write a folder with a slash, as in ./{what}"
+        raise CommandError(message, exit_codes.INVALID)
+    if follow and not of_task:
         raise CommandError("--follow is for a task's name: an adapter has finished", exit_codes.INVALID)
     reports = Reports(targets, open_reporter, os.environ)
     try:
         for one in targets:  # before anything is waited for
             check_installed(one)
-        if is_name:
+        if of_task:
             uri, access, uid = adapter_of_task(
                 what, namespace, context, endpoint, follow, timeout, reports.seen
             )

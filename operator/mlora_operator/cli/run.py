@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
+from mlora_operator.api.meta import Model, Storage
+from mlora_operator.api.pipeline import BaseModelSource
+from mlora_operator.api.problem import describe
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument, OutputOption, TimeoutOption
 from mlora_operator.cli.output import CommandError, Output, stderr
@@ -32,7 +36,9 @@ def run(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            "--model", metavar="NAME=PLACE", help="Where a base model lies: a folder, file:// or s3://."
+            "--model",
+            metavar="NAME=PLACE",
+            help="Where a base model lies: a folder, or an address (file, s3, hf, https).",
         ),
     ] = None,
     stages: Annotated[
@@ -94,8 +100,11 @@ def run(
     if timeline is not None:
         timeline.unlink(missing_ok=True)  # so that what lies there afterwards is of this run
     folder = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-run-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    _log_to(folder / "operator.log")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _log_to(folder / "operator.log")
+    except OSError as error:
+        raise CommandError(f"--state {folder}: {error.strerror}", exit_codes.INVALID) from error
     place = Place(
         state=folder,
         cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
@@ -138,13 +147,24 @@ def models_of(options: list[str]) -> dict[str, str]:
             models[name] = model_uri(place, Path.cwd())
         except InvalidRun as error:
             raise CommandError(f"--model {option}: {error}", exit_codes.INVALID) from error
+        _check(f"--model {option}", BaseModelSource, name=name, uri=models[name])
     return models
+
+
+def _check(option: str, model: type[Model], **fields: str) -> None:
+    """An option fills in fields of a manifest, so their bounds hold for it, too. Raises CommandError."""
+    try:
+        model.model_validate(fields)
+    except ValidationError as error:
+        raise CommandError(f"{option}: {describe(error)}", exit_codes.INVALID) from error
 
 
 def world_of(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
     """Raises CommandError when the manifests, with these wishes, make no run."""
     if manifests.problems:
         raise CommandError("\n".join(map(str, manifests.problems)), exit_codes.INVALID)
+    if wishes.s3_endpoint is not None:
+        _check(f"--s3-endpoint {wishes.s3_endpoint}", Storage, endpoint=wishes.s3_endpoint)
     try:
         return adapt(manifests, wishes, machine)
     except InvalidRun as error:

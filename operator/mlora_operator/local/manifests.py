@@ -26,6 +26,7 @@ SECRET = "Secret"
 DEFAULT_NAMESPACE = "default"
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_QUOTES = "must be text; put it in quotes"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -145,6 +146,7 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
     about = f"{kind}/{name}" if isinstance(name, str) else kind
 
     problems = [problem(about, path, message) for path, message in _bad_names(name, namespace)]
+    problems += [problem(about, path, message) for path, message in _bad_texts(names)]
     ours = version.split("/")[0] == GROUP or kind.lower() in (task.KIND.lower(), pipeline.KIND.lower())
     if not ours and (version, kind) != ("v1", SECRET):
         return problems or Place(file, document.line_of(prefix), kind, str(namespace), str(name))
@@ -173,12 +175,26 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
 
 def _bad_names(name: Any, namespace: Any) -> Iterator[tuple[Path, str]]:
     rule = "lower-case letters, digits and '-'"
-    if not isinstance(name, str) or not name:
+    if name is None or name == "":
         yield ("metadata", "name"), "is missing"
+    elif not isinstance(name, str):
+        yield ("metadata", "name"), f"{_QUOTES} (got {name!r})"
     elif len(name) > 253 or not _NAME.fullmatch(name):
         yield ("metadata", "name"), f"must be at most 253 {rule} or '.' (got {name!r})"
     if not isinstance(namespace, str) or len(namespace) > 63 or not _LABEL.fullmatch(namespace):
         yield ("metadata", "namespace"), f"must be at most 63 {rule} (got {namespace!r})"
+
+
+def _bad_texts(metadata: Mapping[str, Any]) -> Iterator[tuple[Path, str]]:
+    """A number without quotes, such as the time in ``mlora.dev/retry``, is refused by the API server."""
+    for part in ("labels", "annotations"):
+        held = metadata.get(part) or {}
+        if not isinstance(held, dict):
+            yield ("metadata", part), "must be a mapping"
+            continue
+        for key, text in held.items():
+            if not isinstance(text, str):
+                yield ("metadata", part, key), f"{_QUOTES} (got {text!r})"
 
 
 def _spec(
@@ -205,10 +221,8 @@ def _status(value: Mapping[str, Any]) -> PipelineStatus:
 
 
 def _message(problem: Any) -> str:
-    if problem["type"] == "missing":
-        return "is missing"
-    if problem["type"] == "extra_forbidden":
-        return "unknown field"
+    if problem["type"] in ("missing", "extra_forbidden"):  # what was given is no help
+        return words(problem)
     given = problem.get("input")
     message = words(problem).removeprefix("Value error, ")
     if isinstance(given, str | int | float | bool) and len(str(given)) <= 64:
@@ -227,7 +241,7 @@ def _secret_data(value: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[P
             continue
         for key, text in entries.items():
             if not isinstance(text, str):
-                wrong.append(((part, key), "must be text; put it in quotes"))
+                wrong.append(((part, key), _QUOTES))
             elif part == "stringData":
                 decoded[key] = text
             else:

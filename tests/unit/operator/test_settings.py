@@ -46,7 +46,7 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         ("", "expected a mapping"),
         ("[1]", "expected a mapping"),
         ("a: [", "not YAML"),
-        ("namespace: x\n", "worker: Field required"),
+        ("namespace: x\n", "worker: is missing"),
         (LEAST + "healt: {}\n", "healt"),
         (LEAST + "health: {port: '8081x'}\n", "health.port"),
         (LEAST + "log: {format: xml}\n", "log.format"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def spec(**storage: object) -> LoRATaskSpec:
 
 
 Captured = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize(
+    "what", ["s3:/adapters/a", "./support-bot", "Support_Bot", "s3//b/a", "-", "a" * 254]
+)
+def test_what_is_neither_a_name_nor_an_address_is_refused_before_a_cluster_is_asked(
+    what: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert main([what]) == exit_codes.INVALID
+    assert "neither a task's name nor an address such as s3://bucket/prefix" in capsys.readouterr().err
+
+
+def test_the_command_tells_its_version() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (0, f"mlora {version('mlora-operator')}\n")
 
 
 def test_a_verified_adapter_is_told(published: Path, tmp_path: Path, capsys: Captured) -> None:
