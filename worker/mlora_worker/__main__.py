@@ -18,6 +18,7 @@ from types import FrameType
 
 from pydantic import ValidationError
 
+from mlora_worker.allocator import ask_for_huge_pages
 from mlora_worker.log_lines import set_up_logging
 from mlora_worker.protocol import WorkerConfig
 from mlora_worker.termination import Termination
@@ -33,6 +34,8 @@ def main() -> None:
         raise SystemExit(EXIT_USAGE) from None
     set_up_logging(config.log_format, rank, config.pipeline)
     allow_open_files()
+    if config.memory_budget is not None:
+        ask_for_huge_pages()
     termination = Termination(config.termination_seconds, lambda: _leave(0))
 
     def stop(signum: int, _: FrameType | None) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.coordinator.checkpoints import OpenPlace
+from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
 from mlora_worker.coordinator.patience import Lane
 from mlora_worker.coordinator.prepare import BaseModel
@@ -57,6 +57,7 @@ from mlora_worker.stream.costs import launch_tokens, stage_costs
 from mlora_worker.stream.items import ITEM, Checkpoint, Evaluate, Item, Keep, Train
 from mlora_worker.stream.turns import Turns
 from mlora_worker.termination import Termination
+from mlora_worker.threads import started_pool
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,9 @@ class _FirstRank:
 
     def run(self, termination: Termination) -> None:
         config, run_id = self._config, uuid.uuid4().hex
+        # Before the memory has a limit that a new thread would not find room in.
+        preparing, resuming = _lane(_PREPARING, "prepare"), _lane(_PREPARING, "resume")
+        storing, later = _lane(_STORING, "store"), Later().start()
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
         host = None if _has_own_network() else config.coordinator_host
         serve_in_thread(app, host, config.http_port)
@@ -171,9 +175,10 @@ class _FirstRank:
                 microbatch_tokens=config.microbatch_tokens,
                 open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
                 announce=announce,
-                preparing=_lane(_PREPARING, "prepare"),
-                resuming=_lane(_PREPARING, "resume"),
-                storing=_lane(_STORING, "store"),
+                preparing=preparing,
+                resuming=resuming,
+                storing=storing,
+                later=later,
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
@@ -314,7 +319,7 @@ def _run_later_rank(
     def evaluated(number: int, scores: Tensor) -> None:
         spoke.send({"kind": "evaluated", "number": number, "scores": [repr(one) for one in scores.tolist()]})
 
-    sending = ThreadPoolExecutor(1, "checkpoints")  # the loop goes on meanwhile
+    sending = started_pool(1, "checkpoints")  # the loop goes on meanwhile
 
     def checkpointed(item: Checkpoint, part: StageState) -> None:
         def send() -> None:
@@ -346,7 +351,7 @@ def _run_later_rank(
 
 
 def _lane(threads: int, name: str) -> Lane:
-    return Lane(ThreadPoolExecutor(threads, name), ThreadPoolExecutor(threads, f"{name}-again"))
+    return Lane(started_pool(threads, name), started_pool(threads, f"{name}-again"))
 
 
 def _serve_metrics(

@@ -21,14 +21,22 @@ class Later:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._thread: threading.Thread | None = None
 
+    def start(self) -> Later:
+        """Its thread, unless it is there. Best before the machine may lack one: ``__call__`` does it too. Raises
+        RuntimeError where there is none."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="later", daemon=True)
+                thread.start()
+                self._thread = thread
+        return self
+
     def __call__(self, seconds: float, call: Callable[[], None]) -> None:
-        """Returns at once."""
+        """Returns at once. Raises as ``start`` does; the call is made all the same, once a later one finds a thread."""
         with self._changed:
             heapq.heappush(self._waiting, (time.monotonic() + seconds, next(self._order), call))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="later", daemon=True)
-                self._thread.start()
             self._changed.notify()
+        self.start()
 
     def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from mlora_worker.lora.lasting import lasting_zeros
 from mlora_worker.protocol import InitialWeights
 
 _ALIGNMENT = 16  # elements: each tensor starts on a cache line
@@ -64,8 +65,8 @@ class Adapter:
             for group, rank in zip(self._groups, self._ranks, strict=True)
             for inputs in {inputs for inputs, _ in group.values()}
         )
-        self.parameters = nn.Parameter(torch.zeros(elements, device=device))
-        self.gradient = torch.zeros_like(self.parameters, requires_grad=False)
+        self.parameters = nn.Parameter(lasting_zeros(elements, device))
+        self.gradient = lasting_zeros(elements, device)
         self._stacks = self._stacked(self.parameters.detach())
         self.gradients = self._stacked(self.gradient)
         for path, pair in self._by_path(self._stacks).items():

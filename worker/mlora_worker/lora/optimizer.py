@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from mlora_worker.lora.adapter import Adapter
+from mlora_worker.lora.lasting import lasting_zeros
 from mlora_worker.protocol import Training
 from mlora_worker.stream.items import Update
 
@@ -29,7 +30,8 @@ class TaskOptimizer:
             weight_decay=training.weight_decay,
         )
         # All that the task will hold is taken when it is loaded: an update in the midst of training cannot lack it.
-        self.restore(0, torch.zeros_like(adapter.gradient), torch.zeros_like(adapter.gradient))
+        elements, device = adapter.gradient.numel(), adapter.gradient.device
+        self.restore(0, lasting_zeros(elements, device), lasting_zeros(elements, device))
 
     def apply(self, update: Update) -> None:
         """Close a step: clip, AdamW, zero the gradients."""

@@ -2,8 +2,9 @@
 
 On CUDA torch's allocator keeps it. On the CPU the kernel does (``RLIMIT_DATA``): the process may grow, from where it is
 with its model loaded, by what the budget leaves beside the model, and a little for what is no tensor (``OWN_GROWTH``).
-The kernel counts the whole stack of a thread, used or not, so those that start later get small ones. Blocks that were freed
-and kept are not counted against it. A failed allocation is a fault like any other lack of memory
+The kernel counts the whole stack of a thread, used or not, so those that start later get small ones. It counts blocks that
+were freed and kept, too: those that are there already are added to the limit, and from then on large ones are not kept
+(``allocator.py``). A failed allocation is a fault like any other lack of memory
 (``faults.py``).
 """
 
@@ -17,10 +18,12 @@ from pathlib import Path
 
 import torch
 
+from mlora_worker.allocator import give_back_freed_memory
+
 log = logging.getLogger(__name__)
 
 _STACK = 512 * 2**10  # bytes; torch's own threads are there already, Python's need little
-_THREADS = 80  # most that start later: what is fetched, prepared, stored (rank.py)
+_THREADS = 56  # most that start later: requests, what is fetched; pools are there before (threads.py)
 OWN_GROWTH = 32 * 2**20 + _THREADS * _STACK  # bytes: Python's objects, and stacks
 
 
@@ -35,6 +38,7 @@ def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, budget / total), device)
         return True
+    give_back_freed_memory()
     used = _data_bytes()
     if used is None:
         return False
@@ -72,9 +76,7 @@ class _MallInfo(ctypes.Structure):
 def _free_heap_bytes() -> int:
     """Of the C library's heap, what is free; 0 where it does not tell (another library than glibc 2.33 or later)."""
     try:
-        library = ctypes.CDLL(None)
-        library.malloc_trim(0)
-        mallinfo = library.mallinfo2
+        mallinfo = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
         return 0
     mallinfo.restype = _MallInfo

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from mlora_worker.coordinator.later import Later
 
 
@@ -23,3 +25,23 @@ def test_calls_are_made_when_they_are_due_and_one_that_fails_holds_none_up() -> 
     assert over.wait(10)
     assert made == ["at once", "fails", "second", "last"]
     assert whose == {"later"}
+
+
+def test_a_call_is_made_though_no_thread_could_be_started_when_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = Later().start()  # as a rank does before its memory has a limit
+    bare, made = Later(), threading.Semaphore(0)
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        started(0.0, made.release)
+        assert made.acquire(timeout=10)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            bare(0.0, made.release)
+    bare(0.0, made.release)
+    assert made.acquire(timeout=10)
+    assert made.acquire(timeout=10)
