@@ -58,6 +58,10 @@ lint: setup ## Style, types, and which way imports point
 	@# All tests at once, as they are collected in the test commands: a broken import or fixture shows here.
 	@found=$$(OMP_NUM_THREADS=1 $(PYTEST) --collect-only -qq tests) || { tail -n 20 <<<"$$found"; exit 1; }
 
+.PHONY: audit
+audit: ## Known vulnerabilities of the pinned packages, as PyPI tells them (needs uv and the network)
+	uvx pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+
 .PHONY: unit
 unit: setup ## Tests of pure code
 	@# Tensors of tests are tiny: a second thread costs more than it gives.
