@@ -2,21 +2,22 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* A release may begin with a digit and have dots, a Service may not. */}}
 {{- define "mlora.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" -}}
-{{- else -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
 {{- $name := include "mlora.name" . -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" -}}
+{{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
+{{- $full = $full | replace "." "-" -}}
+{{- if not (regexMatch "^[a-z]" $full) -}}
+{{- $full = printf "mlora-%s" $full -}}
 {{- end -}}
+{{- $full | trunc 63 | trimSuffix "-" -}}
 {{- end -}}
 
 {{- define "mlora.selector" -}}
-app.kubernetes.io/name: {{ include "mlora.name" . }}
+app.kubernetes.io/name: {{ include "mlora.name" . | quote }}
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/component: operator
 {{- end -}}
@@ -48,6 +49,40 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
+{{/* What a schema cannot say, and the operator would refuse at its start. */}}
+{{- define "mlora.checked" -}}
+{{- with .Values.leaderElection -}}
+{{- if ge (int64 .deadlineSeconds) (int64 .leaseSeconds) -}}
+{{- fail "leaderElection.deadlineSeconds must be less than leaderElection.leaseSeconds" -}}
+{{- end -}}
+{{- end -}}
+{{- $ports := list (int64 .Values.health.port) -}}
+{{- if .Values.metrics.enabled -}}{{- $ports = append $ports (int64 .Values.metrics.port) -}}{{- end -}}
+{{- if .Values.page.enabled -}}{{- $ports = append $ports (int64 .Values.page.port) -}}{{- end -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail "health.port, metrics.port and page.port must differ" -}}
+{{- end -}}
+{{- with .Values.metrics.workers -}}
+{{- if and .enabled (has (.port | int64 | toString) (list "8080" "29400" "29500")) -}}
+{{- fail (printf "metrics.workers.port %s is one that workers use themselves" (.port | int64 | toString)) -}}
+{{- end -}}
+{{- end -}}
+{{- $former := "" -}}
+{{- range .Values.metrics.priorities -}}
+{{- if and $former (le (int64 .) (int64 $former)) -}}
+{{- fail "metrics.priorities must ascend" -}}
+{{- end -}}
+{{- $former = int64 . | toString -}}
+{{- end -}}
+{{- $names := list -}}
+{{- range .Values.models -}}
+{{- if has .name $names -}}
+{{- fail (printf "models: %s stands twice" .name) -}}
+{{- end -}}
+{{- $names = append $names .name -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "mlora.lease" -}}
 {{- default (include "mlora.fullname" .) .Values.leaderElection.leaseName -}}
 {{- end -}}
@@ -57,6 +92,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 1e+06, which is text to many YAML readers.
 */}}
 {{- define "mlora.settings" -}}
+{{- include "mlora.checked" . -}}
 {{- $models := list -}}
 {{- range .Values.models -}}
 {{- $models = append $models (mergeOverwrite (deepCopy $.Values.pipelineDefaults) .) -}}
@@ -73,11 +109,18 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 {{- $scraped = list (dict "from" .Values.networkPolicy.metricsFrom "ports" $ports) -}}
 {{- end -}}
 {{- end -}}
+{{- $egress := .Values.networkPolicy.workerEgress -}}
+{{- $more := without (.Values.networkPolicy.dnsPorts | toStrings) "53" -}}
+{{- range $more -}}
+{{- $port := int64 . -}}
+{{- $ports := list (dict "protocol" "UDP" "port" $port) (dict "protocol" "TCP" "port" $port) -}}
+{{- $egress = append $egress (dict "ports" $ports) -}}
+{{- end -}}
 {{- $network := dict
   "enabled" .Values.networkPolicy.enabled
   "operatorLabels" (include "mlora.selector" . | fromYaml)
   "ingress" $scraped
-  "egress" .Values.networkPolicy.workerEgress -}}
+  "egress" $egress -}}
 {{- dict
   "namespace" .Release.Namespace
   "watchNamespaces" .Values.watchNamespaces

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from ipaddress import ip_address, ip_network
+from itertools import product
 from typing import Any
 
 import helm_python
 import pytest
 
 from mlora_operator.api import crd
+from mlora_operator.manifests.networkpolicy import network_policy
+from mlora_operator.manifests.owner import Owner
 from mlora_operator.settings import Settings, parse_settings
 
 from .conftest import CHART, Objects
@@ -303,13 +308,18 @@ def test_rights_to_make_network_policies_come_with_the_policies(render: Render) 
 def test_names_and_labels_that_are_numbers_stay_text(render: Render) -> None:
     """A build's number as the release's name; what YAML takes for a number the API server refuses."""
     values = {
+        "nameOverride": "2026",
         "commonLabels": {"cost-centre": "4711"},
         "watchNamespaces": ["2026"],
+        "priorityClassName": "100",
+        "serviceAccount": {"name": "123"},
+        "networkPolicy": {"enabled": True},
         "page": {"enabled": True},
         "metrics": {
             "serviceMonitor": {"enabled": True},
             "podMonitor": {"enabled": True},
             "workers": {"enabled": True},
+            "rules": {"enabled": True},
         },
     }
     objects = render(values, "4711", "1234")
@@ -320,7 +330,124 @@ def test_names_and_labels_that_are_numbers_stay_text(render: Render) -> None:
         metadata = one["metadata"]
         texts = [metadata["name"], metadata.get("namespace", ""), *metadata.get("labels", {}).values()]
         assert all(isinstance(text, str) for text in texts), f"{kind} {name}: {texts}"
-    deployment = objects["Deployment", "4711-mlora-operator"]
+    deployment = objects["Deployment", "mlora-4711-2026"]
     assert deployment["spec"]["selector"]["matchLabels"]["app.kubernetes.io/instance"] == "4711"
     assert deployment["metadata"]["labels"]["cost-centre"] == "4711"
-    assert ("RoleBinding", "2026/4711-mlora-operator") in objects
+    pod = deployment["spec"]["template"]["spec"]
+    assert (pod["priorityClassName"], pod["serviceAccountName"]) == ("100", "123")
+    assert ("RoleBinding", "2026/mlora-4711-2026") in objects
+    settings = parse_settings(
+        objects["ConfigMap", "mlora-4711-2026"]["data"]["settings.json"], "settings.json"
+    )
+    assert settings.network_policy.operator_labels["app.kubernetes.io/name"] == "2026"
+
+
+@pytest.mark.parametrize(
+    ("values", "release"),
+    [
+        ({}, "4711"),
+        ({}, "team.a"),
+        ({}, "9." + "a" * 51),
+        ({"fullnameOverride": "null"}, "rel"),
+        ({"fullnameOverride": "2026"}, "rel"),
+        ({"fullnameOverride": "a" * 63}, "rel"),
+    ],
+)
+def test_a_service_has_a_name_that_the_api_server_takes(
+    render: Render, values: dict[str, Any], release: str
+) -> None:
+    """It must begin with a letter and has no dots; a release's name may have both."""
+    found = render({**values, "page": {"enabled": True}}, release)
+    names = [
+        name for kind, name in found if kind in ("Service", "Deployment", "NetworkPolicy", "ServiceAccount")
+    ]
+    assert len(names) == 5
+    for name in names:
+        assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"leaderElection": {"leaseSeconds": 8}},
+            "deadlineSeconds must be less than leaderElection.leaseSeconds",
+        ),
+        ({"metrics": {"port": 8081}}, "health.port, metrics.port and page.port must differ"),
+        ({"page": {"enabled": True, "port": 8080}}, "health.port, metrics.port and page.port must differ"),
+        (
+            {"metrics": {"workers": {"enabled": True, "port": 29400}}},
+            "metrics.workers.port 29400 is one that workers",
+        ),
+        ({"metrics": {"priorities": [0, 10, 5]}}, "metrics.priorities must ascend"),
+        ({"models": [MODEL, MODEL]}, f"models: {MODEL['name']} stands twice"),
+    ],
+)
+def test_what_the_operator_would_refuse_at_its_start_is_refused_before(
+    render: Render, values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(helm_python.HelmError, match=words):
+        render(values)
+
+
+def test_values_that_only_look_like_those_are_taken(render: Render) -> None:
+    values = {
+        "metrics": {"enabled": False, "port": 8081, "priorities": [-2_000_000, -5, 0, 1_000_000, 2_000_000]},
+        "page": {"port": 8080},
+        "leaderElection": {"leaseSeconds": 11},
+    }
+    assert settings_of(render(values)).metrics.priorities[-1] == 2_000_000
+
+
+def test_dns_is_reached_where_its_pods_listen_by_operator_and_workers(render: Render) -> None:
+    """Of OpenShift: 5353. The network sees a packet behind the Service."""
+    objects = render({"networkPolicy": {"enabled": True, "dnsPorts": [53, 5353]}})
+    own = objects["NetworkPolicy", "rel-mlora-operator"]["spec"]["egress"]
+    policy = settings_of(objects).network_policy
+    workers = network_policy(Owner("team-a", "toy", "uid"), policy, "mlora-system")["spec"]["egress"]
+    for egress in (own, workers):
+        everywhere = [port for rule in egress if "to" not in rule for port in rule["ports"]]
+        for port, protocol in product((53, 5353), ("UDP", "TCP")):
+            assert {"protocol": protocol, "port": port} in everywhere
+    plain = render({"networkPolicy": {"enabled": True}})
+    assert settings_of(plain).network_policy.egress == policy.egress[:-1]
+
+
+def test_workers_may_leave_for_both_kinds_of_addresses_but_to_no_metadata_service(render: Render) -> None:
+    objects = render({"networkPolicy": {"enabled": True}})
+    (rule,) = settings_of(objects).network_policy.egress
+    blocks = [peer["ipBlock"] for peer in rule["to"]]
+    for address, allowed in (
+        ("93.184.216.34", True), ("169.254.169.254", False),
+        ("2606:2800:220::1", True), ("fe80::1", False), ("fd00:ec2::254", False),
+    ):  # fmt: skip
+        where = ip_address(address)
+        inside = [
+            where in ip_network(block["cidr"])
+            and not any(where in ip_network(one) for one in block["except"])
+            for block in blocks
+        ]
+        assert any(inside) is allowed, address
+
+
+def test_without_rules_to_the_api_server_the_policy_is_still_one(render: Render) -> None:
+    """Where another policy of the cluster lets everybody there."""
+    objects = render({"networkPolicy": {"enabled": True, "apiServerEgress": []}})
+    assert len(objects["NetworkPolicy", "rel-mlora-operator"]["spec"]["egress"]) == 2
+
+
+def test_all_objects_but_the_crds_have_the_common_labels(render: Render) -> None:
+    objects = render(
+        {
+            "commonLabels": {"team": "ml"},
+            "page": {"enabled": True},
+            "podDisruptionBudget": {"enabled": True},
+            "networkPolicy": {"enabled": True},
+        }
+    )
+    lacking = [
+        key
+        for key, one in objects.items()
+        if key[0] != "NOTES" and "team" not in one["metadata"].get("labels", {})
+    ]
+    assert {kind for kind, _ in lacking} == {"CustomResourceDefinition"}
