@@ -20,7 +20,10 @@ if status.observedGeneration ~= nil and status.observedGeneration < (obj.metadat
   return { status = "Progressing", message = "the operator has not yet seen the last change" }
 end
 if status.state == "Failed" then
-  return { status = "Degraded", message = words("Ready") }
+  -- Its Secret may come with the same sync.
+  local reason = (held["Ready"] or {}).reason
+  local health = reason == "SecretNotFound" and "Progressing" or "Degraded"
+  return { status = health, message = words("Ready") }
 end
 if held["Stalled"] ~= nil and held["Stalled"].status == "True" then
   return { status = "Degraded", message = words("Stalled") }

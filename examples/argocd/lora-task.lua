@@ -25,6 +25,10 @@ if is("Succeeded") then
   return { status = "Healthy", message = adapter.uri or words("Succeeded") }
 end
 if is("Failed") then
+  local wished = (obj.metadata.annotations or {})["mlora.dev/retry"]
+  if wished ~= nil and wished ~= status.retry then
+    return { status = "Progressing", message = "failed, and is about to be tried again" }
+  end
   return { status = "Degraded", message = words("Failed") }
 end
 if obj.spec ~= nil and obj.spec.suspend == true then

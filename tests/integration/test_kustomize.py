@@ -58,6 +58,67 @@ def test_names_of_secrets_follow_and_images_are_set(example: Path) -> None:
     assert pipeline.spec.worker.image == "registry.example.com/mlora-worker:0.1.0"
 
 
+def test_all_that_the_workers_of_a_pipeline_name_is_followed(example: Path) -> None:
+    """As in a pod: pull secrets, variables, volumes."""
+    overlay = example / "overlays/workers"
+    overlay.mkdir()
+    worker = {
+        "imagePullSecrets": [{"name": "keys"}],
+        "env": [
+            {"name": "A", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "a"}}},
+            {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "map", "key": "a"}}},
+        ],
+        "volumes": [
+            {"name": "a", "secret": {"secretName": "keys"}},
+            {"name": "b", "configMap": {"name": "map"}},
+            {
+                "name": "c",
+                "projected": {"sources": [{"secret": {"name": "keys"}}, {"configMap": {"name": "map"}}]},
+            },
+            {"name": "d", "persistentVolumeClaim": {"claimName": "disk"}},
+        ],
+    }
+    disk = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "disk"}, "spec": {}}
+    (overlay / "disk.yaml").write_text(yaml.safe_dump(disk))
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namePrefix": "x-",
+        "resources": ["../../base", "disk.yaml"],
+        "secretGenerator": [{"name": "keys", "literals": ["a=b"]}],
+        "configMapGenerator": [{"name": "map", "literals": ["a=b"]}],
+        "patches": [
+            {
+                "target": {"kind": "LoRAPipeline"},
+                "patch": yaml.safe_dump([{"op": "add", "path": "/spec/worker", "value": worker}]),
+            },
+            {
+                "target": {"kind": "LoRATask"},
+                "patch": yaml.safe_dump(
+                    [
+                        {
+                            "op": "add",
+                            "path": "/spec/dataset/chatTemplateRef",
+                            "value": {"name": "map", "key": "a"},
+                        }
+                    ]
+                ),
+            },
+        ],
+    }
+    (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    found = build(overlay)
+    keys = next(one.place.name for one in found.secrets)
+    (map_,) = (place.name for place in found.others if place.kind == "ConfigMap")
+    (pipeline,), (task,) = found.pipelines, found.tasks
+    spec = pipeline.spec.worker
+    assert spec.image_pull_secrets == ({"name": keys},)
+    told = yaml.safe_dump([*spec.env, *spec.volumes])
+    assert (told.count(keys), told.count(map_), told.count("claimName: x-disk")) == (3, 3, 1)
+    assert task.spec.dataset.chat_template_ref is not None
+    assert task.spec.dataset.chat_template_ref.name == map_
+
+
 def test_a_generated_config_map_is_followed_with_its_hash(example: Path) -> None:
     overlay = example / "overlays/rows"
     overlay.mkdir()

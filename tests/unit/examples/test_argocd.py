@@ -9,6 +9,8 @@ import pytest
 import yaml
 from lupa import lua51
 
+from mlora_operator.manifests.names import RETRY
+
 FOLDER = Path(__file__).parents[3] / "examples" / "argocd"
 # Libraries that a health check does not get.
 CLOSED = ("os", "io", "package", "require", "debug", "dofile", "loadfile", "python")
@@ -30,10 +32,14 @@ def condition(type_: str, status: str = "True", reason: str = "R", message: str 
 
 
 def task(
-    *conditions: dict[str, str], generation: int = 1, suspend: bool = False, **status: Any
+    *conditions: dict[str, str],
+    generation: int = 1,
+    suspend: bool = False,
+    annotations: dict[str, str] | None = None,
+    **status: Any,
 ) -> dict[str, Any]:
     return {
-        "metadata": {"name": "a", "generation": generation},
+        "metadata": {"name": "a", "generation": generation, "annotations": annotations or {}},
         "spec": {"suspend": suspend},
         "status": {"conditions": list(conditions), **status},
     }
@@ -59,6 +65,16 @@ TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "failed": (
         task(condition("Failed", reason="InvalidRow"), state="Failed"),
+        "Degraded",
+        "InvalidRow: words",
+    ),
+    "failed, and its user asks for another try": (
+        task(condition("Failed", reason="InvalidRow"), state="Failed", retry="1", annotations={RETRY: "2"}),
+        "Progressing",
+        "failed, and is about to be tried again",
+    ),
+    "failed, after another try": (
+        task(condition("Failed", reason="InvalidRow"), state="Failed", retry="2", annotations={RETRY: "2"}),
         "Degraded",
         "InvalidRow: words",
     ),
@@ -125,6 +141,11 @@ PIPELINES: dict[str, tuple[dict[str, Any], str, str]] = {
         "Degraded",
         "RestartLimitReached: words",
     ),
+    "its Secret may come with the same sync": (
+        task(condition("Ready", "False", "SecretNotFound"), state="Failed"),
+        "Progressing",
+        "SecretNotFound: words",
+    ),
     "stalled": (
         task(condition("Ready"), condition("Stalled", reason="NoProgress"), state="Ready"),
         "Degraded",
@@ -147,6 +168,12 @@ PIPELINES: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_health_of_a_pipeline(case: str) -> None:
     obj, status, message = PIPELINES[case]
     assert health("lora-pipeline.lua", obj) == (status, message)
+
+
+def test_what_is_ignored_is_not_set_back_by_a_sync() -> None:
+    spec = yaml.safe_load((FOLDER / "application.yaml").read_text())["spec"]
+    assert spec["ignoreDifferences"]
+    assert "RespectIgnoreDifferences=true" in spec["syncPolicy"]["syncOptions"]
 
 
 @pytest.mark.parametrize(
