@@ -8,12 +8,26 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 
 from mlora_operator.cli import exit_codes
 
 
 def main() -> None:
     """Entry point: an expected error is one line on standard error and a number, never a stack trace."""
+    guarded(_main)
+
+
+def guarded(call: Callable[[], None]) -> None:
+    """``call``, whose unexpected errors are shown with their trace and end with a number of their own."""
+    try:
+        call()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(exit_codes.BROKEN)
+
+
+def _main() -> None:
     if sys.argv[1:2] == ["fetch"]:
         from mlora_operator.cli.fetch import main as fetch
 
@@ -29,4 +43,4 @@ def main() -> None:
     all_commands()
 
 
-__all__ = ["main"]
+__all__ = ["guarded", "main"]

@@ -10,4 +10,5 @@ UNREACHABLE = 4  # the cluster or the store does not answer, or refuses the keys
 NOT_FOUND = 5  # no such task, or no finished adapter there
 CORRUPT = 6  # an adapter's files are not what its manifest says
 REFUSED = 7  # the cluster, or the operator, does not take the task
+BROKEN = 70  # a fault of the program itself; Python's own 1 would say that a task failed
 INTERRUPTED = 130  # Ctrl-C
