@@ -205,6 +205,20 @@ def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None
     assert ("mlora.dev", "loratasks/status", "patch") in rules
 
 
+def test_the_page_about_security_has_the_rules_as_they_are(render: Render) -> None:
+    page = (CHART.parents[1] / "docs" / "operators" / "security.md").read_text()
+    table = re.search(r"(?:^\|.*\n)+", page.partition("## Rights")[2], re.MULTILINE)
+    assert table is not None
+    told = set()
+    for line in table[0].splitlines()[2:]:
+        what, verbs, _ = (cell.strip() for cell in line.strip("|").split("|"))
+        for resource in re.findall(r"`([^`]+)`", what):
+            if resource not in ("leases", "namespaces"):  # of rules of their own
+                told |= {(resource, verb) for verb in re.split(r", ", verbs)}
+    real = rules_of(render({"networkPolicy": {"enabled": True}}), "rel-mlora-operator")
+    assert told == {(resource, verb) for _, resource, verb in real}
+
+
 def test_all_namespaces_are_watched_through_one_cluster_binding(render: Render) -> None:
     objects = render({})
     assert ("ClusterRoleBinding", "rel-mlora-operator") in objects
