@@ -83,6 +83,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "file", sorted(CHART.parents[1].glob("examples/*values*.yaml")), ids=lambda file: file.name
+)
+def test_values_of_the_examples_are_accepted(file: Any) -> None:
+    validate(yaml.safe_load(file.read_text()))
+
+
 @pytest.mark.parametrize("case", GOOD)
 def test_good_values_are_accepted(case: str) -> None:
     validate(GOOD[case])
