@@ -132,8 +132,12 @@ class StageFit:
 
     def _upper(self, line: Line, shape: Shape, exact: float) -> float:
         """The interval grows with each doubling of the width beyond what was sampled."""
-        beyond = max(0.0, math.log2(shape.tokens / self.widest)) if self.widest and shape.tokens else 0.0
-        return (exact + line.coefficients.of(shape)) * (1 + line.interval * (1 + beyond))
+        return (exact + line.coefficients.of(shape)) * self.interval_factor(line, shape.tokens)
+
+    def interval_factor(self, line: Line, tokens: float) -> float:
+        """On what is predicted of a microbatch so wide."""
+        beyond = max(0.0, math.log2(tokens / self.widest)) if self.widest and tokens else 0.0
+        return 1 + line.interval * (1 + beyond)
 
 
 @lru_cache(maxsize=256)

@@ -6,12 +6,14 @@ The bytes are the same to the last one (a property test compares them); the mode
 
 from __future__ import annotations
 
+import sys
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from mlora_operator.memory.fit import StageFit
+from mlora_operator.memory.fit import LEAST_INTERVAL, StageFit
 from mlora_operator.memory.model import (
     Demand,
     MemoryModel,
@@ -22,9 +24,11 @@ from mlora_operator.memory.model import (
     widest_shape,
 )
 from mlora_worker.protocol import ModelFacts, StageReport
-from mlora_worker.stream.footprint import InputGroup, Shape, input_groups, low_rank
+from mlora_worker.stream.footprint import InputGroup, Shape, floor_bytes, input_groups, low_rank
 from mlora_worker.stream.planner import tokens_held
 from mlora_worker.stream.targets import ranks_of
+
+_WIDTHS = 10_000  # that are remembered
 
 ToldGroups = tuple[int, tuple[tuple[str, ...], ...]]  # number of a stage, its input groups as it reports them
 
@@ -89,6 +93,35 @@ class StageLayout:
         return known
 
 
+class Sums(NamedTuple):
+    """Of the tasks of a set on one stage."""
+
+    tasks: tuple[Brought, ...]  # the narrowest first
+    certain: int  # bytes: frozen weights and adapters
+    longest_row: int
+    step_tokens: int
+    parameters: int  # of the largest adapter
+    groups: int  # that any of them adapts: a bit each
+
+
+class _Curve(NamedTuple):
+    """A line (``fit``) for microbatches of one width and length of rows: (exact + base + slope * layer) * factor."""
+
+    base: float
+    slope: float
+    factor: float
+
+
+class _Width(NamedTuple):
+    """What sets have in common whose widest microbatches have as many tokens, in rows as long."""
+
+    kept: _Curve
+    forward: _Curve
+    backward: _Curve
+    hidden_bytes: int
+    most_held: int  # tokens, however many a step has
+
+
 @dataclass(frozen=True, slots=True)
 class StageReckoning:
     """One stage under one model."""
@@ -99,42 +132,95 @@ class StageReckoning:
     microbatch_tokens: int
     fit: StageFit
     budget: int  # bytes
+    widths: dict[tuple[int, int], _Width] = field(default_factory=dict, compare=False)
 
-    def fits(self, tasks: Sequence[Brought]) -> bool:
-        certain = self.stage.resident_bytes + sum(one.adapter for one in tasks)
-        return certain <= self.budget and certain + self._activations(tasks) <= self.budget
+    def sums(self, tasks: Iterable[Brought]) -> Sums:
+        each = tuple(sorted(tasks))
+        groups = 0
+        for one in each:
+            groups |= one.groups
+        return Sums(
+            each,
+            self.stage.resident_bytes + sum(one.adapter for one in each),
+            max((one.longest_row for one in each), default=0),
+            sum(one.step_tokens for one in each),
+            max((one.parameters for one in each), default=0),
+            groups,
+        )
 
-    def needed(self, tasks: Sequence[Brought]) -> int:
+    def fits(self, sums: Sums) -> bool:
+        return sums.certain <= self.budget and self.needed(sums) <= self.budget
+
+    def fits_beside(self, sums: Sums, one: Brought) -> bool:
+        certain = sums.certain + one.adapter
+        if certain > self.budget:
+            return False
+        tasks = list(sums.tasks)
+        insort(tasks, one)
+        activations = self._activations(
+            tasks,
+            max(sums.longest_row, one.longest_row),
+            sums.step_tokens + one.step_tokens,
+            max(sums.parameters, one.parameters),
+            sums.groups | one.groups,
+        )
+        return certain + activations <= self.budget
+
+    def needed(self, sums: Sums) -> int:
         """Bytes."""
-        return self.stage.resident_bytes + sum(one.adapter for one in tasks) + self._activations(tasks)
-
-    def _activations(self, tasks: Sequence[Brought]) -> int:
+        tasks, certain, longest, steps, parameters, groups = sums
         if not tasks:
-            return activation_bytes(self.fit, Shape(0, 0), 0)
-        longest = max(one.longest_row for one in tasks)
-        steps = sum(one.step_tokens for one in tasks)
-        tokens = min(max(self.microbatch_tokens, longest), steps)
-        exact, layer = self._exact(tasks, tokens)
-        shape = widest_shape(
-            self.layout.facts, self.stage, self.stages, tokens, longest, exact, layer,
-            max(one.parameters for one in tasks),
-        )  # fmt: skip
-        return activation_bytes(self.fit, shape, tokens_held(steps, tokens, self.stages)[self.stage.stage])
+            return certain + activation_bytes(self.fit, Shape(0, 0), 0)
+        return certain + self._activations(tasks, longest, steps, parameters, groups)
 
-    def _exact(self, tasks: Sequence[Brought], tokens: int) -> tuple[int, int]:
+    def _activations(
+        self, tasks: Sequence[Brought], longest: int, steps: int, parameters: int, groups: int
+    ) -> int:
+        """``model.activation_bytes``, in the same floating-point operations."""
+        tokens = min(max(self.microbatch_tokens, longest), steps)
+        exact, layer = self._exact(tasks, tokens, groups)
+        kept, forward, backward, hidden, most_held = self.widths.get((tokens, longest)) or self._width(
+            tokens, longest
+        )
+        in_peak = max(0.0, exact - layer)
+        peak = max(
+            (in_peak + (forward.base + forward.slope * layer)) * forward.factor,
+            (in_peak + (backward.base + backward.slope * layer)) * backward.factor,
+            floor_bytes(parameters, hidden) * (1 + LEAST_INTERVAL),
+        )
+        others = (exact + (kept.base + kept.slope * layer)) * kept.factor
+        return int((others * (min(steps, most_held) - tokens) / tokens + peak) * self.fit.correction)
+
+    def _width(self, tokens: int, longest: int) -> _Width:
+        facts, fit, number = self.layout.facts, self.fit, self.stage.stage
+        shape = widest_shape(facts, self.stage, self.stages, tokens, longest, 0, 0, 0)
+        kept, forward, backward = (
+            _Curve(line.coefficients.of(shape), line.coefficients.b5, fit.interval_factor(line, tokens))
+            for line in (fit.kept, fit.forward, fit.backward)
+        )
+        hidden = tokens * facts.hidden_size * facts.dtype_bytes
+        whole = sys.maxsize  # tokens of a step that is too long to limit anything
+        most_held = tokens_held(whole, tokens, self.stages)[number]
+        if len(self.widths) >= _WIDTHS:
+            self.widths.clear()
+        made = self.widths[tokens, longest] = _Width(kept, forward, backward, hidden, most_held)
+        return made
+
+    def _exact(self, tasks: Sequence[Brought], tokens: int, groups: int) -> tuple[int, int]:
         """``footprint.exact_parts`` of the microbatch with the most low-rank activations: all of it, and of a layer."""
-        low = last_low = adapted = 0
+        low = last_low = 0
         by_layer = [0] * len(self.layout.layers)
         left = tokens
-        for one in sorted(tasks, reverse=True):
+        for one in reversed(tasks):
             own = min(one.step_tokens, left)
             left -= own
             low += one.low * own
             last_low -= one.less_low * own
-            adapted |= one.groups
             for layer, low_there in enumerate(one.by_layer):
                 by_layer[layer] += low_there * own
-        inputs = self.layout.inputs_of(adapted)
+            if not left:
+                break
+        inputs = self.layout.inputs_of(groups)
         element, half = tokens * self.layout.facts.dtype_bytes, product_bytes(self.layout.facts, self.stage)
         if self.layout.recompute:
             figures = zip(inputs.by_layer, by_layer, strict=True)

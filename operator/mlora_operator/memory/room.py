@@ -19,6 +19,7 @@ from mlora_operator.memory.reckoning import (
     Brought,
     StageLayout,
     StageReckoning,
+    Sums,
     ToldGroups,
     layouts,
     reckonings,
@@ -30,7 +31,16 @@ from mlora_worker.protocol import ModelFacts, StageReport
 _MODELS = 256  # that are remembered: those of all pipelines
 _ANSWERS = 10_000  # of one of them, before all are forgotten
 
+ByKind = Mapping[int, tuple[Brought, ...]]  # what kinds bring to each stage, by number
 Kind = tuple[object, ...]  # what a task asks for, as far as memory goes
+
+
+@dataclass(slots=True)
+class Beside:
+    """What is known of a set of kinds, whoever asks for it."""
+
+    fits: dict[int, bool] = field(default_factory=dict)  # whether one of a kind fits beside it
+    sums: tuple[Sums, ...] | None = None  # by stage; None: nobody has asked yet
 
 
 class Held(NamedTuple):
@@ -38,9 +48,7 @@ class Held(NamedTuple):
 
     uids: tuple[str, ...]
     kinds: tuple[int, ...]  # numbers of kinds, sorted
-    beside: dict[
-        int, bool
-    ]  # whether one of a kind fits beside such a set, as far as it was asked; all such sets share it
+    beside: Beside  # all such sets share it
 
 
 @dataclass(slots=True)
@@ -49,6 +57,7 @@ class Kinds:
     pipelines of the same model share it."""
 
     layouts: tuple[StageLayout, ...]
+    most: int = _ANSWERS  # tasks that are remembered, beside those of one question
     brought: dict[int, tuple[Brought, ...]] = field(default_factory=dict)  # to each stage, by number
     _numbers: dict[Kind, int] = field(default_factory=dict)
     _known: dict[int, tuple[int, Demand]] = field(
@@ -66,7 +75,7 @@ class Kinds:
             return asked[1]
         known = self._known
         for demand in [one for one in demands.values() if id(one) not in known]:
-            if len(known) >= _ANSWERS + len(demands):
+            if len(known) >= self.most + len(demands):
                 self._forget()
                 return self.numbers_of(demands)
             known[id(demand)] = self._number(demand), demand
@@ -88,7 +97,7 @@ class Kinds:
     def _forget(self) -> None:
         self._known.clear()
         self._numbers.clear()
-        self.brought.clear()
+        self.brought = {}  # another one: a room that was made before still has its own
         self._asked.clear()
 
 
@@ -98,27 +107,50 @@ class Answers:
 
     kinds: Kinds
     stages: tuple[StageReckoning, ...]
-    alone: dict[int, bool] = field(default_factory=dict)  # whether one of the kind fits, by number
     fits: dict[tuple[int, ...], bool] = field(default_factory=dict)  # by numbers of kinds, sorted
-    beside: dict[tuple[int, ...], dict[int, bool]] = field(
-        default_factory=dict
-    )  # the same, as ``Held`` has it
-
+    beside: dict[tuple[int, ...], Beside] = field(default_factory=dict)  # in the same way
     verdicts: dict[tuple[int, ...], Verdict] = field(default_factory=dict)  # as ``fits``, with figures
 
-    def fit(self, kinds: tuple[int, ...]) -> bool:
+    def room(self, model: MemoryModel) -> ModelRoom:
+        numbers = self.kinds.numbers_of(model.demands)
+        return ModelRoom(model, self, numbers, self.kinds.brought, self.of(()))
+
+    def of(self, kinds: tuple[int, ...]) -> Beside:
+        known = self.beside.get(kinds)
+        if known is None:
+            known = self.beside[kinds] = Beside()
+        return known
+
+    def fit(self, kinds: tuple[int, ...], brought: ByKind) -> bool:
         known = self.fits.get(kinds)
         if known is None:
-            if len(self.fits) >= _ANSWERS:
-                self.fits.clear()
-                self.beside.clear()
-                self.alone.clear()
-            brought = self.kinds.brought
-            tasks = [brought[number] for number in kinds]
-            known = self.fits[kinds] = all(
-                stage.fits([one[index] for one in tasks]) for index, stage in enumerate(self.stages)
-            )
+            parts = zip(self.stages, self._sums(kinds, brought), strict=True)
+            known = all(stage.fits(sums) for stage, sums in parts)
+            self._note(kinds, known)
         return known
+
+    def fit_beside(self, kinds: tuple[int, ...], number: int, beside: Beside, brought: ByKind) -> bool:
+        """``beside``: of ``kinds``."""
+        together = _with(kinds, number)
+        known = self.fits.get(together)
+        if known is None:
+            if beside.sums is None:
+                beside.sums = self._sums(kinds, brought)
+            parts = zip(self.stages, beside.sums, brought[number], strict=True)
+            known = all(stage.fits_beside(sums, one) for stage, sums, one in parts)
+            self._note(together, known)
+        beside.fits[number] = known
+        return known
+
+    def _sums(self, kinds: tuple[int, ...], brought: ByKind) -> tuple[Sums, ...]:
+        each = [brought[number] for number in kinds]
+        return tuple(stage.sums(one[index] for one in each) for index, stage in enumerate(self.stages))
+
+    def _note(self, kinds: tuple[int, ...], known: bool) -> None:
+        if len(self.fits) >= _ANSWERS:
+            self.fits.clear()
+            self.beside.clear()
+        self.fits[kinds] = known
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +160,12 @@ class ModelRoom:
     model: MemoryModel
     answers: Answers
     numbers: Mapping[str, int]  # of kinds, by uid
+    brought: ByKind  # by these
+    nobody: Beside  # of the empty set
+
+    def says_the_same_as(self, other: ModelRoom) -> bool:
+        """Of the same model about the same tasks."""
+        return self.answers is other.answers and self.numbers is other.numbers
 
     def held(self, uids: Iterable[str]) -> Held:
         listed = tuple(uids)
@@ -138,20 +176,19 @@ class ModelRoom:
 
     def fits_alone(self, uid: str) -> bool:
         number = self.numbers[uid]
-        known = self.answers.alone.get(number)
-        if known is None:
-            known = self.answers.alone[number] = self.answers.fit((number,))
-        return known
+        known = self.nobody.fits.get(number)
+        return self._asked((), number, self.nobody) if known is None else known
 
     def fits(self, held: Held) -> bool:
-        return self.answers.fit(held.kinds)
+        return self.answers.fit(held.kinds, self.brought)
 
     def fits_beside(self, held: Held, uid: str) -> bool:
         number = self.numbers[uid]
-        known = held.beside.get(number)
-        if known is None:
-            known = held.beside[number] = self.answers.fit(_with(held.kinds, number))
-        return known
+        known = held.beside.fits.get(number)
+        return self._asked(held.kinds, number, held.beside) if known is None else known
+
+    def _asked(self, kinds: tuple[int, ...], number: int, beside: Beside) -> bool:
+        return self.answers.fit_beside(kinds, number, beside, self.brought)
 
     def verdict(self, held: Held) -> Verdict:
         known = self.answers.verdicts.get(held.kinds)
@@ -162,7 +199,7 @@ class ModelRoom:
         return known
 
     def _held(self, uids: tuple[str, ...], kinds: tuple[int, ...]) -> Held:
-        return Held(uids, kinds, self.answers.beside.setdefault(kinds, {}))
+        return Held(uids, kinds, self.answers.of(kinds))
 
 
 def room_of(model: MemoryModel) -> ModelRoom:
@@ -177,7 +214,7 @@ def room_of(model: MemoryModel) -> ModelRoom:
         model.recompute,
         learned,
     )
-    return ModelRoom(model, answers, answers.kinds.numbers_of(model.demands))
+    return answers.room(model)
 
 
 @lru_cache(maxsize=_MODELS)

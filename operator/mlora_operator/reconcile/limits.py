@@ -9,6 +9,7 @@ from mlora_operator.api import conditions
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Task, is_true
 from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.first_come import first_come
 from mlora_operator.scheduling.order import in_order
 
 
@@ -57,11 +58,13 @@ def held_up(entrants: Sequence[Entrant], most: int | None) -> frozenset[str]:
         return frozenset()
     inside = Counter(one.task.namespace for one in entrants if one.state is not State.WAITING)
     over: set[str] = set()
-    for one in in_order(entrant.task for entrant in entrants if entrant.state is State.WAITING):
-        if inside[one.namespace] >= most:
+    for one in first_come(entrants):
+        if one.state is not State.WAITING:
+            continue
+        if inside[one.task.namespace] >= most:
             over.add(one.uid)
         else:
-            inside[one.namespace] += 1
+            inside[one.task.namespace] += 1
     return frozenset(over)
 
 

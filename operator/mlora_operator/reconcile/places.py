@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
+from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Scheduling
 from mlora_operator.api.units import parse_bytes, parse_duration
 from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.origin import origin_of
-from mlora_operator.memory.room import room_of
+from mlora_operator.memory.room import ModelRoom, room_of
 from mlora_operator.reconcile.asks import of_model
 from mlora_operator.reconcile.limits import held_up
-from mlora_operator.reconcile.roster import roster
+from mlora_operator.reconcile.roster import Roster, fresh_roster, roster
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import candidate, policy_of
 from mlora_operator.reconcile.view import View
@@ -23,15 +24,65 @@ from mlora_operator.scheduling.entrant import State
 from mlora_operator.scheduling.order import in_order
 from mlora_operator.scheduling.room import Beside
 from mlora_operator.scheduling.schedule import schedule
+from mlora_operator.scheduling.standstill import NO_TIME, holds_for
 from mlora_worker.protocol import ModelFacts, StageReport
 
 _ADMITTED = Place(Outcome.ADMITTED)
 _SUSPENDED = Place(Outcome.SUSPENDED)
+_PIPELINES = 1000  # that are remembered
+
+Scheduler = Callable[..., Mapping[str, Place]]
+Shape = tuple[ModelFacts, tuple[StageReport, ...]]
 
 
-def places(
-    view: View, now: datetime, scheduler: Callable[..., Mapping[str, Place]] = schedule
-) -> Mapping[str, Place]:
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    """Places, and what they follow from."""
+
+    era: object  # of the roster
+    room: ModelRoom
+    scheduling: Scheduling
+    limits: NamespaceLimits
+    now: datetime
+    holds: timedelta  # from ``now`` on
+    places: Mapping[str, Place]
+
+    def still_holds(self, read: Roster, room: ModelRoom, spec: LoRAPipelineSpec, now: datetime) -> bool:
+        return (
+            self.era is read.era
+            and self.room.says_the_same_as(room)
+            and NO_TIME <= now - self.now < self.holds
+            and (self.scheduling is spec.scheduling or self.scheduling == spec.scheduling)
+            and (self.limits is spec.namespace_limits or self.limits == spec.namespace_limits)
+        )
+
+
+# By the pipeline's uid. An answer never depends on what is remembered.
+_decided: dict[str, _Decided] = {}
+_rooms: dict[str, tuple[tuple[object, ...], ModelRoom]] = {}
+
+
+def places(view: View, now: datetime, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
+    """See ``fresh_places``: the same; and the very same object as long as nothing has happened in the pipeline but that
+    tasks train on (``standstill``), which is so for most pipelines in most decisions.
+    """
+    spec, uid = view.pipeline.spec, view.pipeline.uid
+    assert spec is not None
+    read = roster(view)
+    if view.shape is None:
+        return _unjudged(read)
+    room = _room(view, view.shape, read.demands)
+    before = _decided.get(uid)
+    if before is not None and before.still_holds(read, room, spec, now):
+        return before.places
+    found, holds = _judged(view, read, room, now, scheduler)
+    if len(_decided) >= _PIPELINES:
+        _decided.clear()
+    _decided[uid] = _Decided(read.era, room, spec.scheduling, spec.namespace_limits, now, holds, found)
+    return found
+
+
+def fresh_places(view: View, now: datetime, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
     """The place of each task that the scheduler can speak of, by uid.
 
     Nobody new is let in before the workers have told the model's shape. A task is let in once its rows are
@@ -40,19 +91,29 @@ def places(
 
     A suspended task is spoken of as long as it holds memory: it leaves like one that is preempted.
     """
-    assert view.pipeline.spec is not None
-    scheduling = view.pipeline.spec.scheduling
-    read = roster(view)
-    inside = [one for one in read.entrants if one.state is not State.WAITING]
+    read = fresh_roster(view)
     if view.shape is None:
-        return {one.uid: _SUSPENDED if one.uid in read.suspended else _ADMITTED for one in inside}
-    room = room_of(_memory(view, view.shape, read.demands))
-    most = view.pipeline.spec.namespace_limits.training
+        return _unjudged(read)
+    found, _ = _judged(view, read, room_of(_memory(view, view.shape, read.demands)), now, scheduler)
+    return found
+
+
+def _unjudged(read: Roster) -> Mapping[str, Place]:
+    inside = [one.uid for one in read.entrants if one.state is not State.WAITING]
+    return {uid: _SUSPENDED if uid in read.suspended else _ADMITTED for uid in inside}
+
+
+def _judged(
+    view: View, read: Roster, room: ModelRoom, now: datetime, scheduler: Scheduler
+) -> tuple[Mapping[str, Place], timedelta]:
+    """The places, and for how long they hold (``standstill``)."""
+    spec = view.pipeline.spec
+    assert spec is not None
+    hold_back, policy = parse_duration(spec.scheduling.hold_back), policy_of(view, spec.scheduling, now)
+    most = spec.namespace_limits.training
     over = held_up(read.entrants, most)
     entrants = tuple(one for one in read.entrants if one.uid not in over) if over else read.entrants
-    outcome = scheduler(
-        entrants, room, policy_of(view, scheduling, now), now, parse_duration(scheduling.hold_back)
-    )
+    outcome = scheduler(entrants, room, policy, now, hold_back)
     suspended = {uid: _SUSPENDED for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED}
     never = {
         uid: Place(Outcome.NEVER_FITS, Beside(room, room.held(()), uid))
@@ -61,7 +122,8 @@ def places(
     }
     refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in read.refused.items()}
     limited = {uid: Place(Outcome.WAITING, limit=most) for uid in over}
-    return {**outcome, **limited, **suspended, **never, **refused}
+    holds = holds_for(entrants, outcome, now, hold_back) if policy.steady else NO_TIME
+    return {**outcome, **limited, **suspended, **never, **refused}, holds
 
 
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
@@ -79,9 +141,22 @@ def memory_model(view: View) -> MemoryModel | None:
     return _memory(view, view.shape, demands)
 
 
-def _memory(
-    view: View, shape: tuple[ModelFacts, tuple[StageReport, ...]], demands: Mapping[str, Demand]
-) -> MemoryModel:
+def _room(view: View, shape: Shape, demands: Mapping[str, Demand]) -> ModelRoom:
+    """Of ``_memory``; the same one as long as all is the same that it is made of."""
+    report, pipeline = view.present_report, view.pipeline
+    told = (report.memory, report.exhausted) if report is not None else ((), ())
+    made_of = (pipeline.spec, pipeline.status.memory, view.image, *shape, *told, demands)
+    known = _rooms.get(pipeline.uid)
+    if known is not None and known[0] == made_of:  # mostly the same objects, which are not looked into
+        return known[1]
+    room = room_of(_memory(view, shape, demands))
+    if len(_rooms) >= _PIPELINES:
+        _rooms.clear()
+    _rooms[pipeline.uid] = made_of, room
+    return room
+
+
+def _memory(view: View, shape: Shape, demands: Mapping[str, Demand]) -> MemoryModel:
     spec = view.pipeline.spec
     assert spec is not None
     facts, stages = shape

@@ -8,10 +8,11 @@ objects are frozen, and the same ones say the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mlora_operator.memory.model import Demand
-from mlora_operator.reconcile.asks import AsksOfModel, of_model
+from mlora_operator.reconcile.asks import Asks, AsksOfModel, of_model
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import entrant, told
 from mlora_operator.reconcile.view import View
@@ -34,6 +35,20 @@ class Roster:
     unready: tuple[str, ...]
     suspended: tuple[str, ...]
     positions: Mapping[str, tuple[int, Task]]  # of entrants, by uid
+    read: Mapping[str, _Read] = field(default_factory=dict, compare=False)  # by uid
+    # The same object in two rosters of a pipeline: the later one differs from the former at most in steps that tasks which
+    # are inside have done since.
+    era: object = field(default_factory=object, compare=False)
+
+
+class _Read(NamedTuple):
+    """What was read of a task, and what it was read from; also that are the model's asks, and whether workers are stale."""
+
+    task: Task
+    reported: TaskReport | None
+    may: bool | None
+    asks: Asks | None
+    entrant: Entrant | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +73,7 @@ class _Seen:
 
 
 _known: dict[str, tuple[_Seen, Roster]] = {}  # by the pipeline's uid
+_NOTHING: Mapping[str, _Read] = {}
 
 
 def roster(view: View) -> Roster:
@@ -66,17 +82,22 @@ def roster(view: View) -> Roster:
         return fresh_roster(view)
     seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale)
     before = _known.get(view.pipeline.uid)
-    made = _moved_on(view, *before, seen) if before is not None and before[0].holds_for(seen) else None
+    made = None
+    if before is not None and before[0].holds_for(seen):
+        made = _moved_on(view, *before, seen)
     if made is None:
-        made = fresh_roster(view)
+        usable = before is not None and before[0].asks is seen.asks and before[0].stale is seen.stale
+        made = fresh_roster(view, before[1].read if before is not None and usable else _NOTHING)
     if len(_known) >= _PIPELINES:
         _known.clear()
     _known[view.pipeline.uid] = seen, made
     return made
 
 
-def fresh_roster(view: View) -> Roster:
-    """1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
+def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
+    """``read``: what may be taken over of a former one, for the same model and with workers as stale.
+
+    1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
     2. Of the others, one that is suspended is not spoken of, and one that the model cannot train is refused.
     3. One whose rows are not prepared cannot be scheduled yet, and nobody new before the workers
        are those of the present configuration: else they would be in use for ever.
@@ -91,20 +112,27 @@ def fresh_roster(view: View) -> Roster:
     unready: list[str] = []
     suspended: list[str] = []
     positions: dict[str, tuple[int, Task]] = {}
+    now_read: dict[str, _Read] = {}
     for task in view.tasks:
-        if task.spec is None:
-            continue
         uid = task.uid
-        asks = known.of(task.spec) if known is not None else None
-        one = entrant(view, task, reports.get(uid), plan.get(uid))
+        reported, may, found = reports.get(uid), plan.get(uid), read.get(uid)
+        if found is None or found.task is not task or found.reported is not reported or found.may is not may:
+            if task.spec is None:
+                continue
+            asks = known.of(task.spec) if known is not None else None
+            found = _Read(task, reported, may, asks, entrant(view, task, reported, may))
+        now_read[uid] = found
+        _, _, _, asks, one = found
+        spec = task.spec
+        assert spec is not None
         if asks is not None:
             demands[uid] = asks.demand
         if one is not None and one.state is not State.WAITING:
             positions[uid] = len(entrants), task
             entrants.append(one)
-            if task.spec.suspend:
+            if spec.suspend:
                 suspended.append(uid)
-        elif task.spec.suspend or _is_saving(reports.get(uid)):
+        elif spec.suspend or _is_saving(reported):
             continue
         elif asks is not None and asks.misfit is not None:
             refused[uid] = asks.misfit
@@ -113,7 +141,7 @@ def fresh_roster(view: View) -> Roster:
         else:
             positions[uid] = len(entrants), task
             entrants.append(one)
-    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions)
+    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions, now_read)
 
 
 def _is_saving(reported: TaskReport | None) -> bool:
@@ -122,26 +150,29 @@ def _is_saving(reported: TaskReport | None) -> bool:
 
 def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
     """The roster with reports that have changed; None when it is simpler to read everything anew."""
-    pairs = zip(now.reports, before.reports, strict=True)
-    moved = [(new, old) for new, old in pairs if new is not old]
-    if any(new.uid != old.uid for new, old in moved):
-        return None
-    entrants = list(made.entrants)
-    for new, old in moved:
+    entrants: list[Entrant] | None = None
+    era = made.era
+    for new, old in zip(now.reports, before.reports, strict=True):
+        if new is old:
+            continue
         where = made.positions.get(new.uid)
-        if where is None:
+        if where is None or new.uid != old.uid:
             return None  # it may count now
+        if entrants is None:
+            entrants = list(made.entrants)
         position, task = where
         one = entrants[position]
         if _only_stepped(old, new):
-            _, total, tokens = one.progress
+            step, total, tokens = one.progress
             entrants[position] = Entrant(one.task, one.state, one.since, Progress(new.step, total, tokens))
+            if new.step < step or (new.step > step and one.state is State.WAITING):
+                era = object()
             continue
         newer = entrant(view, task, new, now.told.get(new.uid))
-        if newer is None or newer.state is not one.state:
-            return None  # it counts otherwise now
-        entrants[position] = newer
-    return replace(made, entrants=tuple(entrants))
+        if newer is None or (newer.state is not one.state and newer.state is State.WAITING):
+            return None  # it may not be scheduled now: who is inside is, whatever else is true of it
+        entrants[position], era = newer, object()
+    return made if entrants is None else replace(made, entrants=tuple(entrants), era=era)
 
 
 def _only_stepped(before: TaskReport, after: TaskReport) -> bool:

@@ -70,7 +70,7 @@ class View:
         whole = self.group is not None and self.group.ready >= self.group.replicas > 0
         return whole and not self.active <= self.stuck
 
-    @property
+    @cached_property
     def stale(self) -> bool:
         """Workers were started with another configuration than the pipeline has now, those that are ending with them."""
         if self.group is None:
@@ -97,7 +97,7 @@ class View:
                 return PodProblem(pod.problem.reason, message)
         return self.group.problem
 
-    @property
+    @cached_property
     def shape(self) -> tuple[ModelFacts, tuple[StageReport, ...]] | None:
         """The model's shape and the stages, from the workers now or as they were last seen. What workers of a former
         configuration say is no word about the present model: who is judged by it may be refused for good.

@@ -46,6 +46,13 @@ class Progress(NamedTuple):
         return steps * self.step_tokens if steps is not None and self.step_tokens is not None else None
 
     @property
+    def all_tokens(self) -> float | None:
+        """Of the whole task, however far it has come."""
+        if self.total_steps is None or self.step_tokens is None:
+            return None
+        return self.total_steps * self.step_tokens
+
+    @property
     def served_tokens(self) -> float:
         """Tokens trained so far; 0 where the size of a step is not known."""
         return self.step * (self.step_tokens or 0.0)

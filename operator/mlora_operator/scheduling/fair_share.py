@@ -6,23 +6,26 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from mlora_operator.scheduling.entrant import Entrant
+from mlora_operator.scheduling.first_come import first_come
 
 
 @dataclass(frozen=True, slots=True)
 class FairShare:
     """Start-time fair queueing (Goyal et al., 1996) over namespaces, with tokens as the service.
 
-    1. Within a namespace the order is that of ``in_order``, and a task takes the place of one of lower priority.
+    1. Within a namespace the order is that of ``first_come``, and a task takes the place of one of lower priority.
     2. A namespace's virtual time is what it was served lately (``served``, tokens), divided by its weight.
     3. A task's tag is its namespace's virtual time once all its namespace's tasks before it are done:
-       ``(served + their remaining tokens) / weight``. The smaller tag goes first; of equal tags, the order of ``in_order``.
+       ``(served + their remaining tokens) / weight``. The smaller tag goes first; of equal tags, as ``first_come`` says.
        Where a task's remaining tokens are not known, the mean of the known ones is taken.
     4. A task takes the place of one of another namespace when that namespace's virtual time is ahead by more than
        ``quantum``: after that the former has a whole quantum to catch up before the reverse can be.
     """
 
+    steady: ClassVar[bool] = False
     served: Mapping[str, float] = field(default_factory=dict)  # tokens by namespace; one that is missing: 0
     weights: Mapping[str, float] = field(default_factory=dict)  # by namespace; one that is missing: 1
     quantum: float = math.inf  # tokens at weight 1; infinite: no displacement between namespaces
@@ -32,9 +35,9 @@ class FairShare:
         usual = sum(known) / len(known) if known else 1.0
         ahead: defaultdict[str, float] = defaultdict(float)
         tagged = []
-        for one in sorted(entrants, key=lambda one: one.task.key):
+        for number, one in enumerate(first_come(entrants)):
             namespace = one.task.namespace
-            tagged.append((self._virtual_time(namespace, ahead[namespace]), one.task.key, one))
+            tagged.append((self._virtual_time(namespace, ahead[namespace]), number, one))
             left = one.progress.remaining_tokens
             ahead[namespace] += usual if left is None else left
         return [one for *_, one in sorted(tagged, key=lambda item: item[:2])]

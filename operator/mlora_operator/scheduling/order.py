@@ -19,9 +19,14 @@ class Candidate:
     created: datetime
 
     @cached_property
+    def rank(self) -> tuple[int, datetime]:
+        """Priority, then age: rules 1 and 2 of ``in_order``. Kept, as ``key`` is: asked for with every decision."""
+        return (-self.priority, self.created)
+
+    @cached_property
     def key(self) -> tuple[int, datetime, str, str, str]:
-        """See ``sort_key``. Kept: it is asked for with every decision."""
-        return (-self.priority, self.created, self.namespace, self.name, self.uid)
+        """See ``sort_key``."""
+        return (*self.rank, self.namespace, self.name, self.uid)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

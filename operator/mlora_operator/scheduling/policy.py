@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from mlora_operator.scheduling.entrant import Entrant
 
 
 class Policy(Protocol):
     """Everything else (memory, leaving, holding back) is the same for all policies: ``schedule``."""
+
+    steady: ClassVar[bool]  # says the same as time passes and those inside do steps (``standstill``)
 
     def order(self, entrants: Sequence[Entrant]) -> Sequence[Entrant]:
         """All of them, the first to be served first. Total: it does not depend on how they were listed."""

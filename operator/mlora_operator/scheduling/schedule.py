@@ -39,23 +39,27 @@ def schedule(
        soon as it also fits beside those that are still leaving.
     4. One that fits but for those that are leaving gets their room: nobody after it does.
     5. For one that does not fit, running tasks after it in the order have to leave as far as the policy allows: the last
-       first, until it fits; then those are spared again, the first first, beside whom it still fits. When it does not fit
-       even so, nobody has to leave.
+       first, until it fits; then those are spared again, the first first, beside whom it still fits, also of those who
+       would have had to leave for one before it. When it does not fit even so, nobody has to leave.
     6. One that still does not fit waits, and those after it may pass. Once it has waited for ``hold_back``, none may any
        more, but one that fits without anybody leaving and is done before anybody else may be (``reservation``).
     """
-    ordered, called_back = _as_far_as_they_fit(policy.order(tuple(entrants)), memory)
+    listed = tuple(entrants)
+    places: dict[str, Place] = {}
+    for one in listed:
+        if one.state is _WAITING and not memory.fits_alone(one.task.uid):
+            places[one.task.uid] = _never(memory, one.task.uid)
+    if places:
+        listed = tuple(one for one in listed if one.task.uid not in places)
+    ordered, called_back = _as_far_as_they_fit(policy.order(listed), memory)
     room = _Room(memory, [one for one in ordered if one.state is not _WAITING])
     behind: Place | None = None  # of those that stand behind one that has waited for long
-    places: dict[str, Place] = {}
     for one in ordered:
         if one.state is not _WAITING:
             room.passed(one)
             continue
         uid = one.task.uid
-        if not memory.fits_alone(uid):
-            places[uid] = _never(memory, uid)
-        elif behind is not None:
+        if behind is not None:
             may_pass = is_over_by(one, room.rounds_to_first_end())
             places[uid] = (room.admit(one) if may_pass else None) or behind
         else:
@@ -69,7 +73,7 @@ def schedule(
         else _never(memory, uid)
         for uid in called_back
     }
-    return {**places, **room.of_those_inside(), **waiting}
+    return {**places, **room.of_newcomers(places), **room.of_those_inside(), **waiting}
 
 
 def _never(memory: Memory[Held], uid: str) -> Place:
@@ -103,6 +107,7 @@ class _Room(Generic[Held]):
     later: Held = field(init=False)  # of ``staying``
     now: Held = field(init=False)  # of those who are there, and of who is admitted by this decision
     first_end: float | None = None  # of ``staying``; None: to be worked out
+    behind: int = 0  # how many of ``inside`` the order has passed
     newcomers: list[Candidate] = field(default_factory=list)  # who get the room of those who leave
     displaced: dict[str, Candidate] = field(default_factory=dict)  # by uid: for whom
 
@@ -115,6 +120,7 @@ class _Room(Generic[Held]):
 
     def passed(self, one: Entrant) -> None:
         """The order has come to one who is inside: those after it cannot displace it."""
+        self.behind += 1
         if self.ahead and self.ahead[-1] is one:
             self.ahead.pop()
 
@@ -150,12 +156,26 @@ class _Room(Generic[Held]):
             self.displaced[victim.uid] = one.task
         gone = {victim.uid for victim in victims}
         self.leaving += victims
-        self.ahead = [other for other in self.ahead if other.uid not in gone]
         self.staying = [other for other in self.staying if other.uid not in gone] + [one]
         self.later = self._sum(self.staying)
+        self._spare([other for other in self.inside if other.uid in self.displaced.keys() - gone])
+        self.ahead = [
+            other
+            for other in reversed(self.inside[self.behind :])
+            if other.state in _MAY_LEAVE and other.uid not in self.displaced
+        ]
         self.first_end = None
         self.newcomers.append(one.task)
         return Place(Outcome.WAITING, after=victims[0].task)
+
+    def _spare(self, displaced: Iterable[Entrant]) -> None:
+        """Those who would have had to leave for one before, and fit beside all that have a place now."""
+        for other in displaced:
+            if self.memory.fits_beside(self.later, other.uid):
+                self.later = self.memory.plus(self.later, other.uid)
+                self.staying.append(other)
+                self.leaving.remove(other)
+                del self.displaced[other.uid]
 
     def _victims(self, one: Entrant, policy: Policy) -> list[Entrant]:
         """Fewest that have to leave, the first to leave first."""
@@ -175,6 +195,15 @@ class _Room(Generic[Held]):
             else:
                 victims.append(other)
         return victims[::-1]
+
+    def of_newcomers(self, given: Mapping[str, Place]) -> Mapping[str, Place]:
+        """Their places once it is known who leaves: who was to leave for one may have been spared since."""
+        leaving = {one.task for one in self.leaving}
+        return {
+            one.uid: Place(Outcome.WAITING, after=self.leaving[-1].task)
+            for one in self.newcomers
+            if given[one.uid].after not in leaving
+        }
 
     def of_those_inside(self) -> Mapping[str, Place]:
         """The places of those who were inside at the beginning."""

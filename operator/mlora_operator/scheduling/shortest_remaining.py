@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import ClassVar
 
 from mlora_operator.scheduling.entrant import Entrant, State
 
@@ -25,6 +26,7 @@ class ShortestRemaining:
        of a running task only shrinks, so the displaced one can never pay that back.
     """
 
+    steady: ClassVar[bool] = False
     now: datetime | None = None  # None: nobody has waited
     hold_back: timedelta = timedelta()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
-from mlora_operator.memory.reckoning import reckonings
-from mlora_operator.memory.room import room_of
+from mlora_operator.memory.reckoning import layouts, reckonings, told_groups
+from mlora_operator.memory.room import Answers, Kinds, room_of
 from mlora_worker.protocol import LoRAConfig
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
@@ -67,8 +68,13 @@ def test_sums_are_the_models_bytes_to_the_last_one(each: list[Demand], shape: An
     for stage, one, other in zip(
         reckonings(plain), plain.by_stage(by_uid), plain.by_stage(reversed(by_uid)), strict=True
     ):
-        assert stage.needed([stage.layout.brought(demand) for demand in each]) == one.needed == other.needed
-        assert stage.needed([]) == plain.by_stage(())[stage.stage.stage].needed
+        sums = stage.sums(map(stage.layout.brought, each))
+        assert stage.needed(sums) == one.needed == other.needed
+        first, *rest = map(stage.layout.brought, each)
+        for budget, fits in ((one.needed, True), (one.needed - 1, False)):
+            exactly = replace(stage, budget=budget)
+            assert exactly.fits(sums) == exactly.fits_beside(stage.sums(rest), first) == fits
+        assert stage.needed(stage.sums(())) == plain.by_stage(())[stage.stage.stage].needed
 
 
 @given(st.lists(demands, min_size=1, max_size=5), st.floats(0.2, 1.2), shapes, st.data())
@@ -94,3 +100,17 @@ def test_answers_are_those_of_the_model(each: list[Demand], part: float, shape: 
 def test_an_unknown_task_is_an_error() -> None:
     with pytest.raises(KeyError):
         room_of(model({})).held(("a",))
+
+
+def test_a_room_answers_also_when_kinds_have_been_forgotten_since_it_was_made() -> None:
+    """It is kept from one decision to the next, while others ask about other tasks."""
+    rooms = []
+    kinds = Kinds(layouts(toy_facts(), told_groups(toy_stages()), recompute=False), most=1)
+    for ranks in ((1, 2, 3), (4, 5, 6)):
+        asked = model({str(rank): Demand(LoRAConfig(rank=rank), 64, 64) for rank in ranks})
+        rooms.append((asked, Answers(kinds, reckonings(asked, kinds.layouts)).room(asked)))
+    asked, room = rooms[0]
+    assert not kinds.brought.keys() & room.brought.keys(), "they were forgotten"
+    held = room.held(["1", "2"])
+    assert room.fits_beside(held, "3") == asked.verdict(["1", "2", "3"]).fits
+    assert room.fits(room.plus(held, "3")) == asked.verdict(["1", "2", "3"]).fits

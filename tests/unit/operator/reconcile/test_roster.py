@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.places import memory_model, places
+from mlora_operator.reconcile.places import fresh_places, memory_model, places
 from mlora_operator.reconcile.roster import fresh_roster, roster
 from mlora_operator.reconcile.snapshot import Contact, Task
 from mlora_operator.reconcile.view import View, view
@@ -47,13 +49,16 @@ class World:
         phase, step = self.rng.choice(PHASES), self.rng.randint(0, 9)
         self.reports[uid] = TaskReport(uid=uid, phase=phase, step=step, total_steps=10, data=ROWS)
 
+    def train(self) -> None:
+        for uid, one in self.reports.items():
+            if one.phase is TaskPhase.TRAINING:
+                self.reports[uid] = one.model_copy(update={"step": one.step + 1})
+
     def happen(self) -> None:
         rng, task = self.rng, self.rng.choice(self.tasks)
         match rng.choice(["steps", "steps", "steps", "report", "counts", "come", "go", "suspend", "forget"]):
             case "steps":
-                for uid, one in self.reports.items():
-                    if one.phase is TaskPhase.TRAINING:
-                        self.reports[uid] = one.model_copy(update={"step": one.step + 1})
+                self.train()
             case "report":
                 self.report(task.uid)
             case "counts" if task.uid in self.reports:
@@ -87,6 +92,21 @@ def test_a_roster_is_what_it_would_be_if_it_were_read_anew(make: Any, seed: int)
         world.happen()
 
 
+def test_an_era_lasts_while_those_inside_step_on(make: Any) -> None:
+    """Who goes back some steps has more rounds left than before, and others may pass."""
+    world = World(make, 0)
+    world.tasks = [make.task("a"), make.task("b")]
+    eras = []
+    for steps in ((3, 0), (4, 0), (2, 0), (2, 1)):
+        told = zip(world.tasks, (TaskPhase.TRAINING, TaskPhase.PREPARED), steps, strict=True)
+        world.reports = {
+            task.uid: TaskReport(uid=task.uid, phase=phase, step=step, total_steps=10, data=ROWS)
+            for task, phase, step in told
+        }
+        eras.append(roster(world.view()).era)
+    assert [one is other for one, other in pairwise(eras)] == [True, False, False]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> None:
     """Whole sets judged anew, nothing remembered, against sums and what was remembered."""
@@ -99,8 +119,46 @@ def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> N
         def plainly(entrants: Any, _: Any, *rest: Any, verdict: Any = model.verdict) -> Mapping[str, Place]:
             return schedule(entrants, AskedAnew(verdict), *rest)
 
-        assert told(places(now, make.now)) == told(places(now, make.now, plainly))
+        assert told(places(now, make.now)) == told(fresh_places(now, make.now, plainly))
         world.happen()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_places_that_are_kept_are_those_that_would_be_found_anew(make: Any, seed: int) -> None:
+    """While time passes, so that some have waited for long, and the pipeline is changed now and then."""
+    world, now, kept = World(make, seed), make.now, 0
+    before: Mapping[str, Place] = {}
+    for _ in range(60):
+        seen = world.view()
+        found = places(seen, now)
+        assert told(found) == told(fresh_places(seen, now))
+        kept += found is before
+        before = found
+        if world.rng.random() < 0.6:
+            world.train()
+        else:
+            world.happen()
+        now += timedelta(seconds=world.rng.choice([0, 5, 60, 400]))
+    assert kept
+
+
+def test_places_are_found_anew_once_one_may_be_passed_no_more(make: Any) -> None:
+    """The clock alone does it: nothing has been said since."""
+    world = World(make, 0)
+    big = {"batchSize": 16}  # two of them do not fit
+    world.tasks = [make.task("a", training=big), make.task("b", training=big), make.task("c", training=big)]
+    world.reports = {
+        task.uid: TaskReport(uid=task.uid, phase=phase, step=1, total_steps=10, data=ROWS)
+        for task, phase in zip(world.tasks, (TaskPhase.TRAINING, *[TaskPhase.PREPARED] * 2), strict=True)
+    }
+    seen = world.view()
+    passed = make.now + timedelta(minutes=10) - timedelta(seconds=60)  # they are a minute old
+    second = timedelta(seconds=1)
+    found = [places(seen, at) for at in (make.now, passed - second, passed, passed + second)]
+    assert found[0] is found[1]
+    assert found[1] is not found[2]
+    assert found[2] is found[3]
+    assert [found[number][world.tasks[2].uid].behind is not None for number in (1, 2)] == [False, True]
 
 
 def told(found: Mapping[str, Place]) -> Mapping[str, tuple[object, ...]]:

@@ -105,6 +105,12 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
      {"a": OUT, "b": WAIT, "c": WAIT}),
     ("two higher ones displace two", [T("a", 5, R), T("b", 5, R), T("c", 4, priority=1), T("d", 4, priority=1)],
      {"a": OUT, "b": OUT, "c": WAIT, "d": WAIT}),
+    ("who would have left for one is spared when another one leaves for the next",
+     [T("a", 3, R), T("b", 5, R, 1), T("c", 3, priority=2), T("d", 3, priority=2)],
+     {"a": IN, "b": OUT, "c": WAIT, "d": WAIT}),
+    ("and gives way once more to whoever comes after",
+     [T("a", 3, R), T("b", 5, R, 1), T("c", 3, priority=2), T("d", 3, priority=2), T("e", 4, priority=2)],
+     {"a": OUT, "b": OUT, "c": WAIT, "d": WAIT, "e": WAIT}),
     # a big task behind small ones
     ("who has waited for long is passed by nobody", [T("a", 6, R), T("b", 5, waited=600), T("c", 1)],
      {"a": IN, "b": WAIT, "c": WAIT}),
@@ -144,6 +150,13 @@ def test_each_is_told_why_it_waits_or_leaves() -> None:
     assert not_yet(places["b"], "team-a") == "gets its place once team-a/a has left the pipeline"
     assert places["c"].verdict == Verdict(False, 0, 14, 10)
     assert not_yet(places["d"], "team-a") == "waits behind team-a/c, which has waited for long and goes first"
+
+
+def test_a_task_is_told_of_one_that_leaves_though_the_one_that_was_to_leave_for_it_is_spared() -> None:
+    places = place([T("a", 3, R), T("b", 5, R, 1), T("c", 3, priority=2), T("d", 3, priority=2)])
+    left = T("b", 5, R, 1).entrant.task
+    assert (places["c"].after, places["d"].after) == (left, left)
+    assert places["b"].displaced_by == T("d", 3, priority=2).entrant.task
 
 
 def test_the_room_of_one_that_saves_is_promised_to_nobody() -> None:
