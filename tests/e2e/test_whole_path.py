@@ -123,6 +123,34 @@ def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_
     assert path.weights("survivor") == path.weights("undisturbed")
 
 
+def test_changed_workers_do_not_keep_others_waiting_for_what_trains(path: WholePath) -> None:
+    """It is interrupted, and goes on from where it was."""
+    path.apply("interrupted", training={"batchSize": 4, "maxSteps": 100000, "maxSeqLength": 128})
+    path.until("some steps", lambda: path.task("interrupted").get("status", {}).get("step", 0) >= 5)
+    [name] = [one["metadata"]["name"] for one in path.system.json("get", "lorapipelines")["items"]]
+
+    def change(hold_back: str, variables: dict[str, str]) -> None:
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        spec = {"scheduling": {"holdBack": hold_back}, "worker": {"env": env}}
+        path.system("patch", "lorapipeline", name, "--type=merge", "--patch", json.dumps({"spec": spec}))
+
+    change("5s", {"CHANGED": "yes"})
+    try:
+        path.apply("waits-for-change")
+        step = path.task("interrupted")["status"]["step"]
+        path.wait("waits-for-change", "Succeeded")
+        status = path.task("interrupted")["status"]
+        assert (status["state"], status["step"] >= step) == ("Training", True)
+        for pod in path.pods():
+            [container] = pod["spec"]["containers"]
+            assert {"name": "CHANGED", "value": "yes"} in container["env"]
+        [pipeline] = path.system.json("get", "lorapipelines")["items"]
+        assert pipeline["status"].get("restarts") is None, "it is no failure of the workers"
+    finally:
+        path.tasks("delete", "loratask", "interrupted", "--timeout=30s")
+        change("10m", {})
+
+
 def test_idle_workers_go_and_finished_tasks_never_run_again(path: WholePath) -> None:
     path.apply("only-once")
     path.wait("only-once", "Succeeded")

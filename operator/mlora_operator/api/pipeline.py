@@ -348,6 +348,10 @@ class PipelineStatus(Status):
     active_tasks: int | None = Field(default=None, description="Tasks that train now.")
     waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
     idle_since: Time = Field(default=None, description="Since when no task needs the pipeline.")
+    updating_since: Time = Field(
+        default=None,
+        description="Since when tasks wait for workers that are to be replaced and finish what they train.",
+    )
     plan_generation: int | None = Field(
         default=None, description="Generation of the last plan sent to the coordinator."
     )

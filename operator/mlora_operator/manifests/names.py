@@ -16,6 +16,7 @@ LABEL_NAME = "app.kubernetes.io/name"
 LABEL_PIPELINE = "mlora.dev/pipeline"  # name of the children's LoRAPipeline, shortened like a child's name
 ANNOTATION_PIPELINE = "mlora.dev/pipeline-name"  # the same in full length
 REVISION = "mlora.dev/revision"  # annotation: hash of the pod template
+LINEAGE = "mlora.dev/lineage"  # annotation: hash of what a task's checkpoints belong to
 RETRY = "mlora.dev/retry"  # annotation on a task: a new value starts a failed one again
 REPLICA_OF = "mlora.dev/replica-of"  # annotation on a pipeline: the name of the one whose tasks it shares
 REPLICA_NUMBER = "mlora.dev/replica-number"  # annotation: from 1; the one whose tasks it shares is number 0

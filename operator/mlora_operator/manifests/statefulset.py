@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
-from mlora_operator.manifests.names import REVISION, digest, labels, selector
+from mlora_operator.manifests.names import LINEAGE, REVISION, digest, labels, selector
 from mlora_operator.manifests.owner import Owner, metadata
 from mlora_operator.manifests.worker import (
     CACHE_DIR,
@@ -65,6 +65,12 @@ def revision(
     return str(template["metadata"]["annotations"][REVISION])
 
 
+def lineage(spec: LoRAPipelineSpec) -> str:
+    """Workers of the same one take up each other's tasks: it is the same base model, and checkpoints lie where they lay."""
+    model = spec.model
+    return digest([model.name, model.uri, model.revision, model.dtype, spec.checkpoints.uri])
+
+
 def pod_template(
     owner: Owner,
     spec: LoRAPipelineSpec,
@@ -75,7 +81,10 @@ def pod_template(
 ) -> dict[str, Any]:
     pod = _pod_spec(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
     return {
-        "metadata": {"labels": labels(owner.name), "annotations": {REVISION: digest(pod)}},
+        "metadata": {
+            "labels": labels(owner.name),
+            "annotations": {REVISION: digest(pod), LINEAGE: lineage(spec)},
+        },
         "spec": pod,
     }
 

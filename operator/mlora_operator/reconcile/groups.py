@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, REVISION
+from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION
 from mlora_operator.reconcile.observe import key_of, parse_time
 from mlora_operator.reconcile.snapshot import Ending, Group, Key, Pod, PodProblem
 
@@ -72,6 +72,7 @@ def read_pod(raw: Raw) -> Pod:
         ready_since=parse_time(since) if since else None,
         placed=conditions.get("PodScheduled", {}).get("status") == "True",
         gone_by=parse_time(meta["deletionTimestamp"]) if deleting else None,
+        lineage=meta.get("annotations", {}).get(LINEAGE, ""),
     )
 
 

@@ -82,7 +82,7 @@ def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
     """
     if fares.stalled is not None and fares.given_up is None and view.group is not None:
         return tuple(pod for pod in view.group.pods if not pod.deleting)
-    if view.group is None or view.revision is None or view.group.revision != view.revision or view.in_use:
+    if view.group is None or view.revision is None or view.group.revision != view.revision or view.draining:
         return ()
     return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
 
@@ -107,6 +107,7 @@ def pipeline_status(
         "active_tasks": len(view.active),
         "waiting_tasks": waiting,
         "idle_since": wish.idle_since,
+        "updating_since": _updating_since(view, waiting, now),
         "plan_generation": generation,
         "restarts": fares.restarts or None,
         "last_restart": fares.last_restart,
@@ -128,6 +129,14 @@ def pipeline_status(
         # It may be another model or another number of stages. What was learned of the memory says itself of what.
         changes |= {"facts": None, "stages": ()}
     return status.model_copy(update=changes)
+
+
+def _updating_since(view: View, waiting: int, now: datetime) -> str | None:
+    """No task is interrupted while nobody waits for its place."""
+    if not view.stale or (view.draining and not waiting):
+        return None
+    held = view.pipeline.status.updating_since
+    return held or (timestamp(now) if view.draining else None)
 
 
 def invalid_status(view: View, now: datetime) -> PipelineStatus:

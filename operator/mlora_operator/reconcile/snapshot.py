@@ -151,6 +151,7 @@ class Pod:
     ready_since: datetime | None = None
     placed: bool = True  # it has a node
     gone_by: datetime | None = None  # when a pod that is being deleted had to be gone
+    lineage: str = ""  # those of the same one take up each other's tasks; see statefulset.lineage
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def _course(
     if reported is not None and place is not None and place.outcome is Outcome.ADMITTED:
         return _admitted(task, view, again)
     if view.stale and (view.in_use or reported is not None):
-        message = f"{view.pipeline.key} restarts with its new spec once the tasks in it are done"
+        message = updating_message(view)
         return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
     if reported is not None and reported.blocked is not None and place is None:
         return _waits(task, "Queued", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
@@ -149,6 +149,17 @@ def _course(
         reason = c.REASON_NAMESPACE_LIMIT if limited else c.REASON_WAITING_FOR_MEMORY
         return _waits(task, "Queued", reason, not_yet(place, task.key.namespace), again)
     return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again)
+
+
+def updating_message(view: View) -> str:
+    assert view.pipeline.spec is not None
+    if view.rolls or not view.in_use:
+        return f"{view.pipeline.key} restarts with its new spec"
+    patience = view.pipeline.spec.scheduling.hold_back
+    return (
+        f"{view.pipeline.key} restarts with its new spec once the tasks in it are done, and after {patience} "
+        "if they can go on from checkpoints"
+    )
 
 
 def starting_message(view: View, now: datetime) -> str:

@@ -8,6 +8,8 @@ from functools import cached_property
 
 from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.units import parse_duration
+from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.accept import Acceptance, keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.endpoints import forbidden_model
 from mlora_operator.reconcile.observe import parse_time
@@ -41,6 +43,9 @@ class View:
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
     blocked: Acceptance | None = (
         None  # why workers may not start: the model's address, or the Secret of its store
+    )
+    rolls: bool = (
+        False  # its workers are replaced though tasks train: others have waited for that long enough
     )
     stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
 
@@ -80,8 +85,8 @@ class View:
 
     @property
     def draining(self) -> bool:
-        """Stale workers that are still in use: they finish what they train."""
-        return self.stale and self.in_use
+        """Stale workers that are still in use: they finish what they train, unless that keeps others waiting for long."""
+        return self.stale and self.in_use and not self.rolls
 
     @property
     def pod_problem(self) -> PodProblem | None:
@@ -141,8 +146,20 @@ def view(
         contact=contact,
         revision=snapshot.revisions.get(pipeline.key),
         blocked=blocked,
+        rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),
         stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
     )
+
+
+def _rolls(pipeline: Pipeline, group: Group | None, now: datetime) -> bool:
+    """What the former workers train, the new ones take up from a checkpoint of its last step: nothing is lost but the time
+    of a start. Not so where the base model is another one, which refuses all checkpoints.
+    """
+    spec, since = pipeline.spec, pipeline.status.updating_since
+    if spec is None or since is None or group is None:
+        return False
+    takes_up = all(pod.lineage == lineage(spec) for pod in group.pods)
+    return takes_up and now - parse_time(since) >= parse_duration(spec.scheduling.hold_back)
 
 
 def _is_stuck(task: Task, contact: Contact, now: datetime) -> bool:

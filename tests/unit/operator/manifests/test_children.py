@@ -10,7 +10,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.secret import token_secret
 from mlora_operator.manifests.service import service
-from mlora_operator.manifests.statefulset import revision, statefulset
+from mlora_operator.manifests.statefulset import lineage, revision, statefulset
 from mlora_operator.settings import WorkerDefaults
 from mlora_worker.protocol import WorkerConfig
 
@@ -110,7 +110,10 @@ def test_statefulset() -> None:
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": SELECTOR},
             "template": {
-                "metadata": {"labels": LABELS, "annotations": {"mlora.dev/revision": hash_}},
+                "metadata": {
+                    "labels": LABELS,
+                    "annotations": {"mlora.dev/revision": hash_, "mlora.dev/lineage": lineage(spec())},
+                },
                 "spec": {
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,

@@ -83,7 +83,13 @@ def test_times_of_statuses_are_times_to_the_api_server_too() -> None:
             node: Any = {"properties": structural(model, defaults=False)["properties"]}
             for name in path:
                 node = node["properties"][name]
-            is_time = path[-1].endswith("Time") or path[-1] in ("since", "again", "idleSince", "lastRestart")
+            is_time = path[-1].endswith("Time") or path[-1] in (
+                "since",
+                "again",
+                "idleSince",
+                "updatingSince",
+                "lastRestart",
+            )
             assert (node.get("format") == "date-time") is is_time, path
 
 

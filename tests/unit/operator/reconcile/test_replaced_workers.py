@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Task
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Task, condition
 from mlora_worker.protocol import Plan
 from tests.fixtures.toy_facts import toy_facts
 
@@ -140,3 +142,84 @@ def test_a_task_that_is_suspended_leaves_workers_that_are_to_be_replaced(make: A
     decision = decided(make, task, stays, group=make.group(revision="old"), contact=contact, pipeline=changed)
     assert admitted(decision) == ["t2"]
     assert {one.name for one in decision.plans[TOY].tasks} == {"t1", "t2"}
+
+
+def of_lineage(group: Group, lineage_: str) -> Group:
+    return replace(group, pods=tuple(replace(pod, lineage=lineage_) for pod in group.pods))
+
+
+def trains_and_waits(make: Any) -> tuple[tuple[Task, Task], Contact]:
+    running = make.task(
+        "t1",
+        status={
+            "pipeline": "team-a/toy",
+            "run": "run-1",
+            "conditions": [make.condition(one, "True") for one in ("Accepted", "Admitted", "Running")],
+        },
+    )
+    contact = contact_of(make, make.reported("Training", "t1", step=3), make.reported("Prepared", "t2"))
+    return (running, waiting(make, "t2")), contact
+
+
+def test_those_who_wait_get_new_workers_after_a_while_and_who_trained_goes_on_there(make: Any) -> None:
+    tasks, contact = trains_and_waits(make)
+    pipeline = make.pipeline(generation=2, status={"observedGeneration": 2})
+    assert pipeline.spec is not None
+    group = of_lineage(make.group(revision="old"), lineage(pipeline.spec))
+
+    def after(minutes: float, group: Group, *tasks: Task) -> Decision:
+        nonlocal pipeline
+        snapshot = make.snapshot(*tasks, pipelines=(pipeline,), group=group, contact=contact)
+        decision = decide(snapshot, make.settings(), make.now + timedelta(minutes=minutes))
+        pipeline = replace(pipeline, status=decision.pipeline_statuses.get(TOY, pipeline.status))
+        return decision
+
+    first = after(0, group, *tasks)
+    assert (TOY in first.workers, first.delete_pods) == (False, ())
+    assert pipeline.status.updating_since == make.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = condition(first.task_statuses[tasks[1].key].conditions, "Admitted")
+    assert told is not None
+    assert "after 10m" in told.message
+
+    alone = after(1, group, tasks[0])
+    assert (TOY in alone.workers, pipeline.status.updating_since) == (False, None), "nobody waits any more"
+
+    after(2, group, *tasks)
+    assert (TOY in after(11.9, group, *tasks).workers) is False
+    over = after(12, group, *tasks)
+    assert (over.workers[TOY].replicas, over.delete_pods) == (2, ()), "first the StatefulSet has the new one"
+
+    updated = of_lineage(make.group(revision="new", pod_revision="old"), lineage(pipeline.spec))
+    replaced = after(12.1, updated, *tasks)
+    assert len(replaced.delete_pods) == 2
+    assert admitted(replaced) == ["t1"], "what trains is not told to leave: it goes on from its checkpoint"
+
+    anew = after(14, make.group(), *tasks)
+    assert (anew.delete_pods, pipeline.status.updating_since) == ((), None)
+    assert sorted(admitted(anew)) == ["t1", "t2"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": {"uri": "s3://models/other"}},
+        {"model": {"dtype": "float32"}},
+        {"checkpoints": {"uri": "s3://elsewhere/checkpoints"}},
+    ],
+)
+def test_nobody_is_interrupted_whose_checkpoints_the_new_workers_would_not_take(
+    make: Any, fields: dict[str, Any]
+) -> None:
+    tasks, contact = trains_and_waits(make)
+    former = make.pipeline().spec
+    assert former is not None
+    group = of_lineage(make.group(revision="old"), lineage(former))
+    since = {"observedGeneration": 2, "updatingSince": "2026-01-01T00:00:00Z"}
+    for changed, rolls in (
+        (make.pipeline(status=since, **fields), False),
+        (make.pipeline(status=since), True),
+    ):
+        decision = decided(make, *tasks, group=group, contact=contact, pipeline=changed)
+        assert (TOY in decision.workers) is rolls
+        waits = decision.task_statuses[tasks[1].key]
+        assert (waits.reason, decision.delete_pods) == ("PipelineUpdating", ())
