@@ -3,7 +3,7 @@
 What is secret is blotted out of every line: the keys of the task that it is about, and users, passwords and queries of
 web addresses.
 
-Work on one task in a pool is done inside ``about(task)`` (``told_by_task``): whatever is logged there, by the store's
+Work on one task in a pool is done inside ``about(task)``: whatever is logged there, by the store's
 client too, bears the task's name. Where many tasks are in hand at once, the line itself says which:
 ``extra=fields_of(task)``.
 """
@@ -14,11 +14,10 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from typing import Concatenate, Literal, ParamSpec, Protocol, TextIO, TypeVar
+from typing import Literal, TextIO
 
 from mlora_worker.protocol import TaskPlan, without_credentials, without_keys
 
@@ -40,29 +39,6 @@ def about(task: TaskPlan) -> Iterator[None]:
         yield
     finally:
         _about.reset(former)
-
-
-class OfTask(Protocol):
-    plan: TaskPlan
-
-
-Whose = TypeVar("Whose")
-Who = TypeVar("Who", bound=OfTask)
-More = ParamSpec("More")
-Given = TypeVar("Given")
-
-
-def told_by_task(
-    work: Callable[Concatenate[Whose, Who, More], Given],
-) -> Callable[Concatenate[Whose, Who, More], Given]:
-    """A method whose first argument is a task: ``about`` it."""
-
-    @wraps(work)
-    def wrapped(self: Whose, task: Who, /, *more: More.args, **named: More.kwargs) -> Given:
-        with about(task.plan):
-            return work(self, task, *more, **named)
-
-    return wrapped
 
 
 class JsonLines(logging.Formatter):

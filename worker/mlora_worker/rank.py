@@ -27,6 +27,7 @@ from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.store_turns import StoreTurns
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
@@ -61,8 +62,8 @@ from mlora_worker.threads import started_pool
 
 log = logging.getLogger(__name__)
 
-# Threads of each kind of work: for first tries, and as many for those that follow a failure.
-_PREPARING, _STORING = 2, 8
+# Threads of each kind of work. One store alone gets a third of them, two of the five and six of the sixteen.
+_PREPARING, _STORING = 5, 16
 _PEERS_LEAVE = 5.0  # seconds that the other ranks get to read the stream's last item
 # Seconds in which a rank that starts notices by itself that a peer is lost, and ends in its own words.
 _TO_NOTICE = 5.0
@@ -351,7 +352,7 @@ def _run_later_rank(
 
 
 def _lane(threads: int, name: str) -> Lane:
-    return Lane(started_pool(threads, name), started_pool(threads, f"{name}-again"))
+    return Lane(started_pool(threads, name), StoreTurns(threads))
 
 
 def _serve_metrics(

@@ -7,12 +7,11 @@ import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mlora_worker.log_lines import about, fields_of, set_up_logging, told_by_task
+from mlora_worker.log_lines import about, fields_of, set_up_logging
 from mlora_worker.protocol import Dataset, LoRAConfig, StorageAccess, TaskPlan, Training
 
 log = logging.getLogger("mlora_worker.somewhere")
@@ -62,15 +61,12 @@ def test_what_is_logged_during_work_on_a_task_bears_its_name(stream: io.StringIO
 def test_threads_of_a_pool_keep_their_tasks_apart(stream: io.StringIO) -> None:
     set_up_logging("json", 1, "ml/toy", stream)
 
-    class Pool:
-        @told_by_task
-        def work(self, task: Any, word: str) -> str:
-            log.info("%s of %s", word, task.plan.name)
-            return word
+    def work(number: int) -> None:
+        with about(plan(f"t{number}")):
+            log.info("work of t%d", number)
 
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(Pool().work, SimpleNamespace(plan=plan(f"t{n}")), "work") for n in range(20)]
-    assert [future.result() for future in futures] == ["work"] * 20
+        list(pool.map(work, range(20)))
     found = lines(stream)
     assert len(found) == 20
     assert all(line["message"] == f"work of {line['task']}" for line in found)

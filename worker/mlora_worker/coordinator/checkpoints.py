@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date
 from functools import partial
 
@@ -19,8 +19,8 @@ from mlora_worker.coordinator.fingerprint import day_in
 from mlora_worker.coordinator.history import History
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.patience import Attempt, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.places import output_place
 from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
-from mlora_worker.log_lines import told_by_task
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.checkpoint import (
@@ -60,13 +60,14 @@ class Checkpoints:
         patience: Patience,
         changed: threading.Condition,
         on_change: Callable[[], None],
+        place: Callable[[TaskPlan], Hashable] = output_place,
         kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
         meter: Meter | None = None,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
         self._tasks = tasks
-        self._open, self._lane, self._patience = open_place, lane, patience
+        self._open, self._place, self._lane, self._patience = open_place, place, lane, patience
         self._changed, self._on_change = changed, on_change
         self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
@@ -98,6 +99,7 @@ class Checkpoints:
                 work=partial(self._fetched, task),
                 done=partial(self._restored, task),
                 lost=partial(self._not_restored, task),
+                store=lambda: self._place(task.plan),
             ),
         )
 
@@ -151,13 +153,22 @@ class Checkpoints:
             check_fingerprint(state.progress.fingerprint, fingerprint, "rank 0's own volume")
         return state
 
-    @told_by_task
     def forget(self, task: TaskRun) -> None:
-        """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room."""
-        try:
-            delete_checkpoints(*self._open(task.plan))
-        except StorageError as error:
-            log.warning("checkpoints of %s stay: %s", task.name, error)
+        """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room. With
+        the lock held or without it."""
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "removing its checkpoints",
+                work=lambda: delete_checkpoints(*self._open(task.plan)),
+                done=lambda _: None,
+                lost=lambda error: log.warning("checkpoints of %s stay: %s", task.name, error),
+                store=lambda: self._place(task.plan),
+                tries=1,
+                cleans=True,
+            ),
+        )
 
     def _write(self, task: TaskRun) -> None:
         """Bring the newest state of ``task`` to the store, again if a newer one comes meanwhile."""
@@ -169,6 +180,8 @@ class Checkpoints:
                 work=partial(self._write_newest, task),
                 done=partial(self._written, task),
                 lost=partial(self._not_written, task),
+                store=lambda: self._place(task.plan),
+                keep=partial(self._keep_newest, task),
             ),
         )
 
@@ -185,7 +198,7 @@ class Checkpoints:
             ended = task.phase is TaskPhase.SUCCEEDED
             self._on_change()
         if ended:
-            self._lane.again.submit(self.forget, task)
+            self.forget(task)
         if newer:
             self._write(task)
 
@@ -195,6 +208,12 @@ class Checkpoints:
         with self._changed:
             task.writing = False
             self._on_change()
+
+    def _keep_newest(self, task: TaskRun) -> None:
+        with self._changed:
+            state = task.state
+        if state is not None:
+            self._kept.keep_state(task.uid, state)
 
     def _write_newest(self, task: TaskRun) -> int:
         """The step that was written."""

@@ -1,28 +1,27 @@
 """Trying again what may pass, a store's refusal or what the machine lacks: with growing pauses, with the newest keys, for
 as long as the task is wanted.
 
-Nobody sleeps in a pool, and nothing that is tried for the first time waits for what has failed before:
-
-1. A try that failed leaves its thread. After its pause it comes back to other threads, those of its lane's ``again``.
-2. Where a store gave no answer, what the same namespace wants of the same endpoint goes there from the beginning, until it
-   has answered: a store that swallows requests holds a thread for minutes.
+Nobody sleeps in a pool, and nobody waits for another's store: ``store_turns`` says who may try next. Whoever waits for a
+store that gives no answer says so in its task's report, and keeps what it has on this rank's own volume meanwhile: its turn
+may be long in coming.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Hashable, Iterator
 from concurrent.futures import Executor
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
+from mlora_worker.coordinator.reasons import blocked_by, is_the_machines
+from mlora_worker.coordinator.store_turns import StoreTurns, Ticket, pauses
 from mlora_worker.coordinator.tasks import TaskRun
-from mlora_worker.data.errors import Interrupted
 from mlora_worker.log_lines import about
-from mlora_worker.pipeline.faults import is_out_of_memory
-from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.storage.errors import StorageError, StoreUnreachable
 
 log = logging.getLogger(__name__)
@@ -30,131 +29,241 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 CallLater = Callable[[float, Callable[[], None]], None]  # in so many seconds, and returns at once
 
-LONGEST_PAUSE = 30.0  # seconds
-FEW_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds between the tries of what has an end
-
-
-def pauses(first: float = 1.0, longest: float = LONGEST_PAUSE) -> Iterator[float]:
-    """Seconds between tries, without end."""
-    while True:
-        yield first
-        first = min(2 * first, longest)
+FEW = 6  # tries of what has an end
+_WAITS = "waits for its store"
 
 
 class Withdrawn(Exception):
     """Nobody wants it any more."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Lane:
-    """Threads for one kind of work: its first tries, and apart from them those that follow a failure."""
+    """Threads for one kind of work, and who may have one."""
 
-    first: Executor
-    again: Executor
+    threads: Executor
+    turns: StoreTurns
+    wakes_at: float | None = None  # a call is put off until then
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[Result]):
-    """What is to be done for a task. All its functions are called in a lane's threads, without the lock."""
+    """What is to be done for a task. All its functions are called in a lane's threads, without the lock, but ``store``."""
 
     task: TaskRun
     what: str  # such as "uploading the adapter"
     work: Callable[[], Result]  # opens its store anew, so that it has the keys of the newest plan
     done: Callable[[Result], None]
     lost: Callable[[Exception], None]  # told ``Withdrawn``, or an error that no further try would mend
-    # Whatever its store says may pass, and meanwhile the task's report says why it waits. Else a store that gives no
-    # answer, and a machine that lacks something, are tried a few times more, and any other error is final.
-    endless: bool = True
-
-    @property
-    def store(self) -> tuple[str, str | None]:
-        return self.task.plan.namespace, self.task.plan.storage.endpoint
+    store: Callable[[], Hashable] = lambda: (
+        None
+    )  # which one it wants by the newest plan; None: none. Asks nobody
+    # None: whatever its store says may pass, and meanwhile the task's report says why it waits. Else a store that gives no
+    # answer, and a machine that lacks something, are tried so often in all, and any other error is final.
+    tries: int | None = None
+    keep: Callable[[], None] | None = None  # on this rank's own volume, while its store is silent
+    cleans: bool = False  # it is wanted though the task is not
 
     def may_pass(self, error: Exception) -> bool:
-        return isinstance(error, StorageError if self.endless else StoreUnreachable) or is_the_machines(error)
+        passing = StorageError if self.tries is None else StoreUnreachable
+        return isinstance(error, passing) or is_the_machines(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Try:
+    attempt: Attempt[Any]
+    lane: Lane
+    ticket: Ticket
+    pauses: Iterator[float] = field(init=False)  # that are left
+    keeps: bool = False  # it goes to no store now
+
+    def __post_init__(self) -> None:
+        tries = self.attempt.tries
+        self.pauses = pauses() if tries is None else islice(pauses(), tries - 1)
+
+    def want_store(self, *, keeps: bool = False) -> None:
+        """By the newest plan. Neither what nobody wants any more, nor what is only to be kept, waits for a store."""
+        self.keeps = keeps
+        free = keeps or (self.attempt.task.withdrawn and not self.attempt.cleans)
+        self.ticket.store = None if free else self.attempt.store()
 
 
 class Patience:
-    """``changed`` guards the tasks' state. ``on_change`` is called with it held."""
+    """``changed`` guards the tasks' state. ``on_change`` is called with it held; it may be held while ``_lock`` is waited
+    for, and never the other way round.
+    """
 
     def __init__(
-        self, *, changed: threading.Condition, on_change: Callable[[], None], later: CallLater
+        self,
+        *,
+        changed: threading.Condition,
+        on_change: Callable[[], None],
+        later: CallLater,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._changed, self._on_change, self._later = changed, on_change, later
-        self._silent: set[tuple[str, str | None]] = set()  # stores that gave no answer when last asked
+        self._changed, self._on_change, self._later, self._clock = changed, on_change, later, clock
+        self._lock = threading.Lock()  # guards the lanes' turns and all below
+        self._now = 0.0  # never earlier than what was put off until then
+        self._tries: dict[Ticket, _Try] = {}
 
     def begin(self, lane: Lane, attempt: Attempt[Result]) -> None:
         """With the lock held or without it."""
-        lane.first.submit(self._first, lane, attempt, pauses() if attempt.endless else iter(FEW_PAUSES))
+        one = _Try(attempt, lane, Ticket(attempt.task.plan.namespace, None))
+        one.want_store()
+        with self._lock:
+            self._tries[one.ticket] = one
+            silence = lane.turns.silence_of(one.ticket)
+            if silence is not None and attempt.keep is not None:
+                one.want_store(keeps=True)
+            lane.turns.enter(one.ticket, self._time())
+        if silence is not None:
+            self._block([one], silence, _WAITS)
+        self._advance(lane)
 
-    def _first(self, lane: Lane, attempt: Attempt[Result], rest: Iterator[float]) -> None:
-        if attempt.store in self._silent:
-            lane.again.submit(self._try, lane, attempt, rest)
-        else:
-            self._try(lane, attempt, rest)
+    def look_again(self, tasks: Collection[str]) -> None:
+        """These tasks' plans have changed: whoever waits for a store that is no longer wanted, or with keys that are new,
+        does so no longer. With the lock held."""
+        with self._lock:
+            now = self._time()
+            found = [one for one in self._tries.values() if one.attempt.task.uid in tasks]
+            for one in found:
+                former = one.ticket.store
+                if one.keeps or not one.lane.turns.leave(one.ticket):
+                    continue
+                one.want_store()
+                if one.ticket.store != former:
+                    one.ticket.rests_until = now
+                one.lane.turns.enter(one.ticket, now)
+        for lane in dict.fromkeys(one.lane for one in found):
+            self._advance(lane)
 
-    def _try(self, lane: Lane, attempt: Attempt[Result], rest: Iterator[float]) -> None:
-        """``rest``: the pauses that are left."""
-        task = attempt.task
-        with about(task.plan):
+    # --- who is next ------------------------------------------------------------------------------------------------
+
+    def _advance(self, lane: Lane, at: float = 0.0) -> None:
+        """Give threads to those that may have one. ``at``: it is no earlier."""
+        with self._lock:
+            now = self._now = max(at, self._time())
+            if lane.wakes_at is not None and lane.wakes_at <= now:
+                lane.wakes_at = None
+            begun = [self._tries[ticket] for ticket in lane.turns.begin(now)]
+            wake = lane.turns.wake_at(now)
+            if wake is not None and lane.wakes_at is not None and lane.wakes_at <= wake:
+                wake = None
+            elif wake is not None:
+                lane.wakes_at = wake
+        for one in begun:
+            lane.threads.submit(self._run, one)
+        if wake is not None:
+            self._later(wake - now, partial(self._advance, lane, wake))
+
+    def _time(self) -> float:
+        return max(self._now, self._clock())
+
+    # --- in a lane's thread -------------------------------------------------------------------------------------------
+
+    def _run(self, one: _Try) -> None:
+        with about(one.attempt.task.plan):
             try:
-                if task.withdrawn:
-                    raise Withdrawn(task.name)
-                result = attempt.work()
-            except Exception as error:
-                self._failed(lane, attempt, rest, error)
-                return
-            with self._changed:
-                self._silent.discard(attempt.store)
-                if task.blocked is not None:
-                    task.blocked = None
-                    self._on_change()
-            attempt.done(result)
+                if one.keeps:
+                    self._kept(one)
+                else:
+                    self._try(one)
+            finally:
+                self._advance(one.lane)
 
-    def _failed(self, lane: Lane, attempt: Attempt[Result], rest: Iterator[float], error: Exception) -> None:
-        with self._changed:
-            if isinstance(error, StoreUnreachable):
-                self._silent.add(attempt.store)
-        seconds = next(rest, None) if attempt.may_pass(error) else None
+    def _kept(self, one: _Try) -> None:
+        assert one.attempt.keep is not None
+        try:
+            one.attempt.keep()
+        except Exception:  # its own try may go better
+            log.exception("what %s has done is in memory alone", one.attempt.task.name)
+        with self._lock:
+            one.lane.turns.ended(one.ticket, self._time())
+            one.want_store()
+            one.lane.turns.enter(one.ticket, self._time())
+
+    def _try(self, one: _Try) -> None:
+        attempt, task = one.attempt, one.attempt.task
+        try:
+            if task.withdrawn and not attempt.cleans:
+                raise Withdrawn(task.name)
+            result = attempt.work()
+        except Exception as error:
+            self._failed(one, error)
+            return
+        try:
+            if attempt.tries is None:
+                with self._changed:
+                    if task.blocked is not None:
+                        task.blocked = None
+                        self._on_change()
+            attempt.done(result)
+        finally:
+            self._end(one, answered=True)
+
+    def _end(self, one: _Try, *, answered: bool) -> None:
+        with self._lock:
+            del self._tries[one.ticket]
+            one.lane.turns.ended(one.ticket, self._time(), answered=answered)
+
+    def _failed(self, one: _Try, error: Exception) -> None:
+        attempt, turns = one.attempt, one.lane.turns
+        seconds = next(one.pauses, None) if attempt.may_pass(error) else None
+        silence = error if isinstance(error, StoreUnreachable) else None
+        with self._lock:
+            now = self._time()
+            answered = silence is None and isinstance(error, StorageError)
+            waiting = turns.ended(one.ticket, now, answered=answered, silence=silence)
+            others = [self._tries[ticket] for ticket in waiting]
+            if seconds is None:
+                del self._tries[one.ticket]
+            else:
+                one.ticket.failures += 1
+                one.ticket.rests_until = now + seconds
+                one.want_store()
+                turns.enter(one.ticket, now)
+        if seconds is not None:
+            message = blocked_by(attempt.task, error)[1]
+            log.warning(
+                "%s of %s failed, next try in %.0f s: %s", attempt.what, attempt.task.name, seconds, message
+            )
+            self._block([one], error, "failed and is tried again")
+        if silence is not None:
+            self._say_silent(others, silence)
         if seconds is None:
             attempt.lost(error)
+
+    def _say_silent(self, waiting: list[_Try], silence: Exception) -> None:
+        """To those that wait for a store that was found silent: it is as if each had tried itself."""
+        self._block(waiting, silence, _WAITS)
+        for one in waiting:
+            if one.attempt.tries is not None and next(one.pauses, None) is None and self._taken_out(one):
+                with about(one.attempt.task.plan):
+                    one.attempt.lost(silence)
+        with self._lock:
+            for one in waiting:
+                if one.attempt.keep is not None and one.lane.turns.leave(one.ticket):
+                    one.want_store(keeps=True)
+                    one.lane.turns.enter(one.ticket, self._time())
+
+    def _block(self, waiting: list[_Try], error: Exception, how: str) -> None:
+        """Those of them that still wait: whoever goes on says so itself, after this."""
+        endless = [one for one in waiting if one.attempt.tries is None]
+        if not endless:
             return
-        task, what = attempt.task, attempt.what
-        reason, message = _blocked_by(task, error)
-        log.warning("%s of %s failed, next try in %.0f s: %s", what, task.name, seconds, message)
-        if attempt.endless:
-            with self._changed:
-                task.block(reason, f"{what} failed and is tried again: {message}")
-                self._on_change()
+        with self._changed:
+            for one in endless:
+                attempt = one.attempt
+                with self._lock:
+                    waits = one.lane.turns.waits(one.ticket)
+                if waits:
+                    reason, message = blocked_by(attempt.task, error)
+                    attempt.task.block(reason, f"{attempt.what} {how}: {message}")
+            self._on_change()
 
-        def come_back() -> None:
-            lane.again.submit(self._try, lane, attempt, rest)
-
-        self._later(seconds, come_back)
-
-
-def is_the_machines(error: Exception) -> bool:
-    """Memory, files, processes or threads lack at the moment, or a disk fails: that is no task's doing."""
-    if isinstance(error, Interrupted | OSError) or is_out_of_memory(error):
-        return True
-    return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-
-
-def told_of(error: Exception) -> tuple[FailureReason, str]:
-    """Reason and message of an error, in a report."""
-    reason = getattr(error, "reason", None)
-    if isinstance(reason, FailureReason):
-        return reason, str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return FailureReason.INSUFFICIENT_SPACE, f"rank 0's own volume is full: {error}"
-    where = "rank 0 lacks memory, files or processes for it: " if is_the_machines(error) else ""
-    return FailureReason.INTERNAL_ERROR, f"{where}{type(error).__name__}: {error}"
-
-
-def _blocked_by(task: TaskRun, error: Exception) -> tuple[FailureReason, str]:
-    reason, message = told_of(error)
-    if isinstance(error, Interrupted):  # it is not the rows' fault as long as it is tried again
-        reason = FailureReason.INTERNAL_ERROR
-    elif reason is FailureReason.DATASET_NOT_FOUND and task.phase is not TaskPhase.PREPARING:
-        reason = FailureReason.UPLOAD_FAILED  # its rows are here: what is gone is the place of its output
-    return reason, message
+    def _taken_out(self, one: _Try) -> bool:
+        with self._lock:
+            if not one.lane.turns.leave(one.ticket):
+                return False
+            del self._tries[one.ticket]
+            return True

@@ -20,19 +20,13 @@ from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
-from mlora_worker.coordinator.patience import (
-    Attempt,
-    CallLater,
-    Lane,
-    Patience,
-    Withdrawn,
-    told_of,
-)
+from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.places import PIPELINES_OWN, Place, input_places, output_place
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
+from mlora_worker.coordinator.reasons import told_of
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
-from mlora_worker.log_lines import told_by_task
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -48,7 +42,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     WireReport,
 )
-from mlora_worker.storage.adapter import FinishedAdapter
+from mlora_worker.storage.adapter import FinishedAdapter, fingerprint
 from mlora_worker.storage.checkpoint import TaskState
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
@@ -103,12 +97,15 @@ class Coordinator:
         self._generation = 0
         self._plan: Plan | None = None  # in force; a number does not identify what two operators sent
         self._sequence = 0
-        self._patience = Patience(changed=changed, on_change=self._note_change, later=surroundings.later)
+        self._patience = Patience(
+            changed=changed, on_change=self._note_change, later=surroundings.later, clock=surroundings.clock
+        )
         self._open_place = surroundings.checkpoint_place or self._below_output
         self._checkpoints = Checkpoints(
             stages=surroundings.stages,
             tasks=self._tasks,
             open_place=self._open_place,
+            place=self._checkpoint_place,
             kept=surroundings.kept,
             lane=surroundings.storing,
             patience=self._patience,
@@ -141,15 +138,22 @@ class Coordinator:
                 return False
             self._generation, self._plan = plan.generation, plan
             wanted = {task.uid: task for task in plan.tasks}
+            elsewhere = set()  # what is stored for them goes elsewhere now, or nowhere
             for task in self._tasks.values():
                 task.withdrawn = task.uid not in wanted
+                if task.withdrawn:
+                    elsewhere.add(task.uid)
             for uid, task_plan in wanted.items():
                 if uid in self._tasks:
-                    self._tasks[uid].plan = with_what_is_known(task_plan, self._tasks[uid].plan)
+                    former = self._tasks[uid].plan
+                    self._tasks[uid].plan = with_what_is_known(task_plan, former)
+                    if self._tasks[uid].plan.storage != former.storage:
+                        elsewhere.add(uid)
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
                     self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"
                     self._prepare(task)
+            self._patience.look_again(elsewhere)
             self._note_change()
             return True
 
@@ -225,7 +229,8 @@ class Coordinator:
                 work=partial(self._found, task),
                 done=partial(self._prepared, task),
                 lost=partial(self._lost, task),
-                endless=started,
+                store=lambda: (*input_places(task.plan), self._checkpoint_place(task.plan)),
+                tries=None if started else FEW,
             ),
         )
 
@@ -255,7 +260,7 @@ class Coordinator:
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
                 log.info("task %s is published already at %s", task.name, result.uri)
-                self._with.storing.again.submit(self._forget, task)
+                self._forget(task)
             elif isinstance(result, FinishedAdapter):
                 task.finish_with(result)
                 log.info("task %s was finished by an earlier run: it is uploaded", task.name)
@@ -292,6 +297,8 @@ class Coordinator:
                 work=work,
                 done=partial(self._uploaded, task),
                 lost=partial(self._not_uploaded, task),
+                store=lambda: output_place(task.plan),
+                keep=lambda: self._with.kept.keep_adapter(task.uid, fingerprint(task.plan), finished),
             ),
         )
 
@@ -300,7 +307,7 @@ class Coordinator:
             task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
             task.state = task.snapshot = None
             self._note_change()
-        self._with.storing.again.submit(self._forget, task)
+        self._forget(task)
         log.info("adapter of %s is published at %s", task.name, adapter.uri)
 
     def _not_uploaded(self, task: TaskRun, error: Exception) -> None:
@@ -308,15 +315,27 @@ class Coordinator:
             self._with.kept.forget(task.uid)
         self._lost(task, error)
 
-    @told_by_task
-    def _forget_kept(self, task: TaskRun) -> None:
-        self._with.kept.forget(task.uid)
-
-    @told_by_task
     def _forget(self, task: TaskRun) -> None:
-        """It is published: nothing of it is needed to go on."""
-        self._with.kept.forget(task.uid)
+        """It is published: nothing of it is needed to go on. With the lock held or without it."""
+        self._forget_kept(task)
         self._checkpoints.forget(task)
+
+    def _forget_kept(self, task: TaskRun) -> None:
+        self._patience.begin(
+            self._with.storing,
+            Attempt(
+                task,
+                "cleaning this rank's volume",
+                work=partial(self._with.kept.forget, task.uid),
+                done=lambda _: None,
+                lost=lambda error: log.warning("what was kept of %s stays: %s", task.name, error),
+                tries=1,
+                cleans=True,
+            ),
+        )
+
+    def _checkpoint_place(self, task: TaskPlan) -> Place:
+        return output_place(task) if self._with.checkpoint_place is None else PIPELINES_OWN
 
     def _below_output(self, task: TaskPlan) -> tuple[Store, str]:
         return self._with.open_store(task.storage), join(task.output_uri, CHECKPOINTS_FOLDER)
@@ -336,12 +355,12 @@ class Coordinator:
 
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
-            self._with.storing.again.submit(self._forget_kept, self._tasks.pop(uid))
+            self._forget_kept(self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
             if diverged and task.stored_step:  # what led there is of no use
                 task.stored_step = 0
-                self._with.storing.again.submit(self._forget, task)
+                self._forget(task)
         self._sequence += 1
         self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()

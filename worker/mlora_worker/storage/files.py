@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mlora_worker.protocol import FailureReason
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.uri import file_path, file_uri
 
 PIECE = 8 * 2**20
@@ -21,6 +21,17 @@ NO_SPACE = {
     errno.ENOSPC: "no space left on that volume",
     errno.EDQUOT: "the quota of that volume is used up",
     errno.EFBIG: "a file may not become so large there",
+}
+# A network file system whose server is away, or a disk that does not answer.
+_SILENT = {
+    errno.EIO,
+    errno.EREMOTEIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
 }
 _UNFINISHED = ".partial"
 
@@ -117,6 +128,10 @@ class FileStore:
                 raise StorageError(
                     FailureReason.INSUFFICIENT_SPACE,
                     f"cannot write {uri}: {NO_SPACE[error.errno]}; make room there",
+                ) from None
+            if error.errno in _SILENT:
+                raise StoreUnreachable(
+                    f"cannot {action} {uri}: {error.strerror}; check the volume that it lies on"
                 ) from None
             reason = FailureReason.UPLOAD_FAILED if action == "write" else FailureReason.STORAGE_UNREACHABLE
             raise StorageError(

@@ -86,6 +86,7 @@ class KeptWork:
         self._root = root
         self._files = FileStore(private=True)
         self._states: dict[str, int] = {}  # step of each task's state that was kept by this process
+        self._adapters: set[str] = set()  # whose adapters were kept before their upload was tried
 
     # --- states that the store has refused ----------------------------------------------------------------------
 
@@ -137,6 +138,16 @@ class KeptWork:
 
     # --- a finished adapter -------------------------------------------------------------------------------------
 
+    def keep_adapter(self, uid: str, fingerprint: str, adapter: FinishedAdapter) -> None:
+        """Before its turn to be uploaded comes. Again the same one costs nothing."""
+        if self._root is None:
+            return
+        if uid in self._adapters:
+            with suppress(OSError):
+                os.utime(self._adapter_folder(uid))  # it is still asked for
+        elif self._keep_adapter(uid, fingerprint, adapter) is not None:
+            self._adapters.add(uid)
+
     @contextmanager
     def weights(self, uid: str, fingerprint: str, adapter: FinishedAdapter) -> Iterator[Path]:
         """The weights' file of ``adapter``, which is kept until ``forget``; where that cannot be, a file that vanishes
@@ -176,6 +187,7 @@ class KeptWork:
         if self._root is None:
             return
         self._states.pop(uid, None)
+        self._adapters.discard(uid)
         folder = self._folder(uid)
         with suppress(OSError):
             (folder / "adapter" / RECORD_NAME).unlink(missing_ok=True)  # first: no half of it may count

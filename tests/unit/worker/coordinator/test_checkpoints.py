@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from mlora_worker.coordinator.checkpoints import Checkpoints
-from mlora_worker.coordinator.patience import Lane, Patience
+from mlora_worker.coordinator.patience import Patience
 from mlora_worker.coordinator.tasks import PreparedTask, Snapshot, TaskRun
 from mlora_worker.data.order import StepPlan
 from mlora_worker.pipeline.engine import StageState
@@ -27,7 +27,7 @@ from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
 from mlora_worker.stream.planner import load_of
-from tests.fixtures.inline import Inline
+from tests.fixtures.inline import inline_lane
 from tests.fixtures.memory_store import MemoryStore
 
 PLACE = "s3://b/p/checkpoints"
@@ -61,7 +61,7 @@ class Play:
             stages=[stage],
             tasks={"a": self.task},
             open_place=lambda _: (cast(Store, self.store), PLACE),
-            lane=Lane(Inline(), Inline()),
+            lane=inline_lane(),
             patience=Patience(
                 changed=changed, on_change=lambda: None, later=lambda _, call: self.put_off.append(call)
             ),

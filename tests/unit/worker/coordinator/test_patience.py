@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable
-from itertools import islice
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from mlora_worker.coordinator.patience import Attempt, CallLater, Lane, Patience, Withdrawn, pauses
+from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.places import output_place
 from mlora_worker.coordinator.tasks import TaskRun
 from mlora_worker.data.errors import Interrupted
 from mlora_worker.protocol import (
@@ -22,7 +24,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from tests.fixtures.inline import Inline, Waiting, after, inline_lane
+from tests.fixtures.inline import Waiting, after, inline_lane, lane
 
 
 def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> TaskRun:
@@ -36,11 +38,7 @@ def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> T
 
 
 def patience(later: CallLater, on_change: Callable[[], None] = lambda: None) -> Patience:
-    return Patience(changed=threading.Condition(), on_change=on_change, later=later)
-
-
-def test_pauses_grow_to_half_a_minute_and_never_end() -> None:
-    assert list(islice(pauses(), 8)) == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    return Patience(changed=threading.Condition(), on_change=on_change, later=later, clock=lambda: 0.0)
 
 
 def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with_the_newest_keys() -> None:
@@ -151,7 +149,7 @@ def test_for_a_task_that_never_trained_it_is_tried_six_times_and_then_it_is_the_
         raise error
 
     patience(after(rested.append)).begin(
-        inline_lane(), Attempt(task, "fetching its rows", work, pytest.fail, lost.append, endless=False)
+        inline_lane(), Attempt(task, "fetching its rows", work, pytest.fail, lost.append, tries=FEW)
     )
     assert rested == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert (lost, task.blocked) == ([error], None)
@@ -175,37 +173,59 @@ def test_what_is_missing_once_the_rows_are_here_is_the_place_of_the_output(
     assert task.blocked.reason is told
 
 
-class Pool(Waiting):
-    """With one thread."""
-
-    def step(self) -> bool:
-        """Whether there was something to do."""
-        if not self.waiting:
-            return False
-        self.waiting.pop(0)()
-        return True
+AWAY = StoreUnreachable("no answer in 60 s")
 
 
-class Tried:
-    """Work that a store that is away refuses, and work that goes well, with what became of it."""
+@dataclass
+class Scene:
+    """Tries that begin when ``step`` lets the oldest one go, and pauses that end with ``pauses_end``."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.put_off: list[Callable[[], None]] = []
-        self.lane, self.names, self.done = lane, list[str](), list[str]()
+    most: int = 16
+    refusals: dict[str, Exception] = field(default_factory=dict)  # by endpoint
+    tried: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    lost: dict[str, Exception] = field(default_factory=dict)
+    put_off: list[Callable[[], None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.threads = Waiting()
+        self.lane: Lane = lane(self.threads, self.most)
         self.patience = patience(lambda _, call: self.put_off.append(call))
 
-    def begin(self, task: TaskRun, error: Exception | None = None, endless: bool = True) -> None:
+    def begin(self, task: TaskRun, **how: Any) -> TaskRun:
+        name = task.plan.name
+
         def work() -> None:
-            self.names.append(task.plan.name)
+            self.tried.append(name)
+            error = self.refusals.get(task.plan.storage.endpoint or "")
             if error is not None:
                 raise error
 
-        def done(_: None) -> None:
-            self.done.append(task.plan.name)
-
         self.patience.begin(
-            self.lane, Attempt(task, "storing it", work, done, lambda _: pytest.fail("lost"), endless=endless)
+            self.lane,
+            Attempt(
+                task,
+                "storing it",
+                work,
+                done=lambda _: self.done.append(name),
+                lost=lambda error: self.lost.update({name: error}),
+                store=lambda: output_place(task.plan),
+                **({"keep": lambda: self.kept.append(name)} | how),
+            ),
         )
+        return task
+
+    def step(self) -> bool:
+        """Whether there was something to do."""
+        if not self.threads.waiting:
+            return False
+        self.threads.waiting.pop(0)()
+        return True
+
+    def steps(self) -> None:
+        while self.step():
+            pass
 
     def pauses_end(self) -> None:
         put_off, self.put_off = self.put_off, []
@@ -213,47 +233,107 @@ class Tried:
             call()
 
 
-@pytest.mark.parametrize(
-    "endless", [True, False], ids=["with a task that has trained", "with one that has not"]
-)
-def test_however_many_are_refused_again_and_again_a_first_try_finds_a_thread(endless: bool) -> None:
-    first, again = Pool(), Pool()
-    tried = Tried(Lane(first, again))
-    for number in range(100):
-        tried.begin(run(f"refused-{number}", namespace=f"n{number}"), StoreUnreachable("away"), endless)
-    while first.step():
-        pass
-    assert len(tried.put_off) == 100, "none of them holds a thread in its pause"
-    tried.pauses_end()
-    tried.begin(run("well", namespace="another"))
-    first.step()
-    assert tried.done == ["well"]
-    assert len(again.waiting) == 100
+def blocked(task: TaskRun) -> str:
+    assert task.blocked is not None
+    return task.blocked.message
 
 
-def test_what_wants_a_store_that_gave_no_answer_waits_apart_until_the_store_has_answered() -> None:
-    first, again = Pool(), Pool()
-    tried = Tried(Lane(first, again))
-    for name in ("silent-1", "silent-2"):
-        tried.begin(run(name, endpoint="http://away"), StoreUnreachable("no answer in 60 s"))
-    tried.begin(run("others", namespace="another", endpoint="http://away"))
-    tried.begin(run("elsewhere", endpoint="http://here"))
-    for _ in range(4):
-        first.step()
-    assert tried.names == ["silent-1", "others", "elsewhere"], "the second one is not tried in this thread"
-    assert len(again.waiting) == 1
-    tried.begin(run("answered", endpoint="http://away"))
-    first.step()
-    while again.step():
-        pass
-    assert tried.names[-2:] == ["silent-2", "answered"]
-    tried.begin(run("later", endpoint="http://away"))
-    first.step()
-    assert tried.done == ["others", "elsewhere", "answered", "later"]
+@pytest.mark.parametrize("tries", [None, FEW], ids=["tasks that have trained", "tasks that have not"])
+def test_however_many_wait_for_a_silent_store_others_find_a_thread(tries: int | None) -> None:
+    scene = Scene(refusals={"http://away": AWAY})
+    for number in range(64):
+        scene.begin(run(f"away-{number}", endpoint="http://away"), tries=tries)
+    scene.steps()
+    assert len(scene.tried) == 6, "the others know by them that it is silent"
+    scene.pauses_end()
+    assert len(scene.threads.waiting) == 1, "one of them probes"
+    for number, endpoint in enumerate(("http://here", "http://away", "http://here")):
+        scene.begin(run(f"other-{number}", namespace=f"m{number}", endpoint=endpoint))
+    scene.begin(run("mine", endpoint="http://here"))
+    assert len(scene.threads.waiting) == 5
+
+
+def test_who_waits_for_a_silent_store_says_so_keeps_its_work_and_goes_on_when_it_answers() -> None:
+    scene = Scene(most=3, refusals={"http://away": AWAY})
+    tasks = [scene.begin(run(f"t{number}", endpoint="http://away")) for number in range(4)]
+    scene.steps()
+    assert scene.tried == ["t0"]
+    assert blocked(tasks[0]) == "storing it failed and is tried again: no answer in 60 s"
+    assert {blocked(task) for task in tasks[1:]} == {"storing it waits for its store: no answer in 60 s"}
+    assert sorted(scene.kept) == ["t1", "t2", "t3"]
+    tasks.append(scene.begin(run("late", endpoint="http://away")))
+    assert blocked(tasks[-1]) == "storing it waits for its store: no answer in 60 s"
+    scene.steps()
+    assert (scene.tried, scene.kept[-1]) == (["t0"], "late")
+    scene.pauses_end()
+    scene.steps()
+    assert len(scene.tried) == 2
+    scene.refusals.clear()
+    scene.pauses_end()
+    scene.steps()
+    scene.pauses_end()
+    scene.steps()
+    assert sorted(scene.done) == ["late", "t0", "t1", "t2", "t3"]
+    assert [task.blocked for task in tasks] == [None] * 5
+
+
+def test_a_task_that_never_trained_counts_the_tries_of_those_that_want_the_same_store() -> None:
+    scene = Scene(refusals={"http://away": AWAY})
+    for number in range(10):
+        scene.begin(run(f"t{number}", endpoint="http://away"), tries=FEW)
+    for _ in range(FEW + 1):
+        scene.steps()
+        scene.pauses_end()
+    assert len(scene.lost) == 10
+    assert len(scene.tried) < 10 + FEW
+    assert set(map(str, scene.lost.values())) == {"no answer in 60 s"}
+
+
+def test_what_is_cleaned_up_is_tried_once_though_nobody_wants_the_task() -> None:
+    scene = Scene(refusals={"http://away": AWAY})
+    for name, endpoint in (("here", "http://here"), ("away", "http://away")):
+        task = run(name, endpoint=endpoint)
+        task.withdrawn = True
+        scene.begin(task, tries=1, cleans=True)
+    scene.steps()
+    assert (scene.done, scene.lost) == (["here"], {"away": AWAY})
+    assert scene.put_off == []
+
+
+def test_new_keys_are_tried_at_once_and_a_deleted_task_waits_no_longer() -> None:
+    scene = Scene(most=3, refusals={"http://away": AWAY})
+    tasks = [scene.begin(run(f"t{number}", endpoint="http://away")) for number in range(3)]
+    scene.steps()
+    mended = StorageAccess.model_validate({"endpoint": "http://here", "accessKey": "new"})
+    for task in tasks[:2]:  # one rests after its own failure, the other was never tried
+        task.plan = task.plan.model_copy(update={"storage": mended})
+    tasks[2].withdrawn = True
+    scene.patience.look_again({"n-t0", "n-t1", "n-t2"})
+    scene.steps()
+    assert sorted(scene.done) == ["t0", "t1"]
+    assert isinstance(scene.lost["t2"], Withdrawn)
+    assert [task.blocked for task in tasks[:2]] == [None, None]
+
+
+def test_what_fails_in_its_end_gives_its_thread_back() -> None:
+    scene = Scene(most=1)
+
+    def done(_: object) -> None:
+        raise RuntimeError("a full disk, perhaps")
+
+    task = run("bad")
+    scene.patience.begin(scene.lane, Attempt(task, "x", work=lambda: None, done=done, lost=pytest.fail))
+    with pytest.raises(RuntimeError):
+        scene.step()
+    scene.begin(run("well"))
+    scene.steps()
+    assert scene.done == ["well"]
 
 
 def test_a_store_that_answers_no_is_not_silent() -> None:
-    tried = Tried(Lane(Inline(), Pool()))
-    tried.begin(run("refused"), AccessRefused("no"))
-    tried.begin(run("well"))
-    assert tried.done == ["well"]
+    scene = Scene(refusals={"http://here": AccessRefused("no")})
+    for number in range(20):
+        scene.begin(run(f"t{number}", endpoint="http://here"))
+    scene.steps()
+    assert len(scene.tried) == 20, "each is told at once"
+    assert scene.kept == []

@@ -26,7 +26,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from tests.fixtures.inline import Inline, Waiting, after, inline_lane
+from tests.fixtures.inline import Waiting, after, inline_lane, lane
 
 
 @dataclass
@@ -62,6 +62,7 @@ def coordinator(
         resuming=resuming or inline_lane(),
         storing=inline_lane(),
         end=pytest.fail,
+        clock=lambda: 0.0,
         later=later or after(pauses.append),
     )
     return Coordinator(surroundings, threading.Condition(threading.RLock()))
@@ -100,13 +101,8 @@ def test_a_store_that_is_away_and_a_killed_process_are_tried_again_but_a_wrong_a
 
 def test_started_tasks_whose_store_refuses_them_hold_nobody_up() -> None:
     put_off: list[Callable[[], None]] = []
-    again = Waiting()
-    one = coordinator(
-        Failing(AccessRefused("no")),
-        [],
-        later=lambda _, call: put_off.append(call),
-        resuming=Lane(Inline(), again),
-    )
+    store = Failing(AccessRefused("no"))
+    one = coordinator(store, [], later=lambda _, call: put_off.append(call))
     started = [task(uid).model_copy(update={"started": True}) for uid in ("a", "b", "c")]
     assert one.set_plan(Plan(generation=1, tasks=(*started, task("new"))))
     *refused, new = one.wait_report(-1, 0).tasks
@@ -115,16 +111,15 @@ def test_started_tasks_whose_store_refuses_them_hold_nobody_up() -> None:
         assert report.blocked is not None
         assert report.blocked.reason is FailureReason.ACCESS_DENIED
     assert new.phase is TaskPhase.FAILED, "its turn came, and it was told at once"
-    for call in put_off:
+    assert len(store.asked) == 4
+    for call in put_off[:]:
         call()
-    assert len(again.waiting) == 3
+    assert len(store.asked) == 7
 
 
 def test_tasks_that_have_trained_do_not_wait_for_new_rows_of_others() -> None:
     new, old = Waiting(), Waiting()
-    one = coordinator(
-        Failing(AccessRefused("no")), [], preparing=Lane(new, Inline()), resuming=Lane(old, Inline())
-    )
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(new), resuming=lane(old))
     known = task("b").model_copy(update={"started": True})
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), known)))
     assert (len(new.waiting), len(old.waiting)) == (1, 1)

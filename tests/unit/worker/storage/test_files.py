@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from mlora_worker.protocol import FailureReason
-from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.files import FileStore, move_into_place
 from mlora_worker.storage.lines import split_lines
 
@@ -41,6 +42,19 @@ def test_a_write_takes_the_old_files_place_at_once_and_never_changes_it(tmp_path
     assert STORE.read(uri) == b"new"
     assert (tmp_path / "opened before").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["opened before", "x"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN])
+def test_a_volume_whose_server_is_away_is_a_store_that_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def away(self: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", away)
+    with pytest.raises(StoreUnreachable, match="check the volume") as caught:
+        STORE.read((tmp_path / "x").as_uri())
+    assert caught.value.reason is FailureReason.STORAGE_UNREACHABLE
 
 
 def test_a_write_that_breaks_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:

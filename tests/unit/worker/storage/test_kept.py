@@ -109,6 +109,21 @@ def test_a_finished_adapter_outlives_the_process_that_made_it(tmp_path: Path) ->
     assert again.adapter("uid", "print") is None
 
 
+def test_a_finished_adapter_may_be_kept_before_its_turn_to_be_uploaded_comes_and_is_written_once(
+    tmp_path: Path,
+) -> None:
+    kept = KeptWork(tmp_path)
+    kept.keep_adapter("uid", "print", ADAPTER)
+    assert KeptWork(tmp_path).adapter("uid", "print") is not None
+    [record] = tmp_path.rglob("record.json")
+    written = record.stat().st_mtime_ns
+    kept.keep_adapter("uid", "print", ADAPTER)
+    assert record.stat().st_mtime_ns == written
+    kept.forget("uid")
+    kept.keep_adapter("uid", "print", ADAPTER)
+    assert kept.adapter("uid", "print") is not None
+
+
 def test_a_finished_adapter_is_of_one_task_and_one_spec(tmp_path: Path) -> None:
     kept = KeptWork(tmp_path)
     with kept.weights("uid", "print", ADAPTER):

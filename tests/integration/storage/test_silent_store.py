@@ -1,0 +1,171 @@
+"""A store that swallows requests holds up nobody who wants another one, and what waited for it gets there at last."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from mlora_worker.coordinator.later import Later
+from mlora_worker.coordinator.patience import Attempt, Lane, Patience
+from mlora_worker.coordinator.places import output_place
+from mlora_worker.coordinator.store_turns import StoreTurns
+from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
+from mlora_worker.storage.s3_client import Patience as Timeouts
+from mlora_worker.storage.store import open_store
+from tests.fixtures.storage import Storage
+
+pytestmark = pytest.mark.integration
+
+BLOCKED = 64
+TIMEOUTS = Timeouts(connect_seconds=2.0, read_seconds=8.0, attempts=1)
+
+
+class Swallower:
+    """Takes every connection and reads nothing, until ``answers``: then new connections are passed on to ``target``."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target, self._open = target, list[socket.socket]()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.answers = False
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for one in (self._listener, *self._open):
+            one.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                inner, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(inner)
+            if self.answers:
+                outer = socket.create_connection(self._target)
+                self._open.append(outer)
+                for one, other in ((inner, outer), (outer, inner)):
+                    threading.Thread(target=_pump, args=(one, other), daemon=True).start()
+
+
+def _pump(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(1 << 16):
+            other.sendall(data)
+        other.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def silent(local_s3: Storage) -> Iterator[Swallower]:
+    host, _, port = local_s3.endpoint.removeprefix("http://").partition(":")
+    swallower = Swallower((host, int(port)))
+    yield swallower
+    swallower.close()
+
+
+@dataclass
+class Uploads:
+    """A coordinator's threads for storing, on real stores."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    at_work: int = 0
+    most_at_work: int = 0  # at once, for tenant a
+    stored: dict[str, float] = field(default_factory=dict)  # when
+
+    def __post_init__(self) -> None:
+        self.threads = ThreadPoolExecutor(16)
+        self.lane = Lane(self.threads, StoreTurns(16))
+        self.patience = Patience(changed=self.changed, on_change=self.changed.notify_all, later=Later())
+
+    def begin(self, task: TaskRun) -> TaskRun:
+        def work() -> None:
+            with self._counted(task):
+                store = open_store(task.plan.storage, allow_files=False, patience=TIMEOUTS)
+                store.write(f"{task.plan.output_uri}/x", task.plan.name.encode())
+
+        def done(_: None) -> None:
+            with self.changed:
+                self.stored[task.plan.name] = time.monotonic()
+                self.changed.notify_all()
+
+        self.patience.begin(
+            self.lane,
+            Attempt(task, "uploading", work, done, pytest.fail, store=lambda: output_place(task.plan)),
+        )
+        return task
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float) -> bool:
+        with self.changed:
+            return self.changed.wait_for(holds, seconds)
+
+    @contextlib.contextmanager
+    def _counted(self, task: TaskRun) -> Iterator[None]:
+        mine = task.plan.namespace == "a"
+        with self.changed:
+            self.at_work += mine
+            self.most_at_work = max(self.most_at_work, self.at_work)
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.at_work -= mine
+
+
+def test_64_uploads_to_a_silent_store_delay_no_other_and_are_made_when_it_answers(
+    local_s3: Storage, silent: Swallower
+) -> None:
+    run = uuid.uuid4().hex
+
+    def upload(name: str, namespace: str, endpoint: str, secret: str = local_s3.secret_key) -> TaskRun:
+        access = {"endpoint": endpoint, "accessKey": local_s3.access_key, "secretKey": secret}
+        return TaskRun(
+            TaskPlan(
+                uid=name, namespace=namespace, name=name, base_model="m", lora=LoRAConfig(),
+                dataset=Dataset(inline="{}"), training=Training(), output_uri=f"s3://adapters/{run}/{name}",
+                storage=StorageAccess.model_validate(access),
+            )
+        )  # fmt: skip
+
+    uploads = Uploads()
+    blocked = [uploads.begin(upload(f"away-{number}", "a", silent.endpoint)) for number in range(BLOCKED)]
+    begun = time.monotonic()
+    other_tenants = [uploads.begin(upload(f"b-{number}", "b", local_s3.endpoint)) for number in range(8)]
+    other_stores = [uploads.begin(upload(f"a-{number}", "a", local_s3.endpoint)) for number in range(3)]
+    others = {task.plan.name for task in (*other_tenants, *other_stores)}
+    assert uploads.wait_until(lambda: others <= uploads.stored.keys(), TIMEOUTS.read_seconds), (
+        "no upload waits until one at the silent store has ended"
+    )
+    assert uploads.wait_until(lambda: all(task.blocked is not None for task in blocked), 20)
+    first_wave = uploads.most_at_work
+    assert first_wave <= 8
+    reasons = {task.blocked.reason for task in blocked if task.blocked is not None}
+    assert reasons == {FailureReason.STORAGE_UNREACHABLE}
+
+    with uploads.changed:
+        uploads.most_at_work = uploads.at_work
+    denied = uploads.begin(upload("denied", "b", local_s3.endpoint, secret="wrong"))
+    assert uploads.wait_until(lambda: denied.blocked is not None, 5)
+    with uploads.changed:
+        denied.plan = upload("denied", "b", local_s3.endpoint).plan
+        uploads.patience.look_again({"denied"})
+    assert uploads.wait_until(lambda: "denied" in uploads.stored, 3), "new keys are tried at once"
+    assert not uploads.wait_until(lambda: len(uploads.stored) > len(others) + 1, 3)
+    assert uploads.most_at_work == 1, "one upload at a time asks the silent store"
+
+    silent.answers = True
+    assert uploads.wait_until(lambda: len(uploads.stored) == BLOCKED + len(others) + 1, 60)
+    assert all(task.blocked is None for task in (*blocked, denied))
+    assert len(local_s3.keys("adapters", run)) == BLOCKED + len(others) + 1
+    assert time.monotonic() - begun < 90
+    uploads.threads.shutdown()
