@@ -21,6 +21,7 @@ from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
+from mlora_operator.reconcile.outputs import Folder, folder
 
 SECRET = "Secret"
 DEFAULT_NAMESPACE = "default"
@@ -264,15 +265,23 @@ def _twice(found: Sequence[Manifest]) -> Iterator[Problem]:
 
 
 def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
-    """Two adapters below one prefix would overwrite each other's files."""
-    first: dict[tuple[str | None, str], Place] = {}
+    """Two adapters below one prefix would overwrite each other's files. The operator would not accept the later one."""
+    at: dict[Folder, Place] = {}
+    above: dict[Folder, Place] = {}  # every folder that some output lies in
     for one in tasks:
-        place = one.place
-        target = (one.spec.storage.endpoint, one.spec.output.uri.rstrip("/"))
-        other = first.setdefault(target, place)
-        if other is not place and (other.namespace, other.name) != (place.namespace, place.name):
-            message = f"{other.kind}/{other.name} at {other.file}:{other.line} writes to the same place"
-            yield Problem(place.file, place.line, f"{place.kind}/{place.name}", "spec.output.uri", message)
+        place, target = one.place, folder(one.spec.storage.endpoint, one.spec.output.uri)
+        ways = [(at.get(target[:length]), "a folder above it") for length in range(1, len(target))]
+        ways += [(at.get(target), "the same place"), (above.get(target), "a folder below it")]
+        for other, where in ways:
+            if other is not None and (other.namespace, other.name) != (place.namespace, place.name):
+                message = f"{other.kind}/{other.name} at {other.file}:{other.line} writes to {where}"
+                yield Problem(
+                    place.file, place.line, f"{place.kind}/{place.name}", "spec.output.uri", message
+                )
+                break
+        at.setdefault(target, place)
+        for length in range(1, len(target)):
+            above.setdefault(target[:length], place)
 
 
 def _dotted(path: Path) -> str:
