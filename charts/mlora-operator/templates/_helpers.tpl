@@ -80,6 +80,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "models: %s stands twice" .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
+{{- /* The API server would refuse these two when the first task asks for the model, and only the operator's log would say so. */ -}}
+{{- if hasPrefix "hf://datasets/" .uri -}}
+{{- fail (printf "models: %s: uri is that of a data set; a base model is hf://OWNER/NAME" .name) -}}
+{{- end -}}
+{{- with (mergeOverwrite (deepCopy $.Values.pipelineDefaults) .).replicas -}}
+{{- if gt (default 1 .min | int64) (default 1 .max | int64) -}}
+{{- fail "models: replicas.min must not be more than replicas.max" -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -395,6 +395,12 @@ def test_a_service_has_a_name_that_the_api_server_takes(
         ),
         ({"metrics": {"priorities": [0, 10, 5]}}, "metrics.priorities must ascend"),
         ({"models": [MODEL, MODEL]}, f"models: {MODEL['name']} stands twice"),
+        ({"models": [{**MODEL, "uri": "hf://datasets/a"}]}, "uri is that of a data set"),
+        ({"models": [{**MODEL, "replicas": {"min": 2}}]}, "replicas.min must not be more than replicas.max"),
+        (
+            {"pipelineDefaults": {"replicas": {"max": 3}}, "models": [{**MODEL, "replicas": {"min": 4}}]},
+            "replicas.min must not be more than replicas.max",
+        ),
     ],
 )
 def test_what_the_operator_would_refuse_at_its_start_is_refused_before(
@@ -409,6 +415,8 @@ def test_values_that_only_look_like_those_are_taken(render: Render) -> None:
         "metrics": {"enabled": False, "port": 8081, "priorities": [-2_000_000, -5, 0, 1_000_000, 2_000_000]},
         "page": {"port": 8080},
         "leaderElection": {"leaseSeconds": 11},
+        "pipelineDefaults": {"replicas": {"max": 4}},
+        "models": [MODEL, {**MODEL, "name": "b", "replicas": {"min": 4}}],
     }
     assert settings_of(render(values)).metrics.priorities[-1] == 2_000_000
 
