@@ -12,6 +12,9 @@ import yaml
 
 CHART = Path(__file__).parents[4] / "charts" / "mlora-operator"
 
+# The CRDs are long, and each rendering has them.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 Objects = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -22,7 +25,7 @@ def objects_of(rendered: dict[str, str]) -> Objects:
         if path.endswith("NOTES.txt"):
             found["NOTES", ""] = {"text": text}
             continue
-        for document in yaml.safe_load_all(text):
+        for document in yaml.load_all(text, Loader=_LOADER):
             if document:
                 name = document["metadata"]["name"]
                 if document["kind"] == "RoleBinding":  # one of the same name in each namespace
