@@ -25,6 +25,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         memory: {budget: 20Gi, margin: 0.05}
         namespaceLimits: {training: 4, waiting: 100}   # by default none
         storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
+        checkpoints: {uri: s3://checkpoints}           # by default each task's own output
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
@@ -50,6 +51,7 @@ from pydantic import Field, ValidationError, model_validator
 from mlora_operator.api.meta import Model, Storage
 from mlora_operator.api.pipeline import (
     BaseModelSource,
+    Checkpoints,
     Duration,
     LoRAPipelineSpec,
     Memory,
@@ -85,6 +87,7 @@ class CatalogueModel(BaseModelSource):
     stall_timeout: Duration = "10m"
     restarts: Restarts = Field(default_factory=Restarts)
     storage: Storage = Field(default_factory=Storage)
+    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
     worker: Worker = Field(default_factory=Worker)
 
     def pipeline_spec(self) -> LoRAPipelineSpec:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests import worker
-from mlora_operator.settings import WORKER_PORTS, SettingsError, load_settings, parse_settings
+from mlora_operator.settings import WORKER_PORTS, CatalogueModel, SettingsError, load_settings, parse_settings
 
 LEAST = "namespace: mlora-system\nworker: {image: 'worker:1'}\n"
 
@@ -70,3 +71,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_the_ports_that_workers_use_are_those_of_their_manifests() -> None:
     assert {worker.HTTP_PORT, worker.LINK_PORT, worker.RENDEZVOUS_PORT} == WORKER_PORTS
+
+
+def test_an_entry_of_the_catalogue_has_every_field_of_a_pipeline_but_two() -> None:
+    assert set(LoRAPipelineSpec.model_fields) - set(CatalogueModel.model_fields) == {
+        "model",
+        "allowed_namespaces",
+    }
+    entry = {"name": "m", "uri": "s3://models/m", "checkpoints": {"uri": "s3://checkpoints/all"}}
+    assert CatalogueModel.model_validate(entry).pipeline_spec().checkpoints.uri == "s3://checkpoints/all"

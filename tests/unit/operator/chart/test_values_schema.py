@@ -42,6 +42,12 @@ def test_every_value_has_a_schema_and_a_comment() -> None:
     assert set(yaml.safe_load(text)) == set(json.loads(FILE.read_text())["properties"]) - {"global"}
 
 
+def test_the_comment_above_the_defaults_of_pipelines_shows_each_of_them() -> None:
+    text = (CHART / "values.yaml").read_text()
+    fields = json.loads(FILE.read_text())["definitions"]["PipelineDefaults"]["properties"]
+    assert [name for name in fields if f"\n#   {name}: " not in text] == []
+
+
 GOOD: dict[str, dict[str, Any]] = {
     "defaults": {},
     "a model": {"models": [MODEL]},
