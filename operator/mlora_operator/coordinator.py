@@ -33,7 +33,7 @@ ANSWER_WITHIN = 5.0  # seconds for everything else
 TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
 # Seconds from a report to the next question, and more for each task in it: a report of a thousand tasks costs both sides
 # tens of milliseconds, and something in it changes all the time.
-REPORTS_APART, APART_FOR_EACH = 0.1, 0.0005
+REPORTS_APART, APART_FOR_EACH = 0.1, 0.001
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
 ANSWER_SHOWN = 500  # characters of an error's body
 

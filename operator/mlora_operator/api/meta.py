@@ -20,6 +20,7 @@ class Status(Model, extra="ignore"):
     """A status read back from the API server: what a newer operator wrote there must not break an older one."""
 
 
+@lru_cache(maxsize=1_000)
 def timestamp(moment: datetime) -> str:
     """RFC 3339 with seconds, as the API server writes times."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -2,34 +2,113 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.accept import Acceptance, accept
 from mlora_operator.reconcile.endpoints import forbidden
 from mlora_operator.reconcile.limits import within_queues
+from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.outputs import settle
-from mlora_operator.reconcile.snapshot import Contact, Key, Snapshot, Task
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, SecretData, Snapshot, Task
 from mlora_operator.reconcile.suitability import Suitability
 from mlora_operator.settings import Settings
 
 
 def acceptances(
-    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings
+    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
     3. Its output is its own (``outputs``).
     4. Its namespace's queue there has room for it (``limits``).
     """
-    suits = Suitability(open_tasks, snapshot)
-    found = {task.key: accept(task, snapshot, settings.models, suits) for task in open_tasks}
-    if not settings.allow_private_endpoints:
-        found = {task.key: _reachable(task, found[task.key], snapshot.contacts) for task in open_tasks}
+    judge = _Judge(open_tasks, snapshot, settings, memo)
+    found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
-    found = settle(found, everyone, snapshot.pipelines)
+    found = settle(found, everyone, snapshot.pipelines, memo.held)
     return within_queues(found, open_tasks, snapshot.contacts)
+
+
+class _Surroundings(NamedTuple):
+    """What the first two rules read beside a task and the phases in which it is reported, where one pipeline alone may
+    serve it. Of pipelines: all but the rest of their statuses; of coordinators: which have not been heard."""
+
+    settings: Settings
+    pipelines: tuple[tuple[Any, ...], ...]
+    groups: Mapping[Key, Group]
+    unheard: frozenset[Key]
+    secrets: Mapping[Key, SecretData | None]
+    config_maps: Mapping[Key, Mapping[str, str] | None]
+    labels: Mapping[str, Mapping[str, str]]
+
+
+def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
+    return _Surroundings(
+        settings,
+        tuple(
+            (one.key, one.uid, one.spec, one.deleting, one.replica, one.catalogue_hash)
+            for one in snapshot.pipelines
+        ),
+        snapshot.groups,
+        frozenset(key for key, contact in snapshot.contacts.items() if contact.report is None),
+        snapshot.secrets,
+        snapshot.config_maps,
+        snapshot.namespace_labels,
+    )
+
+
+class _Judge:
+    """The first two rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters is
+    how they fare: nothing is remembered then."""
+
+    def __init__(
+        self, open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
+    ) -> None:
+        self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
+        self._suits = Suitability(open_tasks, snapshot)
+        self._pipelines = {one.key: one for one in snapshot.pipelines}
+        now = _surroundings(snapshot, settings)
+        if memo.surroundings != now:
+            memo.surroundings = now
+        self._around = memo.surroundings  # the same object as long as it says the same
+        self._heard = _heard(snapshot.contacts)
+        self._serve = Counter(
+            one.spec.model.name
+            for one in snapshot.pipelines
+            if one.spec is not None and one.replica is None and not one.deleting
+        )
+
+    def acceptance(self, task: Task) -> Acceptance:
+        if task.spec is None or self._serve[task.spec.base_model] > 1:
+            return self._made(task)
+        made_of = (task, self._around, self._heard.get(task.uid))
+        known = self._known.known(task.uid, made_of)
+        if known is None:
+            return self._known.keep(task.uid, made_of, self._made(task))
+        now = self._pipelines[known.pipeline.key] if known.pipeline is not None else None
+        if known.pipeline is now:
+            return known
+        return self._known.keep(task.uid, made_of, replace(known, pipeline=now))
+
+    def _made(self, task: Task) -> Acceptance:
+        found = accept(task, self._snapshot, self._settings.models, self._suits)
+        if self._settings.allow_private_endpoints:
+            return found
+        return _reachable(task, found, self._snapshot.contacts)
+
+
+def _heard(contacts: Mapping[Key, Contact]) -> Mapping[str, tuple[Any, ...]]:
+    """By task's uid: which coordinators speak of it, and in which phase it is there."""
+    heard: dict[str, tuple[Any, ...]] = {}
+    for key, contact in contacts.items():
+        for uid, report in contact.tasks.items():
+            heard[uid] = (*heard[uid], key, report.phase) if uid in heard else (key, report.phase)
+    return heard
 
 
 def _reachable(task: Task, found: Acceptance, contacts: Mapping[Key, Contact]) -> Acceptance:

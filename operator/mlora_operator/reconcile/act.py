@@ -25,6 +25,7 @@ from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task, has
 from mlora_operator.reconcile.statuses import NOTHING, PROMPT, Pace, difference, pause
 from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import Written
+from mlora_worker.protocol import Plan
 
 logger = logging.getLogger(__name__)
 AT_ONCE = 16  # requests to the API server under way
@@ -58,6 +59,7 @@ class Writer:
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
         self._refusals: dict[str, _Refusal] = {}  # by pipeline's uid
+        self._no_plan_before: dict[Key, datetime] = {}  # by pipeline
         # After the last ``begin``: when the first of what waits is due.
         self.held_back: timedelta | None = None
 
@@ -68,12 +70,18 @@ class Writer:
 
     def begin(self, snapshot: Snapshot, decision: Decision, now: datetime) -> None:
         """Begin to carry ``decision`` out, instead of what is left of the ones before."""
+        self.held_back = None
+        self._no_plan_before = {key: at for key, at in self._no_plan_before.items() if at > now}
         self._deliveries.offer((*self._deeds(decision, now), *self._statuses(snapshot, decision, now)))
 
     @property
     def refused(self) -> Mapping[str, str]:
         """By pipeline's uid: why the API server takes no such workers."""
         return {uid: refusal.words for uid, refusal in self._refusals.items()}
+
+    def told_lately(self, now: datetime) -> frozenset[str]:
+        """The uids of tasks whose status was written so lately that words alone are not written again."""
+        return self.tasks.lately(now, self._pace.words) if self._pace.words else frozenset()
 
     def keep_only(self, uids: set[str]) -> None:
         """Forget what is about any other object."""
@@ -121,9 +129,24 @@ class Writer:
                 gone=partial(self.tasks.gone, task.uid),
             )
         for key, plan in decision.plans.items():
+            if not self._may_send(key, plan, now):
+                continue
             send = partial(self._coordinators.send_plan, key, plan)
             # A coordinator that takes no plan, because it is frozen, holds up nothing but its own plans.
             yield self._deed(("plan", key), f"send the plan to {key}", send, about_key(key), has_lane=True)
+
+    def _may_send(self, key: Key, plan: Plan, now: datetime) -> bool:
+        """The one before was sent long enough ago for its size. A clock that was set back holds nothing up for longer."""
+        apart = len(plan.tasks) * self._pace.plan_for_each
+        left = self._no_plan_before.get(key, now) - now
+        if NOTHING < left <= apart:
+            self._hold_back(left)
+            return False
+        self._no_plan_before[key] = now + apart
+        return True
+
+    def _hold_back(self, left: timedelta) -> None:
+        self.held_back = left if self.held_back is None else min(self.held_back, left)
 
     async def _apply_workers(self, wish: Workers, now: datetime) -> None:
         try:
@@ -158,7 +181,6 @@ class Writer:
         stories: defaultdict[tuple[str, Key], list[Event]] = defaultdict(list)
         for event in decision.events:
             stories[event.kind, event.about].append(event)
-        self.held_back = None
         for one in snapshot.pipelines:
             wished = decision.pipeline_statuses.get(one.key)
             if wished is not None and (patch := self._due_of_pipeline(one, wished, now)):
@@ -179,7 +201,7 @@ class Writer:
 
     def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
         """The patch to write now; empty when nothing has changed, or when it may wait."""
-        if status == task.status:
+        if status is task.status or status == task.status:
             return {}
         patch = difference(task.status, status)
         begun = time_or(status.start_time, now)
@@ -197,8 +219,7 @@ class Writer:
         """A clock that was set back holds nothing up for longer than ``wait``."""
         if last_write is None or not NOTHING <= now - last_write < wait:
             return True
-        left = last_write + wait - now
-        self.held_back = left if self.held_back is None else min(self.held_back, left)
+        self._hold_back(last_write + wait - now)
         return False
 
     async def _write_task(

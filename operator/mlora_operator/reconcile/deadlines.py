@@ -17,7 +17,7 @@ def overdue(task: Task, now: datetime) -> str | None:
     1. One that has never had a place counts from when it was created, or tried again.
     2. One that had one counts from its first place, whatever it did since: preemptions, restarts and suspension count.
     """
-    if task.spec is None:
+    if task.spec is None or not task.has_deadline:
         return None
     started, limit = task.status.start_time, task.spec.active_deadline_seconds
     if started is None:
@@ -39,7 +39,7 @@ def overdue(task: Task, now: datetime) -> str | None:
 
 def as_leaving(task: Task, now: datetime) -> Task:
     """An overdue task leaves as one that its user suspends: behind its checkpoint, and nobody waits for it."""
-    if task.spec is None or task.spec.suspend or overdue(task, now) is None:
+    if task.spec is None or not task.has_deadline or task.spec.suspend or overdue(task, now) is None:
         return task
     return replace(task, spec=task.spec.model_copy(update={"suspend": True}))
 
@@ -55,10 +55,11 @@ def is_out(reported: TaskReport | None) -> bool:
 
 def outlived(task: Task, now: datetime) -> bool:
     """It finished, and ``spec.ttlSecondsAfterFinished`` is over. One that is about to be tried again stays."""
-    if task.spec is None or task.deleting or not task.finished or is_asked_for(task):
+    seconds = task.spec.ttl_seconds_after_finished if task.spec is not None else None
+    if seconds is None or task.deleting or not task.finished or is_asked_for(task):
         return False
-    seconds, ended = task.spec.ttl_seconds_after_finished, task.status.completion_time
-    if seconds is None or ended is None:
+    ended = task.status.completion_time
+    if ended is None:
         return False
     return now >= parse_time(ended) + timedelta(seconds=seconds)
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.acceptances import acceptances
-from mlora_operator.reconcile.deadlines import as_leaving, outlived
+from mlora_operator.reconcile.deadlines import as_leaving, outlived, overdue
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
-from mlora_operator.reconcile.health import Health, health
+from mlora_operator.reconcile.health import health
+from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.pipelines import (
     invalid_status,
     pipeline_status,
@@ -28,6 +30,8 @@ from mlora_operator.reconcile.places import places
 from mlora_operator.reconcile.plans import known_generation, next_plan
 from mlora_operator.reconcile.replicas import dealt, families, to_delete, to_make
 from mlora_operator.reconcile.retries import told, tried_again
+from mlora_operator.reconcile.scene import Scene, scene
+from mlora_operator.reconcile.seats import seat
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.starts import Turn, applicant, turns
 from mlora_operator.reconcile.tasks import task_status
@@ -35,11 +39,11 @@ from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
 from mlora_operator.scheduling.admission import Place
 from mlora_operator.settings import CatalogueModel, Settings
-from mlora_worker.protocol import TaskPhase
+from mlora_worker.protocol import TaskPhase, TaskReport
 
 
-def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
-    """What to do about a snapshot.
+def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | None = None) -> Decision:
+    """What to do about a snapshot. ``memo``: of the decisions before; the answer is the same with any.
 
     1. Each unfinished task is accepted by a pipeline or one of its replicas, or told why not. A finished one is never
        touched again, unless it failed and its user asks for another try, or its time to live is over.
@@ -48,14 +52,16 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
     5. Statuses follow, and events from what changed in them.
     """
+    memo = memo or Memo()
+    memo.turn()
     again = {
         task.key: task
         for one in snapshot.tasks
-        if (task := tried_again(one, snapshot.contacts, now)) is not None
+        if one.retry is not None and (task := tried_again(one, snapshot.contacts, now)) is not None
     }
     present = (again.get(task.key, task) for task in snapshot.tasks)
     open_tasks = [as_leaving(task, now) for task in present if not task.finished and not task.deleting]
-    accepted = acceptances(open_tasks, snapshot, settings)
+    accepted = acceptances(open_tasks, snapshot, settings, memo)
     shared = families(accepted, open_tasks, snapshot)
     accepted = dealt(accepted, open_tasks, shared, snapshot)
     members = _members(open_tasks, accepted)
@@ -77,14 +83,13 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
     may = turns(
         (applicant(crew.view, crew.wanting) for crew in crews if crew.view.pipeline.spec is not None), now
     )
+    judged = _Judged(accepted, snapshot.told_lately, memo, now)
     decided = [
-        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), accepted, snapshot, now)
+        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), judged, snapshot, now)
         for crew in crews
     ]
     homeless = {
-        task.key: task.status
-        if accepted[task.key].held
-        else task_status(task, accepted[task.key], None, None, Health(), Turn(), now)
+        task.key: task.status if accepted[task.key].held else judged.status(task, None, None, None)
         for task in open_tasks
         if accepted[task.key].pipeline is None
     }
@@ -104,7 +109,8 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime) -> Decision:
         plans={key: plan for one in decided for key, plan in one.plans.items()},
         events=(
             *map(told, again.values()),
-            *_events(open_tasks, snapshot.pipelines, task_statuses, pipeline_statuses),
+            *(event for task in open_tasks for event in judged.news.get(task.key, ())),
+            *_events(snapshot.pipelines, pipeline_statuses),
         ),
     )
 
@@ -125,24 +131,65 @@ def _crew(one: View, now: datetime) -> _Crew:
     return _Crew(one, placed, wanted_by(one, placed))
 
 
-def _decide_pipeline(
-    crew: _Crew, turn: Turn, accepted: Mapping[Key, Acceptance], snapshot: Snapshot, now: datetime
-) -> Decision:
+class _Judged:
+    """The statuses of tasks, from what is known of them as far as it holds, and the ``news`` in them by key."""
+
+    def __init__(
+        self, accepted: Mapping[Key, Acceptance], told_lately: frozenset[str], memo: Memo, now: datetime
+    ) -> None:
+        self._accepted, self._told_lately = accepted, told_lately
+        self._known, self._now, self._stamp = memo.statuses, now, timestamp(now)
+        self.plans = memo.plans
+        self.news: dict[Key, tuple[Event, ...]] = {}
+
+    def status(
+        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
+    ) -> TaskStatus:
+        """See ``task_status``. Nothing but ``made_of`` goes into it."""
+        acceptance, late = self._accepted[task.key], overdue(task, self._now)
+        has = seat(task, place, words_stay=task.uid in self._told_lately)
+        made_of = (task, at, acceptance.reason, acceptance.message, has, reported, late)
+        known = self._known.known(task.uid, made_of)
+        if known is None:
+            status = task_status(task, acceptance, at, has, reported, late, self._now)
+            held = task.status
+            told = news("LoRATask", task.key, task.uid, held.conditions, status.conditions)
+            known = status, tuple(told)
+            if not self._is_of_this_moment(status):
+                self._known.keep(task.uid, made_of, known)
+        status, told_of = known
+        if (
+            status is not task.status and status == task.status
+        ):  # the write has come back: the very object, from now on
+            status, told_of = self._known.keep(task.uid, made_of, (task.status, ()))
+        if told_of:
+            self.news[task.key] = told_of
+        return status
+
+    def _is_of_this_moment(self, status: TaskStatus) -> bool:
+        times = (status.start_time, status.completion_time)
+        return self._stamp in times or any(
+            one.last_transition_time == self._stamp for one in status.conditions
+        )
+
+
+def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapshot, now: datetime) -> Decision:
     seen, placed, wanting = crew.view, crew.placed, crew.wanting
     key = seen.pipeline.key
     if seen.pipeline.spec is None:
         return Decision(pipeline_statuses={key: invalid_status(seen, now)})
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wish = size(seen, wanting, fares, turn, now)
-    plan = next_plan(seen, wanting, placed, snapshot.secrets, snapshot.config_maps)
+    plan = next_plan(seen, wanting, placed, snapshot.secrets, snapshot.config_maps, judged.plans)
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wish)
     waiting = len([task for task in wanting if task.uid not in seen.active])
+    here, reports = scene(seen, fares, turn, now), seen.contact.tasks if seen.report is not None else {}
     return Decision(
         task_statuses={
             task.key: task.status
             if _is_unreadable(task, seen)
-            else task_status(task, accepted[task.key], seen, placed.get(task.uid), fares, turn, now)
+            else judged.status(task, here, placed.get(task.uid), reports.get(task.uid))
             for task in seen.tasks
         },
         pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
@@ -154,9 +201,11 @@ def _decide_pipeline(
 
 def _is_unreadable(task: Task, seen: View) -> bool:
     """It trains, and its spec is not understood: nothing can be said of it but how it ends."""
+    if task.spec is not None:
+        return False
     reported = seen.reported(task)
     ended = reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
-    return task.spec is None and not ended
+    return not ended
 
 
 def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> Mapping[Key, list[Task]]:
@@ -190,15 +239,9 @@ def _is_due(model: CatalogueModel, present: Pipeline | None, wanted: set[str]) -
 
 
 def _events(
-    tasks: list[Task],
-    pipelines: tuple[Pipeline, ...],
-    task_statuses: dict[Key, TaskStatus],
-    pipeline_statuses: dict[Key, PipelineStatus],
+    pipelines: tuple[Pipeline, ...], pipeline_statuses: dict[Key, PipelineStatus]
 ) -> tuple[Event, ...]:
     events = []
-    for task in tasks:
-        before, after = task.status.conditions, task_statuses[task.key].conditions
-        events += news("LoRATask", task.key, task.uid, before, after)
     for pipeline in pipelines:
         if pipeline.key in pipeline_statuses:
             held, wished = pipeline.status.conditions, pipeline_statuses[pipeline.key].conditions

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlora_operator.api import conditions as c
+from mlora_operator.reconcile.seats import Seat
 from mlora_operator.reconcile.snapshot import Task, condition
 from mlora_operator.reconcile.transitions import Wish
-from mlora_operator.scheduling.admission import Place
-from mlora_operator.scheduling.words import must_leave
 from mlora_worker.protocol import TaskPhase, TaskReport
 
 
 def preempted(
-    task: Task, reported: TaskReport | None, place: Place | None, wishes: Sequence[Wish]
+    task: Task, reported: TaskReport | None, seat: Seat | None, wishes: Sequence[Wish]
 ) -> tuple[Wish, ...]:
     """Spoken of once a task was displaced, and True until it runs again or ends.
 
@@ -26,8 +25,8 @@ def preempted(
     suspended = task.spec is not None and task.spec.suspend
     held = condition(task.status.conditions, c.PREEMPTED)
     said = {wish.type: wish for wish in wishes}
-    if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and place is not None:
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, place)),)
+    if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and seat is not None:
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, seat)),)
     crowded = reported is not None and reported.crowded_out
     out = crowded or (reported is not None and _is_out(reported))
     if out and not suspended and is_running(task) and (held is None or held.status != "True"):
@@ -69,12 +68,12 @@ def _is_out(reported: TaskReport) -> bool:
     )
 
 
-def for_whom(task: Task, place: Place) -> str:
+def for_whom(task: Task, seat: Seat) -> str:
     """For whom it leaves: the scheduler knows at the moment of its decision, the condition keeps it."""
     held = condition(task.status.conditions, c.PREEMPTED)
-    if place.displaced_by is None and held is not None and held.status == "True":
+    if not seat.known and held is not None and held.status == "True":
         return held.message
-    return must_leave(place, task.key.namespace)
+    return seat.words
 
 
 def is_running(task: Task) -> bool:

@@ -22,6 +22,10 @@ def within_queues(
     2. One that is in the queue stays there; of new ones the first in order gets in.
     3. What is left out is looked at again whenever something changes, so that it follows by itself.
     """
+    if not any(
+        one.pipeline is not None and _most_waiting(one.pipeline) is not None for one in acceptances.values()
+    ):
+        return dict(acceptances)
     queues: defaultdict[tuple[Key, str], list[Task]] = defaultdict(list)
     for task in tasks:
         found = acceptances.get(task.key)

@@ -13,8 +13,8 @@ from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.lookups import Lookups
+from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
-from mlora_operator.reconcile.plans import keep_plans_of
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
 from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
 from mlora_operator.reconcile.statuses import PROMPT, Pace
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
 # To decide about a crowd of tasks takes a while. Between two decisions the processor is for the watches and the writes:
 # for so many times as long as the last one took, and at most so many seconds.
-CALM, CALM_MOST = 3.0, 1.0
+CALM, CALM_MOST = 8.0, 1.0
 RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
 RETRY = 1.0  # seconds after a pass in which something failed
 
@@ -63,6 +63,7 @@ class Loop:
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
+        self._memo = Memo()
         self._writer = Writer(cluster, coordinators, self._witness, pace, self._look_again)
         self._deciding = 0.0  # seconds of the last decision, and of what it began
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
@@ -118,7 +119,7 @@ class Loop:
         snapshot = await self._observe()
         observed = self._monotonic()
         now = self._now()
-        decision = decide(snapshot, self._settings, now)
+        decision = decide(snapshot, self._settings, now, self._memo)
         self._deciding = self._monotonic() - observed
         for watcher in self._watchers:
             try:
@@ -158,6 +159,7 @@ class Loop:
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
             config_maps=await self._lookups.config_maps(config_maps_wanted(tasks)),
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
+            told_lately=written.told_lately(self._now()),
         )
 
     async def _follow(self, pipelines: list[Pipeline]) -> None:
@@ -173,4 +175,3 @@ class Loop:
     def _forget(self, uids: set[str]) -> None:
         self._writer.keep_only(uids)
         self._reader.keep_only(uids)
-        keep_plans_of(uids)

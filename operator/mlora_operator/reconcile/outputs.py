@@ -6,13 +6,14 @@ stores here.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.accept import Acceptance
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, is_true
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Task
 
 Folder = tuple[str, ...]  # the store, then the parts of the path; for S3 the bucket is the first of them
 
@@ -41,7 +42,10 @@ def overlap(one: Folder, other: Folder) -> bool:
 
 
 def settle(
-    acceptances: Mapping[Key, Acceptance], tasks: Iterable[Task], pipelines: Iterable[Pipeline]
+    acceptances: Mapping[Key, Acceptance],
+    tasks: Iterable[Task],
+    pipelines: Iterable[Pipeline],
+    held: Held | None = None,
 ) -> dict[Key, Acceptance]:
     """``acceptances`` of the unfinished among ``tasks``, without those whose output is not theirs.
 
@@ -51,26 +55,26 @@ def settle(
     2. Of several new ones, the older goes first.
     3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are.
 
-    Another namespace's task is not named: who may write where is no affair of a stranger's.
+    Another namespace's task is not named: who may write where is no affair of a stranger's. ``held``: as former calls left
+    it, so that only what has changed since is looked up.
     """
-    holders: list[Task] = []
+    holders: dict[str, Task] = {}
     new: list[Task] = []
     for task in tasks:
         if task.spec is None or task.deleting:
             continue
-        if task.key not in acceptances:
-            if is_true(task.status.conditions, conditions.SUCCEEDED):
-                holders.append(task)
-        elif is_true(task.status.conditions, conditions.ACCEPTED) and not _is_idle(task):
-            holders.append(task)
+        if task.finished:
+            if task.succeeded:
+                holders[task.uid] = task
+        elif task.accepted and not _is_idle(task):
+            holders[task.uid] = task
         else:
             new.append(task)
     settled = dict(acceptances)
     if not new:  # most passes: what thousands of tasks hold is of no interest
         return settled
-    held = _Held()
-    for task in holders:
-        held.add(task)
+    held = held if held is not None else Held()
+    held.keep(holders)
     reserved = list(_reserved(pipelines))
     for task in sorted(new, key=lambda one: (_is_idle(one), one.created, one.key, one.uid)):
         found = acceptances[task.key]
@@ -91,27 +95,62 @@ def _is_idle(task: Task) -> bool:
     return task.spec is not None and task.spec.suspend and task.status.start_time is None
 
 
-class _Held:
+class Held:
     """Folders by holder. A question takes as many steps as its path has parts, however many folders are held."""
 
     def __init__(self) -> None:
-        self._at: dict[Folder, Task] = {}
-        self._above: dict[Folder, Task] = {}  # every folder that some held one lies in
+        self._holders: dict[str, Task] = {}  # by uid
+        self._at: defaultdict[Folder, set[str]] = defaultdict(set)
+        self._above: defaultdict[Folder, set[str]] = defaultdict(
+            set
+        )  # every folder that some held one lies in
+
+    def keep(self, holders: Mapping[str, Task]) -> None:
+        """These, by uid, and no others."""
+        for uid in self._holders.keys() - holders.keys():
+            self._remove(uid)
+        for uid, task in holders.items():
+            before = self._holders.get(uid)
+            if before is not None and before.spec is task.spec:
+                self._holders[uid] = task
+                continue
+            if before is not None:
+                self._remove(uid)
+            self.add(task)
 
     def add(self, task: Task) -> None:
+        self._holders[task.uid] = task
         place = _output(task)
-        self._at.setdefault(place, task)
+        self._at[place].add(task.uid)
         for length in range(1, len(place)):
-            self._above.setdefault(place[:length], task)
+            self._above[place[:length]].add(task.uid)
+
+    def _remove(self, uid: str) -> None:
+        place = _output(self._holders.pop(uid))
+        _take_out(self._at, place, uid)
+        for length in range(1, len(place)):
+            _take_out(self._above, place[:length], uid)
 
     def in_the_way(self, task: Task) -> str | None:
+        """Of several holders, the oldest is named."""
         place = _output(task)
         for length in range(1, len(place) + 1):
-            other = self._at.get(place[:length])
-            if other is not None:
-                return _says(task, other, "there" if length == len(place) else "to a folder above it")
-        other = self._above.get(place)
-        return _says(task, other, "to a folder below it") if other is not None else None
+            at = self._at.get(place[:length])
+            if at:
+                return _says(
+                    task, self._oldest(at), "there" if length == len(place) else "to a folder above it"
+                )
+        below = self._above.get(place)
+        return _says(task, self._oldest(below), "to a folder below it") if below else None
+
+    def _oldest(self, uids: Iterable[str]) -> Task:
+        return min((self._holders[uid] for uid in uids), key=lambda one: (one.created, one.key, one.uid))
+
+
+def _take_out(where: dict[Folder, set[str]], place: Folder, uid: str) -> None:
+    where[place].discard(uid)
+    if not where[place]:
+        del where[place]
 
 
 def _says(task: Task, other: Task, where: str) -> str:

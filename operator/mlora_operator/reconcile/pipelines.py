@@ -16,9 +16,9 @@ from mlora_operator.reconcile.decision import Workers
 from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.places import memory_model
+from mlora_operator.reconcile.scene import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
 from mlora_operator.reconcile.starts import Turn, given_back_message
-from mlora_operator.reconcile.tasks import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.transitions import Truth, Wish, conclude
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place

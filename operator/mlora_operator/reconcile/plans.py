@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.accept import dataset_text, storage_access, template_text
+from mlora_operator.reconcile.answers import Answers
 from mlora_operator.reconcile.places import ordered
-from mlora_operator.reconcile.snapshot import Key, SecretData, Task
+from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
@@ -20,6 +21,7 @@ def next_plan(
     places: Mapping[str, Place],
     secrets: Mapping[Key, SecretData | None],
     config_maps: Mapping[Key, Mapping[str, str] | None],
+    made: Answers[TaskPlan],
 ) -> Plan | None:
     """The plan to send now, or None when the coordinator has it already or cannot take it.
 
@@ -30,15 +32,13 @@ def next_plan(
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
     those that it has; one that the coordinator does not have either waits. What ConfigMaps hold
-    stays what this operator sent first.
+    stays what this operator sent first. ``made``: plans of tasks, as far as they are known.
     """
     if view.report is None:
-        _made.pop(view.pipeline.uid, None)
         return None
     unread = {task.uid for task in view.tasks if task.spec is None}
     if not unread <= view.contact.sent_tasks.keys():
         return None
-    before, made = _made.get(view.pipeline.uid, {}), dict[str, _Made]()
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
@@ -46,24 +46,17 @@ def next_plan(
             assert sent is not None
             tasks.append(sent)
             continue
-        texts = view.contact.texts_of(task)
-        parts = _Parts(
-            task.generation,
-            _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task),
-            bool(task.status.step),
-            _keys_there(task, secrets),
-            texts.rows or dataset_text(task, config_maps),
-            texts.template or template_text(task, config_maps),
+        admitted = (
+            _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task)
         )
-        known = before.get(task.uid)
-        if known is not None and known.spec is task.spec and known.parts == parts:
-            made[task.uid] = known
-            tasks.append(known.plan)
+        parts = _parts(task, admitted, view.contact, secrets, config_maps)
+        known = made.known(task.uid, parts)
+        if known is not None:
+            tasks.append(known)
             continue
         access = storage_access(task, secrets)
         if access is not None:
-            made[task.uid] = _Made(task.spec, parts, _task_plan(task, parts, access))
-            tasks.append(made[task.uid].plan)
+            tasks.append(made.keep(task.uid, parts, _task_plan(task, parts, access)))
             continue
         access = sent.storage if sent is not None else None
         if access is None:
@@ -72,15 +65,13 @@ def next_plan(
             access = storage_access(task, {}, needs_keys=False)
             assert access is not None
         tasks.append(_task_plan(task, parts, access))
-    if len(_made) >= _PIPELINES:
-        _made.clear()
-    _made[view.pipeline.uid] = made
     return _if_new(tuple(tasks), view)
 
 
 class _Parts(NamedTuple):
-    """What of a task's plan may change while its spec stays."""
+    """What a task's plan is made of, beside who it is. From one decision to the next most plans are the very same."""
 
+    spec: LoRATaskSpec
     generation: int
     admitted: bool
     started: bool
@@ -89,28 +80,24 @@ class _Parts(NamedTuple):
     template_text: str | None
 
 
-class _Made(NamedTuple):
-    """A task's plan, and what it was made of. From one decision to the next most plans are the very same."""
-
-    spec: LoRATaskSpec | None
-    parts: _Parts
-    plan: TaskPlan
-
-
-_PIPELINES = 1000  # that are remembered
-_made: dict[str, dict[str, _Made]] = {}  # by the uids of pipeline and task; an answer never depends on it
-
-
-def keep_plans_of(uids: Collection[str]) -> None:
-    """Forget what is remembered of other pipelines: it holds keys."""
-    for uid in _made.keys() - set(uids):
-        del _made[uid]
-
-
-def _keys_there(task: Task, secrets: Mapping[Key, SecretData | None]) -> SecretData | None:
+def _parts(
+    task: Task,
+    admitted: bool,
+    contact: Contact,
+    secrets: Mapping[Key, SecretData | None],
+    config_maps: Mapping[Key, Mapping[str, str] | None],
+) -> _Parts:
     assert task.spec is not None
-    reference = task.spec.storage.secret_ref
-    return secrets.get(Key(task.key.namespace, reference.name)) if reference is not None else None
+    texts = contact.texts_of(task)
+    return _Parts(
+        task.spec,
+        task.generation,
+        admitted,
+        bool(task.status.step),
+        secrets.get(task.secret) if task.secret is not None else None,
+        texts.rows or dataset_text(task, config_maps),
+        texts.template or template_text(task, config_maps),
+    )
 
 
 def known_generation(view: View) -> int:
@@ -154,8 +141,7 @@ def _is_done(tasks: tuple[TaskPlan, ...], report: Report) -> bool:
 
 
 def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
-    spec = task.spec
-    assert spec is not None
+    spec = parts.spec
     return TaskPlan(
         uid=task.uid,
         namespace=task.key.namespace,

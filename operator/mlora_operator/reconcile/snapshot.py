@@ -16,9 +16,9 @@ from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskPlan, TaskReport
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
-    """Namespace and name of an object; its kind is clear from where the key stands."""
+class Key(NamedTuple):
+    """Namespace and name of an object; its kind is clear from where the key stands. A tuple: each decision looks things up
+    by it some ten thousand times."""
 
     namespace: str
     name: str
@@ -55,7 +55,8 @@ class Task:
     problem: str | None = None
     status: TaskStatus = field(default_factory=TaskStatus)
     deleting: bool = False
-    version: str = ""  # resourceVersion
+    # resourceVersion. Two versions that say the same are equal: so nothing is worked out anew when a write comes back.
+    version: str = field(default="", compare=False)
     retry: str | None = None  # value of the annotation by which a user wants a failed task to run again
 
     @cached_property
@@ -69,6 +70,27 @@ class Task:
     def candidate(self) -> Candidate:
         priority = self.spec.priority if self.spec is not None else 0
         return Candidate(self.uid, self.key.namespace, self.key.name, priority, self.created)
+
+    @cached_property
+    def succeeded(self) -> bool:
+        return is_true(self.status.conditions, conditions.SUCCEEDED)
+
+    @cached_property
+    def has_deadline(self) -> bool:
+        spec = self.spec
+        return spec is not None and (
+            spec.start_deadline_seconds is not None or spec.active_deadline_seconds is not None
+        )
+
+    @cached_property
+    def secret(self) -> Key | None:
+        """The Secret that it names."""
+        reference = self.spec.storage.secret_ref if self.spec is not None else None
+        return Key(self.key.namespace, reference.name) if reference is not None else None
+
+    @cached_property
+    def accepted(self) -> bool:
+        return is_true(self.status.conditions, conditions.ACCEPTED)
 
     @cached_property
     def admitted(self) -> Condition | None:
@@ -216,8 +238,11 @@ class Contact:
     def texts(self) -> Mapping[str, Texts]:
         """What ConfigMaps held when the last plan was sent, by task's uid."""
         plan = self.sent.tasks if self.sent is not None else ()
-        sent = {task.uid: Texts(task.dataset_text, task.template_text) for task in plan}
-        return {uid: texts for uid, texts in sent.items() if any(texts)}
+        return {
+            task.uid: Texts(task.dataset_text, task.template_text)
+            for task in plan
+            if task.dataset_text or task.template_text
+        }
 
     def texts_of(self, task: Task) -> Texts:
         """As they were sent first: a ConfigMap that is edited changes no task that has begun, also when its workers were
@@ -265,3 +290,5 @@ class Snapshot:
         default_factory=dict, repr=False
     )  # with rows; None: looked for, not there
     namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Uids of tasks whose status was written a moment ago: if they wait in a queue, its words stay as they are.
+    told_lately: frozenset[str] = frozenset()

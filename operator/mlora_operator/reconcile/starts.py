@@ -18,9 +18,8 @@ from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.health import is_of_now
 from mlora_operator.reconcile.observe import parse_time
 from mlora_operator.reconcile.snapshot import Key, Task
-from mlora_operator.reconcile.standing import candidate
 from mlora_operator.reconcile.view import View
-from mlora_operator.scheduling.order import Candidate, in_order
+from mlora_operator.scheduling.order import Candidate, in_order, sort_key
 
 GIVE_WAY = timedelta(seconds=30)  # that a group may keep what an older demand's group lacks
 FIRST_PAUSE = timedelta(minutes=1)  # before all workers are started again; it doubles
@@ -207,7 +206,7 @@ def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:
         pipeline=view.pipeline.key,
         stages=spec.stages,
         patience=parse_duration(spec.start_timeout),
-        first=next(iter(in_order(candidate(task) for task in wanting)), None),
+        first=min((task.candidate for task in wanting), key=sort_key, default=None),
         asked=group.replicas if group is not None else 0,
         pods=len(pods),
         workers=len(staying),

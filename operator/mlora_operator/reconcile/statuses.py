@@ -38,18 +38,23 @@ class Pace:
 
     ``progress``: mere numbers; of a task that has trained for long a tenth of that time, at most ``progress_most``.
     ``passing``: what turns no condition, such as a phase that lasts a second; and that a task has a place, which training
-    follows. ``words``: the message alone of a task in a queue.
+    follows. ``words``: the message alone of a task in a queue. ``plan_for_each``: how long after a plan the next one for
+    the same coordinator may wait, for each task in it, since all of them are written down, sent and read each time.
     """
 
     progress: timedelta = timedelta(seconds=5)
     progress_most: timedelta = timedelta(seconds=5)
     passing: timedelta = NOTHING
     words: timedelta = NOTHING
+    plan_for_each: timedelta = NOTHING
 
 
 PROMPT = Pace()  # where a write costs nothing
 API_SERVER = Pace(
-    progress_most=timedelta(seconds=30), passing=timedelta(seconds=2), words=timedelta(seconds=60)
+    progress_most=timedelta(seconds=30),
+    passing=timedelta(seconds=2),
+    words=timedelta(seconds=60),
+    plan_for_each=timedelta(milliseconds=1),
 )
 
 
@@ -57,7 +62,8 @@ def difference(before: Status, after: Status) -> dict[str, Any]:
     """JSON merge patch that turns one status into the other; empty when they are equal. Lists are whole
     values.
     """
-    return _merge_patch(_document(before), _document(after))
+    changed = {name for name in type(after).model_fields if getattr(before, name) != getattr(after, name)}
+    return _merge_patch(_document(before, changed), _document(after, changed)) if changed else {}
 
 
 def pause(
@@ -96,8 +102,8 @@ def _only_queue_words(before: tuple[Condition, ...], after: tuple[Condition, ...
     return all(one.reason in QUEUED and one.reason == held[one.type].reason for one in changed)
 
 
-def _document(status: Status) -> dict[str, Any]:
-    return status.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _document(status: Status, fields: set[str]) -> dict[str, Any]:
+    return status.model_dump(mode="json", by_alias=True, exclude_none=True, include=fields)
 
 
 def _merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
-from mlora_operator.reconcile.deadlines import is_out, overdue
+from mlora_operator.reconcile.deadlines import is_out
 from mlora_operator.reconcile.figures import figures
-from mlora_operator.reconcile.health import Health
 from mlora_operator.reconcile.hindrances import for_whom, is_running, preempted, upload_blocked
+from mlora_operator.reconcile.scene import Scene
+from mlora_operator.reconcile.seats import Seat
 from mlora_operator.reconcile.snapshot import Task, condition, is_true
-from mlora_operator.reconcile.starts import Turn, given_back_message
 from mlora_operator.reconcile.transitions import Wish, conclude
-from mlora_operator.reconcile.view import View
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.words import not_yet, too_large
+from mlora_operator.scheduling.admission import Outcome
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
-
-# A coordinator that does not answer for less than this is not worth a word.
-GRACE = timedelta(seconds=15)
-# A kubelet needs a moment to say that a pod is gone.
-GONE_WITHIN = timedelta(seconds=60)
-
 
 # States of tasks that are not accepted yet, and will be without anybody's doing.
 _BY_ITSELF = {
@@ -48,38 +40,40 @@ class Course:
 def task_status(
     task: Task,
     acceptance: Acceptance,
-    view: View | None,
-    place: Place | None,
-    fares: Health,
-    turn: Turn,
+    scene: Scene | None,
+    seat: Seat | None,
+    reported: TaskReport | None,
+    late: str | None,
     now: datetime,
 ) -> TaskStatus:
-    """The whole status of an unfinished task. ``view`` is that of the accepting pipeline."""
-    if view is None:
-        late = overdue(task, now)
+    """The whole status of an unfinished task; the very object that it has where nothing changes. ``scene`` is that of the
+    accepting pipeline, ``reported`` what its coordinator says now, ``late`` why the task has to end (``overdue``).
+
+    ``now`` is only when what changes changes: nothing else may follow from it, see ``memo``.
+    """
+    if scene is None:
         if late is None:
             return _status(task, _not_accepted(task, acceptance), now, {"pipeline": None, "run": None})
         course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
         refused = Wish(c.ACCEPTED, "False", acceptance.reason, acceptance.message)
         course = replace(course, wishes=(refused, *course.wishes))
         return _status(task, course, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
-    reported = view.reported(task)
     accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
-    again = _was_restarted(task, view, reported)
-    course = _course(task, view, reported, place, fares, turn, again, now)
+    again = _was_restarted(task, scene, reported)
+    course = _course(task, scene, reported, seat, late, again)
     beside = (
-        *preempted(task, reported, place, course.wishes),
+        *preempted(task, reported, seat, course.wishes),
         *upload_blocked(task, reported, course.wishes),
     )
     course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
     begun = {wish.type for wish in course.wishes if wish.status == "True"}
-    changes: dict[str, Any] = {"pipeline": str(view.pipeline.key), **figures(task, reported)}
+    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported)}
     if again:
         changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
     if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):
         changes["preemptions"] = (task.status.preemptions or 0) + 1
-    if view.report is not None and c.RUNNING in begun:
-        changes["run"] = view.report.run_id
+    if scene.run is not None and c.RUNNING in begun:
+        changes["run"] = scene.run
     if begun & {c.ADMITTED, c.SUCCEEDED}:
         changes["start_time"] = task.status.start_time or timestamp(now)
     if begun & {c.SUCCEEDED, c.FAILED}:
@@ -90,109 +84,50 @@ def task_status(
 
 
 def _course(
-    task: Task,
-    view: View,
-    reported: TaskReport | None,
-    place: Place | None,
-    fares: Health,
-    turn: Turn,
-    again: bool,
-    now: datetime,
+    task: Task, scene: Scene, reported: TaskReport | None, seat: Seat | None, late: str | None, again: bool
 ) -> Course:
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
         return _succeeded(reported)
     if reported is not None and reported.phase is TaskPhase.FAILED:
         return _failed_by(reported.failure, "the task has failed")
     assert task.spec is not None
-    if place is not None and place.outcome is Outcome.REFUSED:
-        return _failed_by(place.failure, "the task does not fit the base model")
+    outcome = seat.outcome if seat is not None else None
+    if seat is not None and outcome is Outcome.REFUSED:
+        return _failed_by(seat.failure, "the task does not fit the base model")
     if reported is not None and reported.phase is TaskPhase.SAVING:
         if reported.waits_for_store:
             return _only_uploads()
-        return _runs(view, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
-    late = overdue(task, now)
+        return _runs(scene, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
     if late is not None:
-        return _ends_late(task, view, reported, fares, late, now)
+        return _ends_late(task, scene, reported, late)
     if task.spec.suspend:
         return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
-    if fares.given_up is not None:
-        message = f"{view.pipeline.key} is not started again: {fares.given_up.message}"
-        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, message, again or is_running(task))
-    if (
-        turn.given_back
-        and turn.record is not None
-        and (place is None or place.outcome is not Outcome.NEVER_FITS)
-    ):
-        message = f"{view.pipeline.key} waits: {given_back_message(view, turn.record)}"
-        return _waits(task, "Queued", c.REASON_WAITING_FOR_WORKERS, message, again or is_running(task))
-    if view.contact.starting and is_running(task):
-        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again=True)
-    if view.report is None and is_running(task):
-        return _out_of_sight(task, view, now)
+    if scene.given_up is not None:
+        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, scene.given_up, again or is_running(task))
+    if scene.given_back is not None and outcome is not Outcome.NEVER_FITS:
+        reason, words = c.REASON_WAITING_FOR_WORKERS, scene.given_back
+        return _waits(task, "Queued", reason, words, again or is_running(task))
+    if scene.loading and is_running(task):
+        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again=True)
+    if scene.run is None and is_running(task):
+        return _out_of_sight(task, scene)
     if reported is not None and _is_trained(reported):
-        if place is not None and place.outcome is Outcome.PREEMPTED:
-            return _leaves(task, place)
-        return _runs(view, "Training", c.REASON_TRAINING, f"steps are trained in {view.pipeline.key}")
-    if place is not None and place.outcome is Outcome.NEVER_FITS:
-        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, too_large(place), again)
+        if seat is not None and outcome is Outcome.PREEMPTED:
+            return _leaves(task, seat)
+        return _runs(scene, "Training", c.REASON_TRAINING, f"steps are trained in {scene.pipeline}")
+    if seat is not None and outcome is Outcome.NEVER_FITS:
+        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
         return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
-    if reported is not None and place is not None and place.outcome is Outcome.ADMITTED:
-        return _admitted(task, view, again)
-    if view.stale and (view.in_use or reported is not None):
-        message = updating_message(view)
-        return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, message, again)
-    if reported is not None and reported.blocked is not None and place is None:
+    if reported is not None and outcome is Outcome.ADMITTED:
+        return _admitted(task, scene, again)
+    if scene.stale and (scene.in_use or reported is not None):
+        return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, scene.updates, again)
+    if reported is not None and reported.blocked is not None and seat is None:
         return _waits(task, "Queued", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
-    if reported is not None and place is not None:
-        limited = place.limit is not None
-        reason = c.REASON_NAMESPACE_LIMIT if limited else c.REASON_WAITING_FOR_MEMORY
-        return _waits(task, "Queued", reason, not_yet(place, task.key.namespace), again)
-    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, starting_message(view, now), again)
-
-
-def updating_message(view: View) -> str:
-    assert view.pipeline.spec is not None
-    if view.rolls or not view.in_use:
-        return f"{view.pipeline.key} restarts with its new spec"
-    patience = view.pipeline.spec.scheduling.hold_back
-    return (
-        f"{view.pipeline.key} restarts with its new spec once the tasks in it are done, and after {patience} "
-        "if they can go on from checkpoints"
-    )
-
-
-def starting_message(view: View, now: datetime) -> str:
-    """What a pipeline that is not ready yet is waiting for, in one sentence."""
-    assert view.pipeline.spec is not None
-    name, stages = view.pipeline.key, view.pipeline.spec.stages
-    if view.blocked is not None:
-        return f"{name} cannot start: {view.blocked.message}"
-    if view.pod_problem is not None:
-        return f"{name} cannot start: {view.pod_problem.message}"
-    stuck = never_gone(view, now)
-    if stuck is not None:
-        return f"{name} cannot start: {stuck}"
-    ready = view.group.ready if view.group is not None else 0
-    if ready < stages:
-        return f"{name} is starting: {ready} of {stages} workers are ready"
-    if view.contact.starting or (view.report is not None and not view.report.ready):
-        return f"{name} is starting: its workers load the model"
-    if view.report is None:
-        return f"{name} is starting: its coordinator does not answer yet"
-    return f"the task is being handed to {name}"
-
-
-def never_gone(view: View, now: datetime) -> str | None:
-    """The pod that a lost node keeps, if there is one: nobody may replace it before it is known to be off."""
-    pods = view.group.pods if view.group is not None else ()
-    late = [pod for pod in pods if pod.gone_by is not None and now - pod.gone_by >= GONE_WITHIN]
-    if not late:
-        return None
-    return (
-        f"pod {late[0].key.name} was to be gone by {timestamp(late[0].gone_by or now)}, but its node does not say so: "
-        "bring the node back; or, once it is off, remove it, or taint it node.kubernetes.io/out-of-service"
-    )
+    if reported is not None and seat is not None:
+        return _waits(task, "Queued", seat.reason, seat.words, again)
+    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again)
 
 
 def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
@@ -213,8 +148,8 @@ def _waits(task: Task, state: str, reason: str, message: str, again: bool) -> Co
     return Course(state, reason, (*wishes, *_not_running(task, reason, message, again)))
 
 
-def _admitted(task: Task, view: View, again: bool) -> Course:
-    message = f"has a place in {view.pipeline.key}"
+def _admitted(task: Task, scene: Scene, again: bool) -> Course:
+    message = f"has a place in {scene.pipeline}"
     wish = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, message)
     not_running = _not_running(task, c.REASON_ADMITTED, "training is about to begin", again)
     return Course("Queued", c.REASON_ADMITTED, (wish, *not_running))
@@ -233,8 +168,8 @@ def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wi
     return (Wish(c.RUNNING, "False", reason, message),)
 
 
-def _runs(view: View, state: str, reason: str, message: str) -> Course:
-    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {view.pipeline.key}")
+def _runs(scene: Scene, state: str, reason: str, message: str) -> Course:
+    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {scene.pipeline}")
     return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
 
 
@@ -252,9 +187,9 @@ def _only_uploads() -> Course:
     )
 
 
-def _leaves(task: Task, place: Place) -> Course:
+def _leaves(task: Task, seat: Seat) -> Course:
     """It trains to the end of its step and writes its checkpoint; its memory is its own until then."""
-    message = for_whom(task, place)
+    message = for_whom(task, seat)
     wishes = (
         Wish(c.ADMITTED, "False", c.REASON_PREEMPTED, message),
         Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
@@ -283,15 +218,12 @@ def _is_out(task: Task, reported: TaskReport | None) -> bool:
     return suspended or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
 
 
-def _out_of_sight(task: Task, view: View, now: datetime) -> Course:
+def _out_of_sight(task: Task, scene: Scene) -> Course:
     """The coordinator does not answer: the task may well train on. After a while that is said."""
     held = [condition(task.status.conditions, type_) for type_ in (c.ADMITTED, c.RUNNING)]
     wishes = tuple(Wish(one.type, one.status, one.reason, one.message) for one in held if one is not None)
-    lost = view.contact.lost_since
-    if lost is not None and now - lost >= GRACE:
-        cause = view.pod_problem.message if view.pod_problem is not None else view.contact.error
-        message = f"the coordinator of {view.pipeline.key} does not answer: {cause}"
-        wishes = (*wishes[:-1], Wish(c.RUNNING, "Unknown", c.REASON_UNREACHABLE, message))
+    if scene.silent is not None:
+        wishes = (*wishes[:-1], Wish(c.RUNNING, "Unknown", c.REASON_UNREACHABLE, scene.silent))
     return Course(task.status.state or "Training", wishes[-1].reason, wishes)
 
 
@@ -311,17 +243,14 @@ def _succeeded(reported: TaskReport) -> Course:
     )
 
 
-def _ends_late(
-    task: Task, view: View, reported: TaskReport | None, fares: Health, late: str, now: datetime
-) -> Course:
+def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str) -> Course:
     """It fails once it is out of the pipeline. While the coordinator does not answer, it may train on: it is not called
     failed before it is known to have left, or its workers are known to be gone, as those are that were given back or
     have no node.
     """
-    placed = view.group is not None and any(pod.placed for pod in view.group.pods)
-    unknown = view.report is None and fares.given_up is None and not view.contact.starting
-    if unknown and placed and is_running(task):
-        return _out_of_sight(task, view, now)
+    unknown = scene.run is None and scene.given_up is None and not scene.loading
+    if unknown and scene.placed and is_running(task):
+        return _out_of_sight(task, scene)
     if is_out(reported):
         return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
     wishes = (
@@ -351,25 +280,26 @@ def _failed(reason: str, message: str, told: str) -> Course:
 
 
 def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) -> TaskStatus:
-    held = task.status.conditions
-    return task.status.model_copy(
-        update={
-            "conditions": conclude(held, course.wishes, task.generation, now),
-            "observed_generation": task.generation,
-            "retry": task.retry if task.retry is not None else task.status.retry,
-            "state": course.state,
-            "reason": course.reason,
-            **changes,
-        }
-    )
+    held = task.status
+    changes = {
+        "conditions": conclude(held.conditions, course.wishes, task.generation, now),
+        "observed_generation": task.generation,
+        "retry": task.retry if task.retry is not None else held.retry,
+        "state": course.state,
+        "reason": course.reason,
+        **changes,
+    }
+    if all(getattr(held, name) == value for name, value in changes.items()):
+        return held
+    return held.model_copy(update=changes)
 
 
-def _was_restarted(task: Task, view: View, reported: TaskReport | None) -> bool:
+def _was_restarted(task: Task, scene: Scene, reported: TaskReport | None) -> bool:
     """The task ran in another run of the worker group than the one that speaks now.
 
     A phase never goes back within one run, so the run's identity is the whole evidence; it is kept in the
     task's status, and a restarted operator sees the same.
     """
-    if view.report is None or task.status.run is None or task.status.run == view.report.run_id:
+    if scene.run is None or task.status.run is None or task.status.run == scene.run:
         return False
     return reported is None or reported.phase is not TaskPhase.SUCCEEDED

@@ -30,7 +30,8 @@ def conclude(
     held: Sequence[Condition], wishes: Iterable[Wish], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
     """The wishes as conditions; ``lastTransitionTime`` is kept where ``status`` stays the same."""
-    return tuple(_condition(tuple(held), wish, generation, now) for wish in wishes)
+    known = tuple(held)
+    return tuple([_condition(known, wish, generation, now) for wish in wishes])
 
 
 def _condition(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> Condition:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from mlora_operator.api.meta import Status
@@ -78,6 +78,11 @@ class Written(Generic[S]):
     def last_write(self, uid: str) -> datetime | None:
         write = self._writes.get(uid)
         return write.at if write is not None else None
+
+    def lately(self, now: datetime, within: timedelta) -> frozenset[str]:
+        """The uids of those that were written, or are being written, since then; not by a clock that was set back."""
+        first = now - within
+        return frozenset(uid for uid, write in self._writes.items() if first < write.at <= now)
 
     def status(self, uid: str, version: str, seen: S) -> S:
         """The newer of what was seen at ``version`` and what was written upon it."""

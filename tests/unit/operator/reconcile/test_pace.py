@@ -9,9 +9,10 @@ from mlora_operator.api.meta import Condition
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decision import Decision, Manifest
-from mlora_operator.reconcile.snapshot import Snapshot, Task
+from mlora_operator.reconcile.snapshot import Key, Snapshot, Task
 from mlora_operator.reconcile.statuses import API_SERVER
 from mlora_operator.reconcile.written import up_to_date_task
+from mlora_worker.protocol import Plan, StorageAccess, TaskPlan
 
 
 class Paper:
@@ -19,9 +20,13 @@ class Paper:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, Manifest]] = []
+        self.plans: list[int] = []  # generations
 
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         self.written.append((task.key.name, patch))
+
+    async def send_plan(self, _: Key, plan: Plan) -> None:
+        self.plans.append(plan.generation)
 
 
 def waits(reason: str) -> TaskStatus:
@@ -50,6 +55,13 @@ class Days:
         wishes = {task.key: statuses[task.key.name] for task in tasks if task.key.name in statuses}
         assert await self.writer.act(Snapshot(tasks=tasks), Decision(task_statuses=wishes), self.now)
         return [name for name, _ in self.paper.written]
+
+    async def send(self, seconds: float, plan: Plan) -> list[int]:
+        """What was sent, when so many seconds have gone by and this plan is due."""
+        self.now += timedelta(seconds=seconds)
+        self.paper.plans.clear()
+        assert await self.writer.act(Snapshot(), Decision(plans={Key("team-a", "toy"): plan}), self.now)
+        return self.paper.plans
 
 
 async def test_what_waits_is_due_at_a_known_time_and_is_written_then(make: Any) -> None:
@@ -94,3 +106,41 @@ async def test_where_a_task_is_is_written_at_once(make: Any) -> None:
     await days.act(0, a=waits("PreparingData"))
     moved = waits("PreparingData").model_copy(update={"pipeline": "team-a/other"})
     assert await days.act(0.1, a=moved) == ["a"]
+
+
+def plan_of(make: Any, tasks: int, generation: int) -> Plan:
+    spec = make.task().spec
+    one = TaskPlan(
+        uid="uid",
+        namespace="team-a",
+        name="t",
+        generation=1,
+        admitted=False,
+        base_model=make.model,
+        lora=spec.lora,
+        dataset=spec.dataset,
+        training=spec.training,
+        output_uri="s3://adapters/t",
+        storage=StorageAccess(),
+    )
+    return Plan(
+        generation=generation,
+        tasks=tuple(one.model_copy(update={"uid": f"uid-{number}"}) for number in range(tasks)),
+    )
+
+
+async def test_a_long_plan_is_not_followed_by_the_next_at_once(make: Any) -> None:
+    days = Days(make)
+    assert await days.send(0, plan_of(make, 400, 1)) == [1]
+    assert await days.send(0.3, plan_of(make, 400, 2)) == []
+    assert days.writer.held_back == timedelta(seconds=0.1)
+    assert await days.send(0.1, plan_of(make, 400, 3)) == [3]
+    assert await days.send(0.1, plan_of(make, 2, 4)) == [4], "a short one need not wait for long"
+    assert await days.send(-60, plan_of(make, 2, 5)) == [5], "a clock that was set back holds nothing up"
+
+
+async def test_what_was_told_a_moment_ago_is_known_for_as_long_as_its_words_stay(make: Any) -> None:
+    days = Days(make, make.task("a"))
+    await days.act(0, a=waits("WaitingForMemory"))
+    told = [days.writer.told_lately(days.now + timedelta(seconds=later)) for later in (0, 59, 60, -1)]
+    assert told == [{"uid-team-a-a"}, {"uid-team-a-a"}, set(), set()]

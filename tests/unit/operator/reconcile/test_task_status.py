@@ -11,6 +11,8 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.health import Health
+from mlora_operator.reconcile.scene import scene
+from mlora_operator.reconcile.seats import seat
 from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
 from mlora_operator.reconcile.standing import candidate
 from mlora_operator.reconcile.starts import Turn
@@ -241,7 +243,15 @@ def displaced(
     place = Place(outcome, judged=judged, behind=behind)
     if by is not None:
         place = place._replace(displaced_by=candidate(make.task(by, priority=10)))
-    return task_status(raw, Acceptance("Accepted", ""), seen, place, Health(), Turn(), make.now)
+    return task_status(
+        raw,
+        Acceptance("Accepted", ""),
+        scene(seen, Health(), Turn(), make.now),
+        seat(raw, place, words_stay=False),
+        seen.reported(raw),
+        None,
+        make.now,
+    )
 
 
 def kept(status: TaskStatus) -> dict[str, Any]:

@@ -1,0 +1,30 @@
+"""What decisions have worked out: the next one works out again only what has changed. Pure but for being changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.answers import Answers
+from mlora_operator.reconcile.decision import Event
+from mlora_operator.reconcile.outputs import Held
+from mlora_worker.protocol import TaskPlan
+
+
+@dataclass
+class Memo:
+    """Of one reconcile loop, from decision to decision."""
+
+    acceptances: Answers[Acceptance] = field(default_factory=Answers)
+    statuses: Answers[tuple[TaskStatus, tuple[Event, ...]]] = field(default_factory=Answers)
+    surroundings: Any = field(default=None, repr=False)  # see ``acceptances``; it holds Secrets
+
+    held: Held = field(default_factory=Held)
+    plans: Answers[TaskPlan] = field(default_factory=Answers, repr=False)  # it holds keys
+
+    def turn(self) -> None:
+        """A decision begins."""
+        for answers in (self.acceptances, self.statuses, self.plans):
+            answers.turn()
