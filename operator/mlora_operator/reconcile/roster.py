@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from mlora_operator.memory.model import Demand
@@ -22,14 +23,15 @@ from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 _PIPELINES = 1000  # that are remembered
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roster:
-    """``entrants``: who can be scheduled, in no order that matters. ``demands``: of all tasks, by uid.
+    """``entrants``: who can be scheduled, in no order that matters; most rosters are never asked for them, so ``steps``
+    are counted in when they are. ``demands``: of all tasks, by uid.
     ``refused``: whom the model cannot train, and why. ``unready``: whose rows are not prepared, or who has to wait for
     new workers. ``suspended``: of those who hold memory.
     """
 
-    entrants: tuple[Entrant, ...]
+    as_read: tuple[Entrant, ...]
     demands: Mapping[str, Demand]
     refused: Mapping[str, Failure]
     unready: tuple[str, ...]
@@ -39,6 +41,17 @@ class Roster:
     # The same object in two rosters of a pipeline: the later one differs from the former at most in steps that tasks which
     # are inside have done since.
     era: object = field(default_factory=object, compare=False)
+    steps: Mapping[int, int] = field(default_factory=dict)  # that some have done by now, by position
+
+    @cached_property
+    def entrants(self) -> tuple[Entrant, ...]:
+        if not self.steps:
+            return self.as_read
+        entrants = list(self.as_read)
+        for position, step in self.steps.items():
+            task, state, since, (_, total, tokens) = entrants[position]
+            entrants[position] = Entrant(task, state, since, Progress(step, total, tokens))
+        return tuple(entrants)
 
 
 class _Read(NamedTuple):
@@ -150,7 +163,8 @@ def _is_saving(reported: TaskReport | None) -> bool:
 
 def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
     """The roster with reports that have changed; None when it is simpler to read everything anew."""
-    entrants: list[Entrant] | None = None
+    steps: dict[int, int] = {}
+    turned: dict[int, Entrant] = {}
     era = made.era
     for new, old in zip(now.reports, before.reports, strict=True):
         if new is old:
@@ -158,21 +172,22 @@ def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | N
         where = made.positions.get(new.uid)
         if where is None or new.uid != old.uid:
             return None  # it may count now
-        if entrants is None:
-            entrants = list(made.entrants)
         position, task = where
-        one = entrants[position]
+        state = made.as_read[position].state
         if _only_stepped(old, new):
-            step, total, tokens = one.progress
-            entrants[position] = Entrant(one.task, one.state, one.since, Progress(new.step, total, tokens))
-            if new.step < step or (new.step > step and one.state is State.WAITING):
+            steps[position] = new.step
+            if new.step < old.step or (new.step > old.step and state is State.WAITING):
                 era = object()
             continue
         newer = entrant(view, task, new, now.told.get(new.uid))
-        if newer is None or (newer.state is not one.state and newer.state is State.WAITING):
+        if newer is None or (newer.state is not state and newer.state is State.WAITING):
             return None  # it may not be scheduled now: who is inside is, whatever else is true of it
-        entrants[position], era = newer, object()
-    return made if entrants is None else replace(made, entrants=tuple(entrants), era=era)
+        turned[position] = newer
+    if turned:
+        listed = replace(made, steps={**made.steps, **steps}).entrants
+        as_read = tuple(turned.get(position, one) for position, one in enumerate(listed))
+        return replace(made, as_read=as_read, steps={}, era=object())
+    return replace(made, steps={**made.steps, **steps}, era=era) if steps else made
 
 
 def _only_stepped(before: TaskReport, after: TaskReport) -> bool:
