@@ -26,6 +26,10 @@ PLURAL = "lorapipelines"
 Quantity = Annotated[
     str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
 ]
+# Less than a byte is none; the m of 500m is a thousandth, and stands where M was meant.
+Size = Annotated[
+    str, Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
@@ -67,7 +71,7 @@ class AllowedNamespaces(Model):
 
 
 class Memory(Model):
-    budget: Quantity | None = Field(
+    budget: Size | None = Field(
         default=None, description="Bytes per stage, such as 20Gi; by default what the device has."
     )
     margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(

@@ -46,6 +46,8 @@ REFUSALS: Mapping[str, str] = {
     r"^[A-Za-z0-9_]+$": "must be a name of letters, digits and _, such as train",
     r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$": "must be a duration such as 90s, 10m or 1h30m",
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
+    r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes above 0, such as "
+    "20Gi or 500M",
     NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
 }

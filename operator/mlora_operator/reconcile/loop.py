@@ -6,9 +6,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
+
+from mlora_operator.api.problem import describe
 from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
@@ -16,7 +20,7 @@ from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
-from mlora_operator.reconcile.snapshot import Pipeline, Snapshot
+from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot
 from mlora_operator.reconcile.statuses import PROMPT, Pace
 from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
@@ -143,6 +147,7 @@ class Loop:
             if not written.pipelines.is_gone(pipeline.uid)
         )
         self._forget({raw["metadata"]["uid"] for raw in (*objects.tasks, *objects.pipelines)})
+        pipelines, revisions = self._revised(pipelines)
         valid = [pipeline for pipeline in pipelines if pipeline.spec is not None and not pipeline.deleting]
         with_workers = [
             one for one in valid if one.key in objects.groups and objects.groups[one.key].replicas
@@ -152,7 +157,7 @@ class Loop:
             tasks=tasks,
             pipelines=pipelines,
             groups=objects.groups,
-            revisions={pipeline.key: self._cluster.revision(pipeline) for pipeline in valid},
+            revisions=revisions,
             worker_image=self._settings.worker.image,
             refused=written.refused,
             contacts=self._coordinators.contacts(),
@@ -161,6 +166,23 @@ class Loop:
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
             told_lately=written.told_lately(self._now()),
         )
+
+    def _revised(self, pipelines: Iterable[Pipeline]) -> tuple[tuple[Pipeline, ...], dict[Key, str]]:
+        """With the revisions that their workers shall have. What no workers can be made of, such as a variable without a
+        name, which the API server does not look at, is a spec that is not understood: it stops nobody else's work.
+        """
+        read, revisions = [], {}
+        for pipeline in pipelines:
+            seen = pipeline
+            if pipeline.spec is not None and not pipeline.deleting:
+                try:
+                    revisions[pipeline.key] = self._cluster.revision(pipeline)
+                except Exception as error:
+                    seen = replace(
+                        pipeline, spec=None, problem=f"spec: no workers can be made of it: {_words(error)}"
+                    )
+            read.append(seen)
+        return tuple(read), revisions
 
     async def _follow(self, pipelines: list[Pipeline]) -> None:
         tokens = await self._lookups.tokens(pipelines)
@@ -175,3 +197,11 @@ class Loop:
     def _forget(self, uids: set[str]) -> None:
         self._writer.keep_only(uids)
         self._reader.keep_only(uids)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return describe(error)
+    if isinstance(error, KeyError):
+        return f"something in spec.worker has no {error}"
+    return f"something in spec.worker is not what a pod has there ({type(error).__name__}: {error})"
