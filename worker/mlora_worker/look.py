@@ -17,7 +17,7 @@ from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
 from mlora_worker.data.token_rows import TokenRow, TokenRows
 from mlora_worker.data.tokenizer import load_tokenizer
-from mlora_worker.protocol import HistogramBar, LookAnswer, LookQuestion, ShownPart
+from mlora_worker.protocol import FailureReason, HistogramBar, LookAnswer, LookQuestion, ShownPart
 from mlora_worker.question import ALL_NETWORKS, failure_of, reply, users_remote, users_store
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import open_model
@@ -39,7 +39,10 @@ def look(question: LookQuestion) -> LookAnswer:
         folder = open_model(store, question.model, Path(question.cache_dir), remote).folder()
         tokenizer = load_tokenizer(folder)
         source = open_sources(
-            store, access, allowed_networks=ALL_NETWORKS, hub_endpoint=question.hub_endpoint
+            users_store(access, missing=FailureReason.DATASET_NOT_FOUND),
+            access,
+            allowed_networks=ALL_NETWORKS,
+            hub_endpoint=question.hub_endpoint,
         )
         limit = question.training.max_seq_length
         template = question.dataset.chat_template

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.model.errors import ModelError
-from mlora_worker.protocol import Failure, Message, StorageAccess
+from mlora_worker.protocol import Failure, FailureReason, Message, StorageAccess
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import RemoteAccess
 from mlora_worker.storage.s3 import PATIENT, Patience
@@ -36,13 +36,18 @@ def reply(program: str, kind: type[Question], answer: Callable[[Question], Messa
     print(answer(question).to_json())
 
 
-def users_store(access: StorageAccess, patience: Patience = PATIENT) -> Store:
-    """With the keys of ``access``, or without any there with those of the machine."""
+def users_store(
+    access: StorageAccess,
+    patience: Patience = PATIENT,
+    missing: FailureReason = FailureReason.INVALID_SPEC,
+) -> Store:
+    """With the keys of ``access``, or without any there with those of the machine. ``missing``: the reason of what is not
+    there."""
     if access.access_key is None:
         return open_store_from_files(
-            access.endpoint, access.region, None, allow_files=True, patience=patience
+            access.endpoint, access.region, None, allow_files=True, patience=patience, missing=missing
         )
-    return open_store(access, allow_files=True, patience=patience)
+    return open_store(access, allow_files=True, patience=patience, missing=missing)
 
 
 def users_remote(access: StorageAccess, hub_endpoint: str, patience: Patience = PATIENT) -> RemoteAccess:

@@ -43,3 +43,21 @@ def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path
     failure = ask(tmp_path, ("a", "b")).failure
     assert failure is not None
     assert "config.json is missing" in failure.message
+
+
+def test_rows_that_are_not_there_are_told_as_such(tiny_model: Path, tmp_path: Path) -> None:
+    for place, words in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is a folder")):
+        answer = look(
+            LookQuestion(
+                model=ModelSource(name="org/tiny", uri=tiny_model.as_uri()),
+                dataset=Dataset(uri=place.as_uri()),
+                training=Training(),
+                show=0,
+            )
+        )
+        assert answer.failure is not None
+        assert answer.failure.reason is FailureReason.DATASET_NOT_FOUND
+        assert words in answer.failure.message
+    absent = ask(tmp_path / "no-model", ("a", "b")).failure
+    assert absent is not None
+    assert absent.reason is FailureReason.INVALID_SPEC

@@ -121,6 +121,8 @@ class FileStore:
             raise ObjectNotFound(
                 self._missing, f"{uri} does not exist: correct the address or put the file there"
             ) from None
+        except IsADirectoryError:
+            raise ObjectNotFound(self._missing, f"{uri} is a folder: name the file in it") from None
         except PermissionError:
             raise AccessRefused(f"may not {action} {uri}: the file's owner or mode forbids it") from None
         except OSError as error:
