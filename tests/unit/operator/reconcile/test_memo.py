@@ -133,7 +133,9 @@ class World:
             self.groups[key] = made
 
     def hear(self, which: int) -> None:
-        """A report of those whom the last plan named, each in some phase."""
+        """A report of those whom the last plan named, each in some phase; mostly that plan has just been taken."""
+        if which % 4:
+            self.send(which)
         key = (TOY, OTHER)[which % 2]
         contact = self.contacts.get(key, Contact())
         known = {one.uid: one for one in contact.report.tasks} if contact.report is not None else {}
@@ -207,10 +209,7 @@ STEPS: tuple[Callable[[World, int], None], ...] = (
     World.wait,
     World.wait,
     World.group,
-    World.hear,
-    World.hear,
-    World.hear,
-    World.send,
+    *(World.hear,) * 6,
     World.send,
     World.lose,
     World.secret,
@@ -256,6 +255,12 @@ def test_nothing_is_worked_out_again_of_a_task_that_did_not_move(make: Any) -> N
     assert first.task_statuses == again.task_statuses
     assert all(again.task_statuses[key] is status for key, status in first.task_statuses.items())
     assert not [one for one in (*first.events, *again.events) if one.kind == "LoRATask"]
+    key, moved = Key("team-a", "toy"), make.report(make.reported("Training", step=4))
+    for contact in (Contact(report=moved), Contact(report=moved, lost_since=make.now, error="no answer")):
+        snapshot, later = replace(snapshot, contacts={key: contact}), later + timedelta(seconds=20)
+        moves = decide(snapshot, chosen, later, memo)
+        assert moves == decide(snapshot, chosen, later)
+        assert moves.task_statuses != again.task_statuses
 
 
 def test_an_answer_is_known_until_what_it_was_made_of_changes_or_nobody_asks() -> None:
