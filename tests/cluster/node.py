@@ -27,6 +27,9 @@ def main(arguments: list[str]) -> None:
     root, slot, testcluster, weed = arguments
     state, addresses = State(Path(root)), Addresses(int(slot))
     os.environ["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    # Go's programs collect garbage at five times their live memory instead of twice: there is enough of it here. It was
+    # a third of what the API server took of the processor while 2,000 tasks were applied.
+    os.environ["GOGC"] = "400"
     arrange_mounts(state)
     network.configure_node(addresses)
     credentials = Credentials(state.configuration / "pki")

@@ -28,7 +28,8 @@ from mlora_operator.reconcile.written import Written
 from mlora_worker.protocol import Plan
 
 logger = logging.getLogger(__name__)
-AT_ONCE = 16  # requests to the API server under way
+AT_ONCE = 16  # requests to the API server under way that somebody waits for
+PATIENT_AT_ONCE = 4  # others: of tasks that were told of before, and events
 ASK_AGAIN = timedelta(seconds=30)  # for workers that the API server refuses
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -55,7 +56,7 @@ class Writer:
         self._pace = pace
         self._coordinators = coordinators
         self._witness = witness or Nobody()
-        self._deliveries = Deliveries(AT_ONCE, look_again)
+        self._deliveries = Deliveries(AT_ONCE, PATIENT_AT_ONCE, look_again)
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()
         self._refusals: dict[str, _Refusal] = {}  # by pipeline's uid
@@ -197,7 +198,8 @@ class Writer:
         )
         for task, status, patch in tasks:
             story = stories["LoRATask", task.key]
-            yield Delivery(task.uid, partial(self._write_task, task, status, patch, story, now))
+            write = partial(self._write_task, task, status, patch, story, now)
+            yield Delivery(task.uid, write, patient=bool(task.status.conditions))
 
     def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
         """The patch to write now; empty when nothing has changed, or when it may wait."""
@@ -238,7 +240,7 @@ class Writer:
         if done:
             if not self.tasks.is_gone(task.uid):
                 self._bear_witness(lambda: self._witness.task_written(task, status, now))
-            await self._tell(story, fields)
+            self._tell(story, fields)
         return done
 
     async def _write_pipeline(
@@ -262,7 +264,7 @@ class Writer:
         if done:
             if not self.pipelines.is_gone(pipeline.uid):
                 self._bear_witness(lambda: self._witness.pipeline_written(pipeline, status))
-            await self._tell(story, fields)
+            self._tell(story, fields)
         return done
 
     def _bear_witness(self, tell: Callable[[], None]) -> None:
@@ -271,15 +273,22 @@ class Writer:
         except Exception:  # who only counts must not stop the work
             logger.exception("what was written could not be counted")
 
-    async def _tell(self, story: list[Event], about: Fields) -> None:
+    def _tell(self, story: list[Event], about: Fields) -> None:
+        """Log it now, and emit its events when the API server has time for them."""
         for event in story:
             level = logging.INFO if event.type == "Normal" else logging.WARNING
             logger.log(
                 level, "%s %s: %s: %s", event.kind, event.about, event.reason, event.message, extra=about
             )
+        if story:
+            self._deliveries.add(Delivery(object(), partial(self._emit, story, about), patient=True))
+
+    async def _emit(self, story: list[Event], about: Fields) -> bool:
+        for event in story:
             await self._try(
                 f"tell an event of {event.about}", partial(self._cluster.emit_event, event), about
             )
+        return True  # an event that could not be told is not told again
 
     async def _try(
         self,

@@ -2,6 +2,9 @@
 
 Each pass offers all that it wants written. What was offered before and is not begun yet is dropped: the new pass has
 decided about it anew. What is under way is left alone; what a pass wants about the same comes again once it has ended.
+
+What is patient has few slots of its own. An API server that is at its limit answers the slower the more it is asked at
+once: who is waited for gets most of it, and the others follow as fast as it answers.
 """
 
 from __future__ import annotations
@@ -18,32 +21,38 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """One write. ``write`` says whether it was done; ``has_lane``: it waits for no slot, because where it goes to nothing
-    else goes to."""
+    else goes to; ``patient``: nobody waits for it as for the others."""
 
     about: Hashable  # two writes about the same are never under way at once
     write: Callable[[], Awaitable[bool]]
     has_lane: bool = False
+    patient: bool = False
 
 
 class Deliveries:
-    """At most ``at_once`` of those that have no lane of their own.
+    """At most ``at_once`` of those that have no lane of their own and are not patient, and ``patient_at_once`` of those
+    that are.
 
     ``look_again`` is called when a pass is needed: with True soon, because a write failed; with False at once, because
     what a pass wanted was held up by one that has ended now.
     """
 
-    def __init__(self, at_once: int, look_again: Callable[[bool], None] = lambda _: None) -> None:
-        self._at_once = at_once
+    def __init__(
+        self, at_once: int, patient_at_once: int, look_again: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        self._at_once = {False: at_once, True: patient_at_once}  # by whether it is patient
         self._look_again = look_again
-        self._waiting: deque[Delivery] = deque()
+        self._waiting: dict[bool, deque[Delivery]] = {False: deque(), True: deque()}
+        self._last: deque[Delivery] = deque()
         self._under_way: dict[Hashable, asyncio.Task[bool]] = {}
-        self._slots_taken = 0
+        self._slots_taken = {False: 0, True: 0}
         self._held_up: set[Hashable] = set()  # what an offer wanted while a write about it was under way
         self._failed = False
 
     def offer(self, wanted: Iterable[Delivery]) -> None:
         """Begin these in their order, as slots come free. Returns at once."""
-        self._waiting.clear()
+        for waiting in self._waiting.values():
+            waiting.clear()
         self._held_up.clear()
         for one in wanted:
             if one.about in self._under_way:
@@ -51,7 +60,12 @@ class Deliveries:
             elif one.has_lane:
                 self._begin(one)
             else:
-                self._waiting.append(one)
+                self._waiting[one.patient].append(one)
+        self._begin_waiting()
+
+    def add(self, one: Delivery) -> None:
+        """Begin it after all that is patient and has been offered. A new offer does not drop it."""
+        self._last.append(one)
         self._begin_waiting()
 
     async def settled(self) -> bool:
@@ -63,16 +77,21 @@ class Deliveries:
 
     async def close(self) -> None:
         """Break off what is under way, and forget what waits."""
-        self._waiting.clear()
+        for waiting in (*self._waiting.values(), self._last):
+            waiting.clear()
         broken_off = list(self._under_way.values())
         for task in broken_off:
             task.cancel()
         await asyncio.gather(*broken_off, return_exceptions=True)
 
     def _begin_waiting(self) -> None:
-        while self._waiting and self._slots_taken < self._at_once:
-            self._slots_taken += 1
-            self._begin(self._waiting.popleft())
+        for patient, waiting in self._waiting.items():
+            queues = (waiting, self._last) if patient else (waiting,)
+            while self._slots_taken[patient] < self._at_once[patient] and (
+                queue := next(filter(None, queues), None)
+            ):
+                self._slots_taken[patient] += 1
+                self._begin(queue.popleft())
 
     def _begin(self, one: Delivery) -> None:
         task = asyncio.ensure_future(_written(one))
@@ -82,7 +101,7 @@ class Deliveries:
     def _ended(self, one: Delivery, done: asyncio.Task[bool]) -> None:
         del self._under_way[one.about]
         if not one.has_lane:
-            self._slots_taken -= 1
+            self._slots_taken[one.patient] -= 1
         well = not done.cancelled() and done.result()
         self._failed = self._failed or not well
         self._begin_waiting()

@@ -13,7 +13,7 @@ import pytest
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.act import AT_ONCE, Writer
+from mlora_operator.reconcile.act import AT_ONCE, PATIENT_AT_ONCE, Writer
 from mlora_operator.reconcile.decision import Decision, Event, Manifest, Workers
 from mlora_operator.reconcile.ports import Refused
 from mlora_operator.reconcile.snapshot import Key, Snapshot, Task
@@ -153,10 +153,11 @@ async def test_who_has_just_come_does_not_wait_for_a_crowd_that_moves(
     world.begun.clear()
     moved = dict.fromkeys(crowd, status(c.ADMITTED, "Admitted"))
     await passes.wish(**moved)
+    assert world.begun == crowd[:PATIENT_AT_ONCE], "as many as are let"
     await passes.wish(**moved, new=status(c.ACCEPTED, "Accepted"))
-    assert world.begun == crowd[:AT_ONCE], "all slots are taken"
+    assert world.begun[PATIENT_AT_ONCE:] == ["new"]
     await world.end(crowd[0])
-    assert world.begun[AT_ONCE:] == ["new"]
+    assert world.begun[PATIENT_AT_ONCE + 1 :] == [crowd[PATIENT_AT_ONCE]]
 
 
 async def test_a_coordinator_that_takes_no_plan_keeps_no_status_waiting(

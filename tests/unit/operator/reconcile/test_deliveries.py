@@ -21,10 +21,16 @@ class Post:
     _ends: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.deliveries = Deliveries(self.at_once, self.asked.append)
+        self.deliveries = Deliveries(self.at_once, 1, self.asked.append)
 
-    async def offer(self, *names: str, lanes: tuple[str, ...] = ()) -> None:
-        self.deliveries.offer(Delivery(name, self._write(name), name in lanes) for name in names)
+    async def offer(self, *names: str, lanes: tuple[str, ...] = (), patient: tuple[str, ...] = ()) -> None:
+        self.deliveries.offer(
+            Delivery(name, self._write(name), name in lanes, name in patient) for name in (*names, *patient)
+        )
+        await self.turn()
+
+    async def add(self, name: str) -> None:
+        self.deliveries.add(Delivery(name, self._write(name), patient=True))
         await self.turn()
 
     async def end(self, name: str, *, well: bool = True) -> None:
@@ -104,7 +110,7 @@ async def test_settled_waits_for_all_and_says_once_that_one_failed(post: Post) -
 
 async def test_an_error_that_nobody_expected_is_a_failure_and_leaks_no_slot() -> None:
     asked: list[bool] = []
-    deliveries = Deliveries(1, asked.append)
+    deliveries = Deliveries(1, 1, asked.append)
     begun = []
 
     async def breaks() -> bool:
@@ -126,3 +132,26 @@ async def test_closed_it_breaks_off_what_is_under_way_and_asks_for_nothing(post:
     assert await post.deliveries.settled() is False
     assert post.begun == ["a", "b"]
     assert post.asked == []
+
+
+async def test_what_is_patient_has_slots_of_its_own_and_takes_none_of_the_others(post: Post) -> None:
+    await post.offer("a", "b", "c", patient=("p", "q", "r"))
+    assert post.begun == ["a", "b", "p"]
+    await post.end("p")
+    assert post.begun == ["a", "b", "p", "q"]
+    await post.end("a")
+    assert post.begun == ["a", "b", "p", "q", "c"]
+
+
+async def test_what_was_added_comes_after_what_is_patient_and_no_offer_drops_it(post: Post) -> None:
+    await post.offer(patient=("p", "old"))
+    await post.add("event-1")
+    await post.add("event-2")
+    await post.offer("a", patient=("q",))
+    for name, begun in (("p", "q"), ("q", "event-1"), ("event-1", "event-2")):
+        await post.end(name)
+        assert post.begun[-1] == begun
+    await post.end("a")
+    await post.end("event-2")
+    assert await post.deliveries.settled()
+    assert post.begun == ["p", "a", "q", "event-1", "event-2"]
