@@ -42,7 +42,8 @@ def give_back_freed_memory() -> bool:
         mallopt, trim = library.mallopt, library.malloc_trim
     except (OSError, AttributeError):
         return False
-    settings = ((_M_MMAP_THRESHOLD, _LARGEST_WITHIN_A_BUDGET), (_M_TRIM_THRESHOLD, _LARGEST_WITHIN_A_BUDGET))
+    large = _LARGEST_WITHIN_A_BUDGET
+    settings = ((_M_MMAP_THRESHOLD, large), (_M_TRIM_THRESHOLD, large), (_M_ARENA_MAX, 1))
     set_all = all(mallopt(setting, value) for setting, value in settings)
     trim(0)
     return set_all

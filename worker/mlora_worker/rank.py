@@ -18,7 +18,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from mlora_worker.allocator import keep_freed_memory
+from mlora_worker.allocator import give_back_freed_memory, keep_freed_memory
 from mlora_worker.coordinator.checkpoints import OpenPlace
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
@@ -81,7 +81,8 @@ def run_rank(
         torch.set_num_threads(config.threads)
     device = choose_device(config.device)
     if device.type == "cpu":
-        keep_freed_memory()
+        # With a budget from the beginning: what a calibration frees would else stay in the heap, of no use to large blocks.
+        (keep_freed_memory if config.memory_budget is None else give_back_freed_memory)()
     token = Path(config.token_file).read_text().strip()
     if rank == 0:
         _FirstRank(config, device, token, leave).run(termination)

@@ -3,14 +3,12 @@
 On CUDA torch's allocator keeps it. On the CPU the kernel does (``RLIMIT_DATA``): the process may grow, from where it is
 with its model loaded, by what the budget leaves beside the model, and a little for what is no tensor (``OWN_GROWTH``).
 The kernel counts the whole stack of a thread, used or not, so those that start later get small ones. It counts blocks that
-were freed and kept, too: those that are there already are added to the limit, and from then on large ones are not kept
-(``allocator.py``). A failed allocation is a fault like any other lack of memory
-(``faults.py``).
+were freed and kept, too, so a process with a budget does not keep large ones (``allocator.py``). A failed allocation is a
+fault like any other lack of memory (``faults.py``).
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import resource
 import threading
@@ -42,7 +40,7 @@ def limit_memory(device: torch.device, budget: int, resident: int) -> bool:
     used = _data_bytes()
     if used is None:
         return False
-    limit = used - _free_heap_bytes() + budget - resident + OWN_GROWTH
+    limit = used + budget - resident + OWN_GROWTH
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard not in (resource.RLIM_INFINITY, -1):
         limit = min(limit, hard)
@@ -59,25 +57,3 @@ def _data_bytes() -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:")), None)
-
-
-class _MallInfo(ctypes.Structure):
-    """``struct mallinfo2`` of malloc.h."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
-            "keepcost",
-        )
-    )  # fmt: skip
-
-
-def _free_heap_bytes() -> int:
-    """Of the C library's heap, what is free; 0 where it does not tell (another library than glibc 2.33 or later)."""
-    try:
-        mallinfo = ctypes.CDLL(None).mallinfo2
-    except (OSError, AttributeError):
-        return 0
-    mallinfo.restype = _MallInfo
-    return int(mallinfo().fordblks)

@@ -31,10 +31,9 @@ def sample(
         squared_tokens=sum(length**2 for length in lengths),
         exact_bytes=exact,
     )
-    peak = round((truth.of(shape_of(made)) + exact) * factor)
-    return made.model_copy(
-        update={"kept_bytes": peak // 2, "forward_bytes": peak // 2, "backward_bytes": peak}
-    )
+    own = truth.of(shape_of(made))
+    peak, forward = round((own + exact) * factor), round((own / 2 + exact) * factor)
+    return made.model_copy(update={"kept_bytes": peak // 2, "forward_bytes": forward, "backward_bytes": peak})
 
 
 def samples(count: int, seed: int = 0, truth: Coefficients = TRUTH, noise: float = 0.0) -> list[MemorySample]:
