@@ -135,7 +135,8 @@ def test_a_task_that_loses_its_place_waits_and_trains_on(two_stages: Group, make
     assert report.tasks[0].checkpoint_step == stopped
     finished = group.finish(task)["preempted"]
     assert (finished.phase, finished.step, finished.resumed_step) == (TaskPhase.SUCCEEDED, 200, stopped)
-    assert not Path(task.output_uri.removeprefix("file://"), "checkpoints").exists()
+    checkpoints = Path(task.output_uri.removeprefix("file://"), "checkpoints")
+    group.until(lambda: not checkpoints.exists(), "its checkpoints are removed", seconds=30)
 
 
 BAD = {
