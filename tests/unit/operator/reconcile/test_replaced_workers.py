@@ -38,6 +38,12 @@ def waiting(make: Any, name: str) -> Task:
     return task
 
 
+def trains(make: Any, name: str) -> Task:
+    held = [make.condition(one, "True") for one in ("Accepted", "Admitted", "Running")]
+    task: Task = make.task(name, status={"pipeline": "team-a/toy", "run": "run-1", "conditions": held})
+    return task
+
+
 def admitted(decision: Decision) -> list[str]:
     return [one.name for plan in decision.plans.values() for one in plan.tasks if one.admitted]
 
@@ -72,17 +78,10 @@ def test_nor_to_one_that_is_ending(make: Any) -> None:
 def test_workers_are_replaced_though_tasks_never_stop_coming(make: Any) -> None:
     """One got to work just before they were replaced; it is the last one."""
     group = make.group(revision="new", pod_revision="old")
-    running = make.task(
-        "t2",
-        status={
-            "pipeline": "team-a/toy",
-            "run": "run-1",
-            "conditions": [make.condition(one, "True") for one in ("Accepted", "Admitted", "Running")],
-        },
-    )
+    running = trains(make, "t2")
     waits = waiting(make, "t3")
-    trains = contact_of(make, make.reported("Training", "t2", step=1), make.reported("Prepared", "t3"))
-    first = decided(make, running, waits, group=group, contact=trains)
+    contact = contact_of(make, make.reported("Training", "t2", step=1), make.reported("Prepared", "t3"))
+    first = decided(make, running, waits, group=group, contact=contact)
     assert (admitted(first), first.delete_pods) == (["t2"], ())
 
     done = contact_of(
@@ -149,16 +148,8 @@ def of_lineage(group: Group, lineage_: str) -> Group:
 
 
 def trains_and_waits(make: Any) -> tuple[tuple[Task, Task], Contact]:
-    running = make.task(
-        "t1",
-        status={
-            "pipeline": "team-a/toy",
-            "run": "run-1",
-            "conditions": [make.condition(one, "True") for one in ("Accepted", "Admitted", "Running")],
-        },
-    )
     contact = contact_of(make, make.reported("Training", "t1", step=3), make.reported("Prepared", "t2"))
-    return (running, waiting(make, "t2")), contact
+    return (trains(make, "t1"), waiting(make, "t2")), contact
 
 
 def test_those_who_wait_get_new_workers_after_a_while_and_who_trained_goes_on_there(make: Any) -> None:
