@@ -25,7 +25,7 @@ NO_SPACE = {
 # A network file system whose server is away, or a disk that does not answer.
 _SILENT = {
     errno.EIO,
-    errno.EREMOTEIO,
+    getattr(errno, "EREMOTEIO", errno.EIO),  # Linux alone has it
     errno.ESTALE,
     errno.ETIMEDOUT,
     errno.ENOTCONN,
