@@ -461,6 +461,13 @@ class Plan(Message):
     generation: Amount
     tasks: tuple[TaskPlan, ...] = ()
 
+    def to_json(self) -> str:
+        """Without what is as it is by default: a worker of a former version does not know the newest fields, and has to
+        know them only for a task that makes use of them. A default therefore stays what it is for good: what shall be
+        another by default gets a new field.
+        """
+        return self.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+
 
 # --- the report: coordinator -> operator --------------------------------------------------------------------------
 

@@ -32,7 +32,8 @@ def next_plan(
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
     those that it has; one that the coordinator does not have either waits. What ConfigMaps hold
-    stays what this operator sent first. ``made``: plans of tasks, as far as they are known.
+    stays what this operator sent first. Workers that are to be replaced hear of nobody new: they would prepare it in vain,
+    and may be too old to understand it. ``made``: plans of tasks, as far as they are known.
     """
     if view.report is None:
         return None
@@ -42,6 +43,8 @@ def next_plan(
     tasks = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
+        if view.stale and sent is None and view.reported(task) is None:
+            continue
         if task.spec is None:
             assert sent is not None
             tasks.append(sent)

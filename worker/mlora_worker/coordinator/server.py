@@ -12,8 +12,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.understanding import understand, without_values
 from mlora_worker.pipeline.collect import Unanswered
-from mlora_worker.protocol import REPORT_HEADER, Plan
+from mlora_worker.protocol import REPORT_HEADER
 from mlora_worker.stream.timeline import latest
 
 _LONGEST_WAIT = 60.0  # seconds a report may be held back
@@ -43,10 +44,12 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
 
     async def put_plan(request: web.Request) -> web.Response:
         try:
-            plan = Plan.model_validate_json(await request.read())
+            understood = understand(await request.read())
         except ValidationError as error:
-            raise web.HTTPUnprocessableEntity(text=_without_values(error)) from None
-        taken = await asyncio.to_thread(coordinator().set_plan, plan)
+            text = f"the plan is not valid: {without_values(error)}"
+            raise web.HTTPUnprocessableEntity(text=text) from None
+        plan = understood.plan
+        taken = await asyncio.to_thread(coordinator().set_plan, plan, understood.beyond)
         if not taken:
             raise web.HTTPConflict(
                 text=f"generation {plan.generation} is taken, or older than the plan in force"
@@ -127,9 +130,3 @@ def _format_in(header: str) -> int:
         return int(header)
     except ValueError:
         return 1
-
-
-def _without_values(error: ValidationError) -> str:
-    """Say which fields are wrong but never echo their values: a plan carries keys."""
-    lines = [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
-    return "the plan is not valid: " + "; ".join(lines[:10])

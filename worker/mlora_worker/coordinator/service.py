@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import (
     AdapterInfo,
+    Failure,
     FailureReason,
     MemorySample,
     Plan,
@@ -40,6 +42,7 @@ from mlora_worker.protocol import (
     StorageAccess,
     TaskPhase,
     TaskPlan,
+    TaskReport,
     WireReport,
 )
 from mlora_worker.storage.adapter import FinishedAdapter, fingerprint
@@ -95,7 +98,9 @@ class Coordinator:
         self._tasks: dict[str, TaskRun] = {}
         self._names: dict[str, str] = {}  # of all tasks that were ever planned, by uid
         self._generation = 0
-        self._plan: Plan | None = None  # in force; a number does not identify what two operators sent
+        # In force, with what is beyond it; a number does not identify what two operators sent.
+        self._wish: tuple[Plan, Mapping[str, str]] | None = None
+        self._beyond: Mapping[str, str] = {}  # of tasks that are not here for it, by uid
         self._sequence = 0
         self._patience = Patience(
             changed=changed, on_change=self._note_change, later=surroundings.later, clock=surroundings.clock
@@ -128,19 +133,24 @@ class Coordinator:
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
 
-    def set_plan(self, plan: Plan) -> bool:
+    def set_plan(self, plan: Plan, beyond: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Take a plan; False when a newer one is known already, or another one of the same number: whoever sent it then
         takes the next number. The same plan twice changes nothing.
+
+        ``beyond``: what is not understood of tasks that are in the plan, too, by uid. One that is here goes on as it was
+        told last; another one fails here, and nothing of it was touched.
         """
         with self._changed:
-            taken = self._plan is not None and plan.generation == self._generation and plan != self._plan
+            wish = plan, dict(beyond)
+            taken = self._wish is not None and plan.generation == self._generation and wish != self._wish
             if plan.generation < self._generation or taken:
                 return False
-            self._generation, self._plan = plan.generation, plan
+            self._generation, self._wish = plan.generation, wish
+            self._beyond = {uid: what for uid, what in beyond.items() if uid not in self._tasks}
             wanted = {task.uid: task for task in plan.tasks}
             elsewhere = set()  # what is stored for them goes elsewhere now, or nowhere
             for task in self._tasks.values():
-                task.withdrawn = task.uid not in wanted
+                task.withdrawn = task.uid not in wanted and task.uid not in beyond
                 if task.withdrawn:
                     elsewhere.add(task.uid)
             for uid, task_plan in wanted.items():
@@ -374,7 +384,10 @@ class Coordinator:
             ready=True,
             facts=self._with.base.facts,
             stages=self._with.stages,
-            tasks=tuple(task.report() for task in self._tasks.values()),
+            tasks=(
+                *(task.report() for task in self._tasks.values()),
+                *(_not_understood(uid, what) for uid, what in self._beyond.items()),
+            ),
             memory=self._with.memory(),
             exhausted=tuple(self._dispatcher.exhausted),
             wire=WireReport(
@@ -397,3 +410,14 @@ def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
     if plan.template_text is None and former.template_text is not None:
         plan = plan.model_copy(update={"template_text": former.template_text})
     return plan
+
+
+def _not_understood(uid: str, what: str) -> TaskReport:
+    message = (
+        "the pipeline's workers are of another version than the operator and do not understand the task: "
+        f"{what[:1500]}. Leave it out, or give the pipeline workers of the operator's version (spec.worker.image), "
+        "and try again"
+    )
+    return TaskReport(
+        uid=uid, phase=TaskPhase.FAILED, failure=Failure(reason=FailureReason.INVALID_SPEC, message=message)
+    )

@@ -218,3 +218,19 @@ def test_one_that_the_worker_put_out_is_told_so_before_it_is_let_in_again(make: 
         plan = decide(snapshot, make.settings(), make.now).plans[Key("team-a", "toy")]
         told += [one.admitted for one in plan.tasks]
     assert told == [False, True]
+
+
+def test_workers_that_are_to_be_replaced_hear_of_nobody_new(make: Any) -> None:
+    known, new = make.task("known"), make.task("new")
+    contact = Contact(report=make.report(make.reported("Training", "known", step=3), generation=0))
+
+    def planned(revision: str, contact: Contact) -> Plan:
+        snapshot = make.snapshot(known, new, group=make.group(revision=revision), contact=contact)
+        return decide(snapshot, make.settings(), make.now).plans[TOY]
+
+    assert [one.name for one in planned("old", contact).tasks] == ["known"]
+    both = planned("new", contact)
+    assert [one.name for one in both.tasks] == ["known", "new"]
+    anew = make.report(make.reported("Training", "known", step=3), run="run-2", generation=0)
+    told = replace(sent(contact, both), report=anew)
+    assert [one.name for one in planned("old", told).tasks] == ["known", "new"], "it was told of it before"

@@ -162,3 +162,24 @@ def test_a_report_waits_for_news() -> None:
     before = one.wait_report(-1, 0).sequence
     threading.Timer(0.05, lambda: one.set_plan(Plan(generation=1))).start()
     assert one.wait_report(before, 5).sequence > before
+
+
+def test_a_task_that_is_not_understood_fails_alone_and_one_that_is_here_goes_on() -> None:
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
+    assert one.set_plan(Plan(generation=1, tasks=(task("a"), task("b"))))
+    beyond = {"a": "training.sparsity: unknown field", "c": "lora.kind: unknown field"}
+    assert one.set_plan(Plan(generation=2, tasks=(task("b"),)), beyond)
+    assert not one.set_plan(Plan(generation=2, tasks=(task("b"),))), "another operator's, of the same number"
+    assert one.set_plan(Plan(generation=2, tasks=(task("b"),)), dict(beyond))
+    report = one.wait_report(-1, 0)
+    assert report.plan_generation == 2
+    phases = {found.uid: found.phase for found in report.tasks}
+    assert phases == {"a": TaskPhase.PREPARING, "b": TaskPhase.PREPARING, "c": TaskPhase.FAILED}
+    failure = report.tasks[-1].failure
+    assert failure is not None
+    assert failure.reason is FailureReason.INVALID_SPEC
+    assert "lora.kind: unknown field" in failure.message
+    assert one.set_plan(Plan(generation=3, tasks=(task("b"),)))
+    assert [found.uid for found in one.wait_report(-1, 0).tasks] == ["b"]
+    assert one.set_plan(Plan(generation=4, tasks=(task("b"), task("c")))), "its field is gone"
+    assert [found.phase for found in one.wait_report(-1, 0).tasks] == [TaskPhase.PREPARING] * 2
