@@ -42,6 +42,7 @@ A Secret named in ``storage.secretRef`` of a model lies in ``namespace``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -63,6 +64,7 @@ from mlora_operator.api.pipeline import (
     Worker,
 )
 from mlora_operator.api.problem import describe
+from mlora_operator.api.rules import PIPELINE_RULES, broken
 
 # Of every rank: the coordinator's HTTP, the links, the rendezvous (manifests/worker.py).
 WORKER_PORTS = frozenset({8080, 29400, 29500})
@@ -95,6 +97,12 @@ class CatalogueModel(BaseModelSource):
         own = self.model_dump(by_alias=True, exclude_unset=True)
         model = {field: own.pop(field) for field in ("name", "uri", "revision", "dtype") if field in own}
         return LoRAPipelineSpec.model_validate({"model": model, "allowedNamespaces": {"from": "All"}, **own})
+
+    def broken_rules(self) -> Iterator[tuple[str, str]]:
+        """Field of the entry, and what the API server would say of it."""
+        spec = self.pipeline_spec().model_dump(mode="json", by_alias=True, exclude_none=True)
+        for path, message in broken(spec, PIPELINE_RULES):
+            yield ".".join(path[1:] if path[0] == "model" else path), message
 
 
 class WorkerDefaults(Model):
@@ -198,6 +206,18 @@ class Settings(Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"models: each name may stand once, not twice: {', '.join(twice)}")
+        return self
+
+    @model_validator(mode="after")
+    def _each_model_makes_a_pipeline(self) -> Settings:
+        """Else the API server would refuse it when the first task asks for it, and only a log would say so."""
+        problems = [
+            f"models[{number}].{field}: {message}"
+            for number, model in enumerate(self.models)
+            for field, message in model.broken_rules()
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")

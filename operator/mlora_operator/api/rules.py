@@ -21,7 +21,7 @@ class Rule:
     path: Path
     cel: str
     message: str
-    holds: Callable[[Mapping[str, Any]], bool] | None = None
+    holds: Callable[[Any], bool] | None = None
 
     def to_cel(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
@@ -145,10 +145,10 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         holds=lambda replicas: replicas["min"] <= replicas["max"],
     ),
     Rule(
-        path=("model",),
-        cel="!self.uri.startsWith('hf://datasets/')",
+        path=("model", "uri"),
+        cel="!self.startsWith('hf://datasets/')",
         message="a base model must be no data set: write hf://OWNER/NAME",
-        holds=lambda model: not model["uri"].startswith("hf://datasets/"),
+        holds=lambda uri: not uri.startswith("hf://datasets/"),
     ),
     Rule(
         path=("allowedNamespaces",),

@@ -11,6 +11,7 @@ from mlora_operator.manifests import worker
 from mlora_operator.settings import WORKER_PORTS, CatalogueModel, SettingsError, load_settings, parse_settings
 
 LEAST = "namespace: mlora-system\nworker: {image: 'worker:1'}\n"
+MODELS = "models: [{name: A, uri: 's3://a'}, {name: B, uri: 's3://b', "
 
 
 def test_the_least_that_is_needed() -> None:
@@ -53,6 +54,14 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "log: {format: xml}\n", "log.format"),
         (LEAST + "models: [{name: A, uri: 'ftp://m'}]\n", "models[0].uri"),
         (LEAST + "models: [{name: A, uri: 's3://m', stages: 0}]\n", "models[0].stages"),
+        (
+            LEAST + MODELS + "replicas: {min: 3, max: 2}}]\n",
+            "models[1].replicas: min must not be more than max",
+        ),
+        (
+            LEAST + "models: [{name: A, uri: 'hf://datasets/a/b'}]\n",
+            "models[0].uri: a base model must be no data set",
+        ),
         (LEAST + "health: {port: 9000}\nmetrics: {enabled: true, port: 9000}\n", "must differ"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
