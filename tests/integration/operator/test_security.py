@@ -29,6 +29,10 @@ RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBi
 Question = tuple[str, str, str, str]
 NEEDED: tuple[Question, ...] = (
     ("watch", "mlora.dev", "loratasks", ""),
+    ("get", "mlora.dev", "loratasks", "any"),
+    ("get", "mlora.dev", "lorapipelines", "any"),
+    *((verb, "apps", "statefulsets", "") for verb in ("list", "watch", "create")),
+    *((verb, "", what, "") for what in ("services", "pods", "events") for verb in ("list", "watch")),
     ("delete", "mlora.dev", "loratasks", ""),
     ("patch", "mlora.dev", "loratasks/status", ""),
     ("create", "mlora.dev", "lorapipelines", ""),
@@ -54,6 +58,11 @@ FORBIDDEN: tuple[Question, ...] = (
     ("create", "", "pods/attach", "any"),
     ("create", "", "pods/portforward", "any"),
     ("get", "", "pods/log", "any"),
+    ("get", "", "pods", "any"),
+    ("get", "apps", "statefulsets", "any"),
+    ("get", "", "services", "any"),
+    ("get", "", "events", "any"),
+    ("get", "mlora.dev", "loratasks/status", "any"),
     ("update", "", "pods/ephemeralcontainers", "any"),
     ("deletecollection", "", "pods", ""),
     ("create", "", "serviceaccounts/token", "any"),

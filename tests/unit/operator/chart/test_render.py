@@ -196,13 +196,23 @@ def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None
     rules = rules_of(render({}), "rel-mlora-operator")
     everything = {verb for _, _, verb in rules} | {group for group, _, _ in rules} | {r for _, r, _ in rules}
     assert "*" not in everything
-    secret_verbs = {verb for _, resource, verb in rules if resource == "secrets"}
-    assert secret_verbs == {"get", "create"}
-    assert ("", "pods", "create") not in rules
-    task_verbs = {verb for _, resource, verb in rules if resource == "loratasks"}
-    assert task_verbs == {"get", "list", "watch", "delete"}
-    assert ("mlora.dev", "lorapipelines", "create") in rules
-    assert ("mlora.dev", "loratasks/status", "patch") in rules
+    verbs = {
+        of: frozenset(verb for _, resource, verb in rules if resource == of)
+        for of in {resource for _, resource, _ in rules}
+    }
+    applied, watched = {"create", "patch"}, {"list", "watch"}
+    assert verbs == {
+        "loratasks": watched | {"get", "delete"},
+        "lorapipelines": watched | applied | {"get", "delete"},
+        "loratasks/status": {"patch"},
+        "lorapipelines/status": {"patch"},
+        "statefulsets": watched | applied,
+        "services": watched | applied,
+        "pods": watched | {"delete"},
+        "events": watched | {"create"},
+        "secrets": {"get", "create"},
+        "configmaps": {"get"},
+    }
 
 
 def test_the_page_about_security_has_the_rules_as_they_are(render: Render) -> None:
