@@ -34,7 +34,7 @@ from bench.scheduling.crowd import Crowd
 from bench.scheduling.pace import Gpus, Together
 from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
 from bench.scheduling.trace import BUDGET, small_instance, trace
-from mlora_operator.reconcile.places import places
+from mlora_operator.reconcile.places import Known, places
 from mlora_operator.reconcile.view import view
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import Entrant
@@ -120,7 +120,7 @@ def decide_often(number: int) -> list[tuple[float, float]]:
     crowd = Crowd(PIPELINES, WAITING, seed=1)
     living = crowd.live()
     times = []
-    part = 0.0
+    part, known = 0.0, Known()
 
     def timed(*asked: Any) -> Mapping[str, Place]:
         nonlocal part
@@ -135,8 +135,9 @@ def decide_often(number: int) -> list[tuple[float, float]]:
         snapshot, now = crowd.snapshot(), crowd.now
         part = 0.0
         started = time.perf_counter()
+        known.turn()
         found = [
-            places(view(pipeline, tuple(tasks), snapshot), now, timed)
+            places(view(pipeline, tuple(tasks), snapshot), now, known, timed)
             for pipeline, tasks in zip(crowd.known, crowd.tasks, strict=True)
         ]
         times.append(((time.perf_counter() - started) * 1e3, part * 1e3))

@@ -34,3 +34,27 @@ class Answers(Generic[V]):
     def turn(self) -> None:
         """A decision begins: what the one before was asked is what may be known."""
         self._before, self._now = self._now, {}
+
+
+class Latest(Generic[V]):
+    """The last answer about each object, by uid, whatever that was made of: who asks judges how far it still holds. What
+    nobody asked for between two ``turn`` is forgotten."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, V] = {}
+        self._now: dict[str, V] = {}
+
+    def of(self, uid: str) -> V | None:
+        """As the decision before this one left it."""
+        known = self._before.get(uid)
+        if known is not None:
+            self._now.setdefault(uid, known)
+        return known
+
+    def keep(self, uid: str, answer: V) -> V:
+        self._now[uid] = answer
+        return answer
+
+    def turn(self) -> None:
+        """A decision begins."""
+        self._before, self._now = self._now, {}

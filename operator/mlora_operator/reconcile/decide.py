@@ -75,6 +75,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
                 any_address=settings.allow_private_endpoints,
                 now=now,
             ),
+            memo,
             now,
         )
         for pipeline in snapshot.pipelines
@@ -124,10 +125,10 @@ class _Crew:
     wanting: tuple[Task, ...]
 
 
-def _crew(one: View, now: datetime) -> _Crew:
+def _crew(one: View, memo: Memo, now: datetime) -> _Crew:
     if one.pipeline.spec is None:
         return _Crew(one, {}, ())
-    placed = places(one, now)
+    placed = places(one, now, memo.places)
     return _Crew(one, placed, wanted_by(one, placed))
 
 

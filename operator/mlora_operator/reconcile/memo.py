@@ -10,6 +10,7 @@ from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.answers import Answers
 from mlora_operator.reconcile.decision import Event
 from mlora_operator.reconcile.outputs import Held
+from mlora_operator.reconcile.places import Known
 from mlora_worker.protocol import TaskPlan
 
 
@@ -22,9 +23,10 @@ class Memo:
     surroundings: Any = field(default=None, repr=False)  # see ``acceptances``; it holds Secrets
 
     held: Held = field(default_factory=Held)
+    places: Known = field(default_factory=Known, repr=False)
     plans: Answers[TaskPlan] = field(default_factory=Answers, repr=False)  # it holds keys
 
     def turn(self) -> None:
         """A decision begins."""
-        for answers in (self.acceptances, self.statuses, self.plans):
+        for answers in (self.acceptances, self.statuses, self.places, self.plans):
             answers.turn()

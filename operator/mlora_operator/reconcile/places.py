@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Scheduling
@@ -13,9 +13,10 @@ from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.memory.room import ModelRoom, room_of
+from mlora_operator.reconcile.answers import Answers, Latest
 from mlora_operator.reconcile.asks import of_model
 from mlora_operator.reconcile.limits import held_up
-from mlora_operator.reconcile.roster import Roster, fresh_roster, roster
+from mlora_operator.reconcile.roster import Roster, Rosters, fresh_roster, roster
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import candidate, policy_of
 from mlora_operator.reconcile.view import View
@@ -29,7 +30,6 @@ from mlora_worker.protocol import ModelFacts, StageReport
 
 _ADMITTED = Place(Outcome.ADMITTED)
 _SUSPENDED = Place(Outcome.SUSPENDED)
-_PIPELINES = 1000  # that are remembered
 
 Scheduler = Callable[..., Mapping[str, Place]]
 Shape = tuple[ModelFacts, tuple[StageReport, ...]]
@@ -57,28 +57,37 @@ class _Decided:
         )
 
 
-# By the pipeline's uid. An answer never depends on what is remembered.
-_decided: dict[str, _Decided] = {}
-_rooms: dict[str, tuple[tuple[object, ...], ModelRoom]] = {}
+@dataclass
+class Known:
+    """What decisions have worked out of each pipeline, by its uid. An answer never depends on it."""
+
+    rosters: Rosters = field(default_factory=Latest)
+    rooms: Answers[ModelRoom] = field(default_factory=Answers)
+    decided: Latest[_Decided] = field(default_factory=Latest)
+
+    def turn(self) -> None:
+        """A decision begins."""
+        for each in (self.rosters, self.rooms, self.decided):
+            each.turn()
 
 
-def places(view: View, now: datetime, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
+def places(view: View, now: datetime, known: Known, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
     """See ``fresh_places``: the same; and the very same object as long as nothing has happened in the pipeline but that
     tasks train on (``standstill``), which is so for most pipelines in most decisions.
     """
     spec, uid = view.pipeline.spec, view.pipeline.uid
     assert spec is not None
-    read = roster(view)
+    read = roster(view, known.rosters)
     if view.shape is None:
         return _unjudged(read)
-    room = _room(view, view.shape, read.demands)
-    before = _decided.get(uid)
+    room = _room(view, view.shape, read.demands, known.rooms)
+    before = known.decided.of(uid)
     if before is not None and before.still_holds(read, room, spec, now):
         return before.places
     found, holds = _judged(view, read, room, now, scheduler)
-    if len(_decided) >= _PIPELINES:
-        _decided.clear()
-    _decided[uid] = _Decided(read.era, room, spec.scheduling, spec.namespace_limits, now, holds, found)
+    known.decided.keep(
+        uid, _Decided(read.era, room, spec.scheduling, spec.namespace_limits, now, holds, found)
+    )
     return found
 
 
@@ -141,18 +150,15 @@ def memory_model(view: View) -> MemoryModel | None:
     return _memory(view, view.shape, demands)
 
 
-def _room(view: View, shape: Shape, demands: Mapping[str, Demand]) -> ModelRoom:
+def _room(view: View, shape: Shape, demands: Mapping[str, Demand], known: Answers[ModelRoom]) -> ModelRoom:
     """Of ``_memory``; the same one as long as all is the same that it is made of."""
     report, pipeline = view.present_report, view.pipeline
     told = (report.memory, report.exhausted) if report is not None else ((), ())
+    # Mostly the same objects, which are not looked into.
     made_of = (pipeline.spec, pipeline.status.memory, view.image, *shape, *told, demands)
-    known = _rooms.get(pipeline.uid)
-    if known is not None and known[0] == made_of:  # mostly the same objects, which are not looked into
-        return known[1]
-    room = room_of(_memory(view, shape, demands))
-    if len(_rooms) >= _PIPELINES:
-        _rooms.clear()
-    _rooms[pipeline.uid] = made_of, room
+    room = known.known(pipeline.uid, made_of)
+    if room is None:
+        room = known.keep(pipeline.uid, made_of, room_of(_memory(view, shape, demands)))
     return room
 
 

@@ -1,8 +1,8 @@
 """What the scheduler has to know of a pipeline's tasks: who can be scheduled, and what each asks of the memory. Pure.
 
 From one decision to the next most is the very same: a task's object until somebody writes it, its report until it moves. So
-what was read is remembered for each pipeline, and only what has moved is read again. An answer never depends on that: the
-objects are frozen, and the same ones say the same.
+what was read is remembered for each pipeline (``memo``), and only what has moved is read again. An answer never depends on
+that: the objects are frozen, and the same ones say the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mlora_operator.memory.model import Demand
+from mlora_operator.reconcile.answers import Latest
 from mlora_operator.reconcile.asks import Asks, AsksOfModel, of_model
 from mlora_operator.reconcile.snapshot import Task
 from mlora_operator.reconcile.standing import entrant, told
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
-
-_PIPELINES = 1000  # that are remembered
 
 
 @dataclass(frozen=True)
@@ -85,25 +84,23 @@ class _Seen:
         )
 
 
-_known: dict[str, tuple[_Seen, Roster]] = {}  # by the pipeline's uid
+Rosters = Latest[tuple[_Seen, Roster]]  # by the pipeline's uid
 _NOTHING: Mapping[str, _Read] = {}
 
 
-def roster(view: View) -> Roster:
-    """See ``fresh_roster``: the same, from what is remembered as far as it holds."""
+def roster(view: View, known: Rosters) -> Roster:
+    """See ``fresh_roster``: the same, from what is known as far as it holds."""
     if view.report is None or view.shape is None:
         return fresh_roster(view)
     seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale)
-    before = _known.get(view.pipeline.uid)
+    before = known.of(view.pipeline.uid)
     made = None
     if before is not None and before[0].holds_for(seen):
         made = _moved_on(view, *before, seen)
     if made is None:
         usable = before is not None and before[0].asks is seen.asks and before[0].stale is seen.stale
         made = fresh_roster(view, before[1].read if before is not None and usable else _NOTHING)
-    if len(_known) >= _PIPELINES:
-        _known.clear()
-    _known[view.pipeline.uid] = seen, made
+    known.keep(view.pipeline.uid, (seen, made))
     return made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlora_operator.reconcile.answers import Answers
+from mlora_operator.reconcile.answers import Answers, Latest
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.memo import Memo
@@ -276,3 +276,20 @@ def test_an_answer_is_known_until_what_it_was_made_of_changes_or_nobody_asks() -
     answers.turn()
     answers.turn()
     assert answers.known("a", (1, "x")) is None
+
+
+def test_the_last_answer_is_known_until_nobody_asks_for_it() -> None:
+    latest: Latest[str] = Latest()
+    latest.keep("a", "one")
+    assert latest.of("a") is None, "of this decision nothing is known yet"
+    latest.turn()
+    assert latest.of("a") == "one"
+    latest.keep("a", "two")
+    assert latest.of("a") == "one", "who asks twice in a decision hears the same"
+    latest.turn()
+    assert (latest.of("a"), latest.of("b")) == ("two", None)
+    latest.turn()
+    assert latest.of("a") == "two", "it was asked for"
+    latest.turn()
+    latest.turn()
+    assert latest.of("a") is None

@@ -10,7 +10,7 @@ import pytest
 
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.places import memory_model, places
+from mlora_operator.reconcile.places import Known, memory_model, places
 from mlora_operator.reconcile.snapshot import Contact, Key, Task
 from mlora_operator.reconcile.standing import progress_of, served_tokens, state_of
 from mlora_operator.reconcile.view import view
@@ -163,7 +163,7 @@ def test_places_tell_who_leaves_for_whom(make: Any) -> None:
     )
     tasks = (low, high, suspended)
     crew = view(make.pipeline(), tasks, make.snapshot(*tasks, group=make.group(), contact=said))
-    found = places(crew, make.now)
+    found = places(crew, make.now, Known())
     assert found[low.uid].outcome is Outcome.PREEMPTED
     assert str(found[low.uid].displaced_by) == "team-a/high"
     assert found[suspended.uid].outcome is Outcome.SUSPENDED

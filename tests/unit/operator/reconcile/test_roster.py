@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.places import fresh_places, memory_model, places
-from mlora_operator.reconcile.roster import fresh_roster, roster
+from mlora_operator.reconcile.places import Known, fresh_places, memory_model, places
+from mlora_operator.reconcile.roster import Rosters, fresh_roster, roster
 from mlora_operator.reconcile.snapshot import Contact, Task
 from mlora_operator.reconcile.view import View, view
 from mlora_operator.scheduling.admission import Place
@@ -86,10 +86,11 @@ class World:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_roster_is_what_it_would_be_if_it_were_read_anew(make: Any, seed: int) -> None:
-    world = World(make, seed)
+    world, rosters = World(make, seed), Rosters()
     for _ in range(40):
         now = world.view()
-        known, fresh = roster(now), fresh_roster(now)
+        rosters.turn()
+        known, fresh = roster(now, rosters), fresh_roster(now)
         assert known.entrants == fresh.entrants
         assert replace(known, as_read=(), steps={}) == replace(fresh, as_read=())
         world.happen()
@@ -99,21 +100,22 @@ def test_an_era_lasts_while_those_inside_step_on(make: Any) -> None:
     """Who goes back some steps has more rounds left than before, and others may pass."""
     world = World(make, 0)
     world.tasks = [make.task("a"), make.task("b")]
-    eras = []
+    eras, rosters = [], Rosters()
     for steps in ((3, 0), (4, 0), (2, 0), (2, 1)):
         told = zip(world.tasks, (TaskPhase.TRAINING, TaskPhase.PREPARED), steps, strict=True)
         world.reports = {
             task.uid: TaskReport(uid=task.uid, phase=phase, step=step, total_steps=10, data=ROWS)
             for task, phase, step in told
         }
-        eras.append(roster(world.view()).era)
+        rosters.turn()
+        eras.append(roster(world.view(), rosters).era)
     assert [one is other for one, other in pairwise(eras)] == [True, False, False]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> None:
     """Whole sets judged anew, nothing remembered, against sums and what was remembered."""
-    world = World(make, seed)
+    world, known = World(make, seed), Known()
     for _ in range(25):
         now = world.view()
         model = memory_model(now)
@@ -122,7 +124,8 @@ def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> N
         def plainly(entrants: Any, _: Any, *rest: Any, verdict: Any = model.verdict) -> Mapping[str, Place]:
             return schedule(entrants, AskedAnew(verdict), *rest)
 
-        assert told(places(now, make.now)) == told(fresh_places(now, make.now, plainly))
+        known.turn()
+        assert told(places(now, make.now, known)) == told(fresh_places(now, make.now, plainly))
         world.happen()
 
 
@@ -131,9 +134,11 @@ def test_places_that_are_kept_are_those_that_would_be_found_anew(make: Any, seed
     """While time passes, so that some have waited for long, and the pipeline is changed now and then."""
     world, now, kept = World(make, seed), make.now, 0
     before: Mapping[str, Place] = {}
+    known = Known()
     for _ in range(60):
         seen = world.view()
-        found = places(seen, now)
+        known.turn()
+        found = places(seen, now, known)
         assert told(found) == told(fresh_places(seen, now))
         kept += found is before
         before = found
@@ -157,7 +162,10 @@ def test_places_are_found_anew_once_one_may_be_passed_no_more(make: Any) -> None
     seen = world.view()
     passed = make.now + timedelta(minutes=10) - timedelta(seconds=60)  # they are a minute old
     second = timedelta(seconds=1)
-    found = [places(seen, at) for at in (make.now, passed - second, passed, passed + second)]
+    found, known = [], Known()
+    for at in (make.now, passed - second, passed, passed + second):
+        known.turn()
+        found.append(places(seen, at, known))
     assert found[0] is found[1]
     assert found[1] is not found[2]
     assert found[2] is found[3]
