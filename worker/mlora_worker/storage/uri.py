@@ -47,9 +47,18 @@ def file_path(uri: str) -> Path:
     """``file:///a%20b`` and ``file:///a b`` are the same path. Relative paths and foreign hosts are
     refused.
     """
-    parts = urlsplit(uri, allow_fragments=False)
-    path = Path(unquote(parts.path))
-    if parts.scheme != FILE or parts.netloc not in ("", "localhost") or not path.is_absolute() or parts.query:
+    try:
+        parts = urlsplit(uri, allow_fragments=False)
+        path = Path(unquote(parts.path))
+        good = (
+            parts.scheme == FILE
+            and parts.netloc in ("", "localhost")
+            and path.is_absolute()
+            and not parts.query
+        )
+    except ValueError:  # brackets without an end
+        good = False
+    if not good:
         raise StorageError(
             FailureReason.INVALID_SPEC,
             f"{uri!r} is no absolute path: write file:///folder/name, three slashes",

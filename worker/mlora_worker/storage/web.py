@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import SplitResult, urljoin, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from mlora_worker.protocol import FailureReason
+from mlora_worker.protocol import FailureReason, without_credentials
 from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.s3 import PATIENT, PIECE, Patience
@@ -217,8 +217,8 @@ class WebFiles:
                 answer.first_headers = first
                 return answer
             answer.close()
-            target = urljoin(at, answer.headers["Location"])
-            here, there = urlsplit(at), urlsplit(target)
+            target = _joined(at, answer.headers["Location"])
+            here, there = _parts(at), _parts(target)
             if there.scheme not in ("http", "https") or (here.scheme == "https" and there.scheme == "http"):
                 raise StorageError(
                     FailureReason.INVALID_SPEC, f"{url} leads on to {there.scheme}:// which is not followed"
@@ -229,16 +229,10 @@ class WebFiles:
         raise StorageError(FailureReason.INVALID_SPEC, f"{url} leads on more than {_MOST_REDIRECTS} times")
 
     def _once(self, method: str, url: str, headers: Headers) -> _Answer:
-        parts = urlsplit(url)
-        try:
-            host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        except ValueError:
-            host = None
+        parts = _parts(url)
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
         if not host or parts.username is not None:
-            raise StorageError(
-                FailureReason.INVALID_SPEC,
-                f"{parts.scheme}://{host or ''} is no address that data is read from",
-            )
+            raise _no_address(f"{parts.scheme}://{host or ''}")
         address = self._destinations.address_of(host, port, url)
         timeout = urllib3.Timeout(connect=self._patience.connect_seconds, read=self._patience.read_seconds)
         options: dict[str, Any] = {"port": port, "timeout": timeout, "retries": False, "maxsize": 1}
@@ -294,6 +288,29 @@ class _Pace:
                 f"{_LEAST_RATE / 1024:g} KiB/s: put the file into a store that is faster"
             )
         return piece
+
+
+def _parts(address: str) -> SplitResult:
+    """Raises StorageError where it is no address."""
+    try:
+        parts = urlsplit(address)
+        _ = parts.port
+    except ValueError:  # brackets without an end, a port that is no number
+        raise _no_address(address) from None
+    return parts
+
+
+def _joined(at: str, location: str) -> str:
+    try:
+        return urljoin(at, location)
+    except ValueError:
+        raise _no_address(location) from None
+
+
+def _no_address(text: str) -> StorageError:
+    return StorageError(
+        FailureReason.INVALID_SPEC, f"{without_credentials(text)} is no address that data is read from"
+    )
 
 
 def _refusal(url: str, status: int) -> StorageError:

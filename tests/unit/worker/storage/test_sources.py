@@ -184,7 +184,14 @@ def test_a_real_loopback_server_is_refused_unless_allowed(server: Server) -> Non
 
 @pytest.mark.parametrize(
     "target",
-    ["http://169.254.169.254/latest/meta-data/", "http://[::1]:1/", "file:///etc/passwd", "ftp://host/x"],
+    [
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::1]:1/",
+        "file:///etc/passwd",
+        "ftp://host/x",
+        "http://[no end/x",
+        "http://127.0.0.1:70000/x",
+    ],
 )
 def test_where_a_server_leads_on_to_is_checked_as_the_first_address_was(server: Server, target: str) -> None:
     server.redirects["/rows"] = target
@@ -223,6 +230,13 @@ def test_what_is_not_there_and_what_may_not_be_read_have_their_own_names(server:
         list(sources().pieces(f"{server.url}/private"))
     with pytest.raises(StorageError, match="no address that data is read from"):
         list(sources().pieces("http://user:secret@127.0.0.1/x"))
+
+
+@pytest.mark.parametrize("address", ["http://[::1/x", "https://[store]/x", "http://host:70000/x", "file://[x/y"])
+def test_what_is_no_address_is_a_mistake_in_the_spec(address: str) -> None:
+    with pytest.raises(StorageError) as caught:
+        list(sources().pieces(address))
+    assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
 def test_versions_ranges_and_sizes_are_the_servers(server: Server) -> None:
