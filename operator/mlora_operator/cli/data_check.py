@@ -67,7 +67,7 @@ def question_of(
                 f"--field {field}: write NAME=COLUMN, such as prompt=question", exit_codes.INVALID
             )
         settings.setdefault("fields", {})[name] = column
-    uri = data if "://" in data else Path(data).absolute().as_uri()
+    uri = data if "://" in data else _address_of(Path(data))
     base = _base_of(manifests, model)
     try:
         return LookQuestion(
@@ -82,6 +82,12 @@ def question_of(
         )
     except ValidationError as error:
         raise CommandError(describe(error, "dataset"), exit_codes.INVALID) from error
+
+
+def _address_of(path: Path) -> str:
+    """Of a file, or of all that a path with ``*`` in it stands for."""
+    uri = path.absolute().as_uri()
+    return uri if path.exists() else uri.replace("%2A", "*")
 
 
 def looked_at(question: LookQuestion) -> LookAnswer:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-from mlora_worker.protocol import HUB_ENDPOINT, FailureReason, StorageAccess
+from mlora_worker.protocol import HUB_ENDPOINT, FailureReason, StorageAccess, without_credentials
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
@@ -61,12 +61,15 @@ class _Sources:
         if kind == "hf":
             return self._find_on_hub(uri, split)
         if kind == "web" or not is_pattern(uri):
-            return [uri]
+            return [uri] if split is None or of_split([_path_of(uri, kind)], split) else _none(uri, split)
         folder = fixed_folder(uri)
         if kind == address.S3 and folder.count("/") < 2:
             raise StorageError(FailureReason.INVALID_SPEC, f"{uri!r}: a bucket's name is no place for *")
-        found = [one for one in self._store.list(folder) if matches(uri, one)]
-        return _some(found if split is None else of_split(found, split), uri, split)
+        pattern = address.file_pattern(uri) if kind == address.FILE else uri
+        found = [one for one in self._store.list(folder) if matches(pattern, one)]
+        if split is not None:
+            found = [one for one in found if of_split([_path_of(one, kind)], split)]
+        return _some(found, uri, split)
 
     def version(self, uri: str) -> str | None:
         kind = _kind(uri)
@@ -113,7 +116,8 @@ class _Sources:
         at = hub_address(uri)
         commit = self._hub.commit(at)
         if at.path and not is_pattern(at.path) and is_data_file(at.path):
-            return [at.at(commit, at.path)]
+            named = [at.path] if split is None else of_split([at.path], split)
+            return [at.at(commit, path) for path in named] or _none(uri, split)
         files = [path for path in self._hub.files(at, commit) if is_data_file(path)]
         if is_pattern(at.path):
             files = [path for path in files if matches(at.path, path)]
@@ -132,13 +136,28 @@ class _Sources:
 
 def _some(found: list[str], uri: str, split: str | None) -> list[str]:
     if not found:
-        of = f" of split {split}" if split else ""
-        raise ObjectNotFound(FailureReason.DATASET_NOT_FOUND, f"no file{of} matches {uri}")
+        return _none(uri, split)
     if len(found) > MOST_FILES:
         raise StorageError(
             FailureReason.INVALID_SPEC, f"{uri} stands for {len(found)} files, more than {MOST_FILES}"
         )
     return found
+
+
+def _none(uri: str, split: str | None) -> NoReturn:
+    told = f"no file matches {without_credentials(uri)}"
+    if split is not None:
+        told = (
+            f"no file of split {split} matches {without_credentials(uri)}: its path would have that word; correct the "
+            "address, or leave dataset.split out"
+        )
+    raise ObjectNotFound(FailureReason.DATASET_NOT_FOUND, told)
+
+
+def _path_of(uri: str, kind: str) -> str:
+    """Without bucket, host and query, whose words say nothing of a file."""
+    path = uri.partition("://")[2].partition("/")[2]
+    return path.partition("?")[0].partition("#")[0] if kind == "web" else path
 
 
 def _kind(uri: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import StorageError
@@ -68,6 +68,11 @@ def file_path(uri: str) -> Path:
 
 def file_uri(path: Path) -> str:
     return path.absolute().as_uri()
+
+
+def file_pattern(uri: str) -> str:
+    """``uri``, in which ``*`` stands for names, spelt as ``file_uri`` spells files."""
+    return f"{FILE}://{quote(str(file_path(uri)), safe='/*')}"
 
 
 def normal_endpoint(endpoint: str) -> str:

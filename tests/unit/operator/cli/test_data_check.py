@@ -53,6 +53,15 @@ def test_settings_are_the_tasks_and_the_model_is_that_of_its_pipeline(tmp_path: 
     assert question.training.max_seq_length == 64
 
 
+def test_stars_in_a_path_stand_for_files_unless_one_is_called_so(tmp_path: Path) -> None:
+    def asked() -> str | None:
+        return question_of(manifests(), str(tmp_path / "a b*.jsonl"), "org/tiny", {}, [], 3).dataset.uri
+
+    assert asked() == f"{tmp_path.as_uri()}/a%20b*.jsonl"
+    (tmp_path / "a b*.jsonl").touch()
+    assert asked() == f"{tmp_path.as_uri()}/a%20b%2A.jsonl"
+
+
 def test_options_win_and_a_folder_is_a_model(tmp_path: Path) -> None:
     options = {
         "format": DatasetFormat.MESSAGES,

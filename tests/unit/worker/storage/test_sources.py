@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
@@ -232,7 +233,9 @@ def test_what_is_not_there_and_what_may_not_be_read_have_their_own_names(server:
         list(sources().pieces("http://user:secret@127.0.0.1/x"))
 
 
-@pytest.mark.parametrize("address", ["http://[::1/x", "https://[store]/x", "http://host:70000/x", "file://[x/y"])
+@pytest.mark.parametrize(
+    "address", ["http://[::1/x", "https://[store]/x", "http://host:70000/x", "file://[x/y"]
+)
 def test_what_is_no_address_is_a_mistake_in_the_spec(address: str) -> None:
     with pytest.raises(StorageError) as caught:
         list(sources().pieces(address))
@@ -324,6 +327,35 @@ def test_a_hubs_files_are_those_of_one_commit(
     hub: Server, uri: str, split: str | None, expected: list[str]
 ) -> None:
     assert sources(hub).find(uri, split) == [f"hf://datasets/acme/rows@c0ffee/{path}" for path in expected]
+
+
+def test_a_split_is_looked_for_in_paths_not_in_the_names_of_buckets_and_hosts(
+    server: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "train.jsonl").touch()
+    address = (tmp_path / "train.jsonl").as_uri()
+    assert sources().find(address, "train") == [address]
+    for uri in (
+        "s3://train/rows.jsonl",
+        "https://train.example/rows.jsonl?of=train",
+        address.replace("train.", "x."),
+    ):
+        with pytest.raises(ObjectNotFound, match="no file of split train matches"):
+            sources().find(uri, "train")
+    assert sources().find("https://host/rows/train.csv?x=1", "train") == ["https://host/rows/train.csv?x=1"]
+    hub_file = "hf://datasets/acme/rows/data/test-00000-of-00001.parquet"
+    server.files["/api/datasets/acme/rows/revision/main"] = json.dumps({"sha": "c0ffee"}).encode()
+    with pytest.raises(ObjectNotFound, match="no file of split train matches"):
+        sources(server).find(hub_file, "train")
+
+
+@pytest.mark.parametrize("spelt", ["{}/my rows/ü*.jsonl", "{}/my%20rows/%C3%BC*.jsonl", "{}/*/*.jsonl"])
+@pytest.mark.parametrize("host", ["", "localhost"])
+def test_a_pattern_of_local_files_may_be_spelt_as_people_do(tmp_path: Path, spelt: str, host: str) -> None:
+    file = tmp_path / "my rows" / "ü.jsonl"
+    file.parent.mkdir()
+    file.touch()
+    assert sources().find(f"file://{host}{spelt.format(tmp_path)}", None) == [file.as_uri()]
 
 
 def test_a_data_set_of_several_files_wants_a_split_rather_than_all_of_them(hub: Server) -> None:
