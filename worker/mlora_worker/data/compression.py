@@ -18,6 +18,7 @@ _OTHERS: Final = {
     b"PK\x03\x04": "zip",
     b"7z\xbc\xaf\x27\x1c": "7z",
     b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
 }
 
 
@@ -41,8 +42,8 @@ def unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
     for magic, name in _OTHERS.items():
         if start.startswith(magic):
             raise Undecodable(
-                f"is a {name} file; packed text may be gzip or zstd, and Parquet needs dataset.fileFormat: parquet or a "
-                "name that ends in .parquet"
+                f"is {name}, which is not read; packed text may be gzip or zstd, and Parquet needs dataset.fileFormat: "
+                "parquet or a name that ends in .parquet"
             )
     return whole
 

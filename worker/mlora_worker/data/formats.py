@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, Final
 
 from mlora_worker.data.errors import DataError
@@ -33,6 +34,8 @@ _SHAREGPT_ROLES = {
     "model": ASSISTANT,
     "system": SYSTEM,
 }
+_TOOL_COLUMNS = ("tools", "functions")  # the second is an older name
+_NO_TOOLS = ("", "[]", "{}", "null")  # as text, which many data sets have there
 _SHAREGPT_TOOL_ROLES = ("function_call", "observation", "tool", "function")
 # What serving engines and templates call an answer's thoughts when they stand beside it.
 _REASONING = ("reasoning_content", "reasoning", "thinking")
@@ -144,9 +147,9 @@ def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]
         case DatasetFormat.PROMPT_COMPLETION:
             return fields.prompt, fields.completion
         case DatasetFormat.MESSAGES:
-            return fields.messages, "tools"
+            return fields.messages, *_TOOL_COLUMNS
         case DatasetFormat.SHAREGPT:
-            return fields.conversations, fields.system, "tools"
+            return fields.conversations, fields.system, *_TOOL_COLUMNS
         case DatasetFormat.ALPACA:
             return fields.instruction, fields.input, fields.output, fields.system, "history"
         case DatasetFormat.TEXT:
@@ -162,11 +165,11 @@ def _turns(
     has_tools: bool,
 ) -> Turns | Drop:
     """Rules, in this order: 1. a malformed turn is invalid; 2. tools anywhere drop the row; 3. so do thoughts in a field
-    of their own; 4. an assistant turn without text drops it, wherever it stands; 5. what comes after the last answer is
-    cut.
+    of their own; 4. an assistant turn without text drops it, wherever it stands; 5. what comes after the last answer
+    that is learnt is cut.
     """
     turns: list[Turn] = []
-    blank = reasons = False
+    blank = reasons = weightless = False
     for number, message in enumerate(messages, start=1):
         where = f"turn {number}"
         if not isinstance(message, dict):
@@ -183,15 +186,26 @@ def _turns(
         if role == ASSISTANT and content is None:
             blank = True
             continue
-        turns.append(Turn(role, _text(content, f"{content_key} of {where}")))
+        learnt = role != ASSISTANT or _is_learnt(message.get("weight"), where)
+        weightless |= not learnt
+        turns.append(Turn(role, _text(content, f"{content_key} of {where}"), learnt))
         blank |= role == ASSISTANT and not turns[-1].content.strip()
     if has_tools:
         return Drop.TOOL_CALLS
     if reasons:
         return Drop.REASONING
-    while turns and turns[-1].role != ASSISTANT:
+    while turns and not (turns[-1].role == ASSISTANT and turns[-1].learnt):
         turns.pop()
-    return Drop.NO_ANSWER if blank or not turns else tuple(turns)
+    if blank or not turns:
+        return Drop.NO_ANSWER if blank or not weightless else Drop.ZERO_WEIGHT
+    return tuple(turns)
+
+
+def _is_learnt(weight: Any, where: str) -> bool:
+    """``weight`` is that of an answer: 0 or 1, as OpenAI's fine-tuning has it."""
+    if weight not in (None, 0, 1):
+        raise _Invalid(f"{where} has weight {json.dumps(weight, default=str)[:40]}; that of a turn is 0 or 1")
+    return weight is None or bool(weight)
 
 
 def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
@@ -202,7 +216,8 @@ def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
 
 
 def _has_tools(row: Row) -> bool:
-    return bool(row.get("tools"))
+    found = [row.get(name) for name in _TOOL_COLUMNS]
+    return any(one.strip() not in _NO_TOOLS if isinstance(one, str) else bool(one) for one in found)
 
 
 def _system_turn(row: Row, fields: DatasetFields) -> Turns:
@@ -234,7 +249,9 @@ def _weight(row: Row, name: str | None) -> float:
     value = _column(row, name, "weight")
     try:
         weight = (
-            float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+            float(value)
+            if isinstance(value, int | float | Decimal | str) and not isinstance(value, bool)
+            else None
         )
     except (ValueError, OverflowError):
         weight = None

@@ -54,7 +54,7 @@ class ChatTemplate:
         """Each conversation, with ``prompt`` or without."""
         given = [
             (
-                [{"role": role, "content": content} for role, content in turns],
+                [{"role": turn.role, "content": turn.content} for turn in turns],
                 {"tools": None, "documents": None, "add_generation_prompt": prompt, **self._named},
             )
             for turns, prompt in asked

@@ -31,7 +31,7 @@ class Drop(StrEnum):
     TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
     REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
     TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
-    ZERO_WEIGHT = "ZeroWeight"  # its weight is 0
+    ZERO_WEIGHT = "ZeroWeight"  # its weight is 0, or that of each of its answers
     TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
     NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off
 
@@ -39,12 +39,13 @@ class Drop(StrEnum):
 class Turn(NamedTuple):
     role: str  # system, user or assistant
     content: str
+    learnt: bool = True  # False: an answer that is context, and is not trained on
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
     line: int  # 1-based; of the row, where a file has no lines
-    turns: tuple[Turn, ...]  # the last is an assistant's
+    turns: tuple[Turn, ...]  # the last is an assistant's, and learnt
     weight: float = 1.0
 
 

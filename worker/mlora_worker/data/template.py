@@ -225,7 +225,9 @@ class ChatEncoder:
         return [
             place
             for place, turn in enumerate(turns)
-            if turn.role == ASSISTANT and (place == last or self._train_on is TrainOn.ALL_ANSWERS)
+            if turn.role == ASSISTANT
+            and turn.learnt
+            and (place == last or self._train_on is TrainOn.ALL_ANSWERS)
         ]
 
     def _renderings_of(self, chat: Chat) -> list[tuple[Sequence[Turn], bool]]:

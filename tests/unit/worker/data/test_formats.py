@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.formats import read_rows
+from mlora_worker.data.formats import columns_of, read_rows
 from mlora_worker.data.records import json_lines
 from mlora_worker.data.rows import Chat, Drop, Dropped, Text, Turn
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
@@ -108,6 +108,36 @@ def test_a_row_that_defines_tools_is_dropped_because_its_prompt_could_not_be_ren
     assert rows([line], MESSAGES) == [Dropped(1, Drop.TOOL_CALLS)]
 
 
+@pytest.mark.parametrize("name", ["tools", "functions"])
+@pytest.mark.parametrize(
+    ("value", "defines"),
+    [("[]", False), (" ", False), ("null", False), ([], False), ("[{}]", True), ([{}], True)],
+)
+def test_tools_are_defined_by_either_name_and_text_that_lists_none_defines_none(
+    name: str, value: object, defines: bool
+) -> None:
+    found = one(MESSAGES, messages=[user(), assistant()], **{name: value})
+    assert isinstance(found, Dropped if defines else Chat)
+    assert name in columns_of(MESSAGES, DEFAULT)
+
+
+def test_an_answer_of_weight_0_is_context_and_is_not_learnt() -> None:
+    early = Turn("assistant", "hello", learnt=False)
+    whole = [
+        user(),
+        assistant(weight=0),
+        user(),
+        assistant("yes", weight=1),
+        user(),
+        assistant("no", weight=0),
+    ]
+    assert chat(*whole) == [
+        Chat(1, (Turn("user", "hi"), early, Turn("user", "hi"), Turn("assistant", "yes")))
+    ]
+    assert chat(user(), assistant(weight=0), user()) == [Dropped(1, Drop.ZERO_WEIGHT)]
+    assert chat(user(), assistant(weight=None)) == [Chat(1, (Turn("user", "hi"), Turn("assistant", "hello")))]
+
+
 @pytest.mark.parametrize("answer", ["null", '""', '" "'])
 def test_an_empty_completion_is_dropped(answer: str) -> None:
     assert rows([b'{"prompt": "a", "completion": ' + answer.encode() + b"}"]) == [Dropped(1, Drop.NO_ANSWER)]
@@ -144,6 +174,7 @@ def test_an_invalid_row_names_the_file_the_line_and_the_flaw(line: bytes, told: 
         ([user(None), assistant()], "content of turn 1 is null, not text"),
         ([user([{"type": "text", "text": "hi"}]), assistant()], "content of turn 1 is a list, not text"),
         ([user(), assistant(3)], "content of turn 2 is a number, not text"),
+        ([user(), assistant("x", weight=0.5)], "turn 2 has weight 0.5; that of a turn is 0 or 1"),
     ],
 )
 def test_an_invalid_turn_is_named(turns: object, told: str) -> None:

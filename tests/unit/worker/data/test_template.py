@@ -339,6 +339,17 @@ def test_what_is_supervised_is_what_the_task_trains_on(
     assert supervised(tokenizer, row) == told
 
 
+def test_an_answer_that_shall_not_be_learnt_is_context_like_a_prompt(make_tokenizer: MakeTokenizer) -> None:
+    tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
+    turns = [Turn(role, text, learnt=text != "two") for role, text in ROUNDS]
+    (row,) = ChatEncoder(tokenizer, TrainOn.ALL_ANSWERS).encode([Chat(1, tuple(turns))])
+    assert supervised(tokenizer, row) == "four<|im_end|>"
+    (whole,) = ChatEncoder(tokenizer, TrainOn.ALL_ANSWERS).encode([chat(*ROUNDS)])
+    assert isinstance(row, Encoded)
+    assert isinstance(whole, Encoded)
+    assert row.ids.tolist() == whole.ids.tolist()
+
+
 def test_a_template_that_hides_earlier_thoughts_will_do_for_the_last_answer_alone(
     make_tokenizer: MakeTokenizer,
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hypothesis import strategies as st
 
 from mlora_worker.data.cache import RowCache
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.formats import columns_of
+from mlora_worker.data.formats import columns_of, read_rows
 from mlora_worker.data.prepare import Prepared, prepare
+from mlora_worker.data.rows import Chat, Record
 from mlora_worker.data.token_rows import MemoryWriter, TokenRow, labels_of, rows_digest
 from mlora_worker.data.weights import relative_weights, weighted_sum
 from mlora_worker.protocol import (
@@ -96,6 +98,13 @@ def test_a_column_that_is_not_there_says_where_to_name_it(tokenizer: Any) -> Non
 def test_the_column_is_read_of_files_of_columns_too(format: DatasetFormat) -> None:
     assert "w" in columns_of(format, DatasetFields(weight="w"))
     assert None not in columns_of(format, DatasetFields())
+
+
+def test_parquet_may_have_weights_as_decimals() -> None:
+    row = Record(1, {"prompt": "a", "completion": "b", "w": Decimal("1.5")})
+    (found,) = read_rows([row], DatasetFormat.PROMPT_COMPLETION, DatasetFields(weight="w"), "rows.parquet")
+    assert isinstance(found, Chat)
+    assert found.weight == 1.5
 
 
 def test_csv_has_weights_as_text(tokenizer: Any) -> None:
