@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
@@ -77,10 +78,14 @@ def parse_manifest(content: bytes) -> Manifest:
             ),
             content=content,
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise AdapterCorrupt(f"{MANIFEST_NAME} is not an adapter's manifest: {error!r}") from error
+    for name, times in Counter(file.name for file in manifest.files).items():
+        if times > 1:
+            raise AdapterCorrupt(f"{MANIFEST_NAME} names {name} twice")
     for file in manifest.files:
-        if PurePosixPath(file.name).name != file.name or file.name in (MANIFEST_NAME, "..", "."):
+        outside = ("", "..", ".", MANIFEST_NAME)
+        if PurePosixPath(file.name).name != file.name or file.name in outside or "\0" in file.name:
             raise AdapterCorrupt(f"{MANIFEST_NAME} names a file outside of the adapter: {file.name!r}")
         if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
             raise AdapterCorrupt(f"{MANIFEST_NAME} has no size or no SHA-256 for {file.name}")

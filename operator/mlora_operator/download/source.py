@@ -52,13 +52,23 @@ class Source(Protocol):
 
 def open_source(uri: str, access: Access) -> Source:
     """The adapter's place. Raises ValueError for an address that is neither s3:// nor file://."""
-    parts = urlsplit(uri)
-    if parts.scheme == "s3" and parts.netloc:
-        _, _, key = uri.removeprefix("s3://").partition("/")
-        return _Bucket(parts.netloc, key.strip("/"), access)
-    if parts.scheme == "file" and parts.path.startswith("/"):
-        return _Folder(Path(unquote(parts.path)))
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if uri.startswith("s3://") and bucket:
+        return _Bucket(bucket, key.strip("/"), access)
+    folder = _folder_of(uri) if uri.startswith("file://") else None
+    if folder is not None:
+        return _Folder(folder)
     raise ValueError(f"{uri!r} is no address of an adapter: write s3://bucket/prefix or file:///folder")
+
+
+def _folder_of(uri: str) -> Path | None:
+    """None where it is no absolute path; a name may have # in it."""
+    try:
+        parts = urlsplit(uri, allow_fragments=False)
+    except ValueError:
+        return None
+    good = parts.netloc in ("", "localhost") and parts.path.startswith("/") and not parts.query
+    return Path(unquote(parts.path)) if good else None
 
 
 class _Folder:
@@ -118,6 +128,7 @@ class _Bucket:
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         from botocore import exceptions
+        from urllib3.exceptions import HTTPError
 
         key = f"{self._prefix}/{name}" if self._prefix else name
         part = {"Range": f"bytes={start}-"} if start else {}
@@ -125,7 +136,8 @@ class _Bucket:
             answer = self._client.get_object(Bucket=self._bucket, Key=key, **part)
             body = answer["Body"]
             if start and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
-                body.read(start)  # a store that knows no ranges sends everything
+                for size in _pieces_of(start):  # a store that knows no ranges sends everything
+                    body.read(size)
             yield from body.iter_chunks(PIECE)
         except exceptions.ClientError as error:
             raise self._explained(error, key) from error
@@ -137,6 +149,11 @@ class _Bucket:
             exceptions.HTTPClientError,
             exceptions.ConnectionError,
             exceptions.IncompleteReadError,
+            # The SDK lets these through where a connection breaks in the body of an answer.
+            HTTPError,
+            ConnectionResetError,
+            ConnectionAbortedError,
+            BrokenPipeError,
         ) as error:
             raise StoreSilent(f"the store {self._where} does not answer: {error}") from error
         except exceptions.BotoCoreError as error:
@@ -152,6 +169,12 @@ class _Bucket:
         if code == "InvalidRange":  # the object became shorter than what a former try had got of it
             return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest says")
         return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")
+
+
+def _pieces_of(size: int) -> Iterator[int]:
+    yield from [PIECE] * (size // PIECE)
+    if size % PIECE:
+        yield size % PIECE
 
 
 def _certificates(text: str | None) -> str | None:

@@ -52,6 +52,9 @@ def test_fields_of_a_later_worker_are_kept() -> None:
         ({"files": [{"name": "a", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
         ({"files": [{"name": "a", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a"),
         ({"files": [{"name": "a", "bytes": -1, "sha256": "0" * 64}]}, "no size"),
+        ({"files": [{"name": "", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
+        ({"files": [{"name": "a\0b", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
+        ({"files": [{"name": "a", "bytes": 1, "sha256": "0" * 64}] * 2}, "names a twice"),
         ({"files": [{"name": "manifest.json", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
     ],
 )
@@ -59,3 +62,9 @@ def test_what_cannot_be_trusted_is_refused(change: dict[str, object], words: str
     content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | change)
     with pytest.raises(AdapterCorrupt, match=words):
         parse_manifest(content.encode())
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"taskUid": ' * 100_000])
+def test_what_is_no_manifest_is_refused(content: bytes) -> None:
+    with pytest.raises(AdapterCorrupt, match="not an adapter's manifest"):
+        parse_manifest(content)

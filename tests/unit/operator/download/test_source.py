@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlora_operator.download import Access, open_source
+from mlora_operator.download.source import PIECE
 
 
 @pytest.fixture(autouse=True)
@@ -66,3 +68,36 @@ def test_a_stores_own_certificates_are_given_as_a_file() -> None:
     verify = client(Access("https://store", ca_certificate="PEM", **KEYS))._endpoint.http_session._verify
     assert Path(verify).read_text() == "PEM"
     assert client(Access("https://store", **KEYS))._endpoint.http_session._verify is True
+
+
+def test_of_a_store_that_knows_no_ranges_what_is_there_already_is_passed_over_in_pieces() -> None:
+    whole, sizes = io.BytesIO(b"x" * (3 * PIECE + 5) + b"rest"), list[int]()
+
+    class Body:
+        def read(self, size: int) -> bytes:
+            sizes.append(size)
+            return whole.read(size)
+
+        def iter_chunks(self, size: int) -> Any:
+            yield whole.read(size)
+
+    class Client:
+        def get_object(self, **_: Any) -> Any:
+            return {"Body": Body(), "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    source: Any = open_source("s3://bucket/a", Access(**KEYS))
+    source._client = Client()
+    assert b"".join(source.read("weights", 3 * PIECE + 5)) == b"rest"
+    assert max(sizes) == PIECE
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    for name in ("a#b", "a?b", "a b", "ü"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x")
+        assert b"".join(open_source(folder.as_uri(), Access()).read("file")) == b"x"
+    assert b"".join(open_source(f"file://{tmp_path}/a#b", Access()).read("file")) == b"x"
+    for other in ("file://host/a", f"file://{tmp_path}/a?b", "file://[x/a", "s3://", "relative"):
+        with pytest.raises(ValueError, match="no address of an adapter"):
+            open_source(other, Access())
