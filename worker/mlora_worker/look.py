@@ -34,8 +34,8 @@ def look(question: LookQuestion) -> LookAnswer:
     """Never raises for what is wrong with model or rows: that is the answer."""
     access = question.storage
     try:
-        store = users_store(access)
-        remote = users_remote(access, question.hub_endpoint)
+        store = users_store(question.model_storage)
+        remote = users_remote(question.model_storage, question.hub_endpoint)
         folder = open_model(store, question.model, Path(question.cache_dir), remote).folder()
         tokenizer = load_tokenizer(folder)
         source = open_sources(

@@ -835,9 +835,8 @@ class LookQuestion(Message):
     """Rows as one task would train on them. Keys may be in it: it travels through a pipe, never as arguments."""
 
     model: ModelSource  # of it, the tokenizer alone is read
-    storage: StorageAccess = (
-        StorageAccess()
-    )  # of model and rows; without keys, the identity that the SDK finds
+    model_storage: StorageAccess = StorageAccess()  # without keys, the identity that the SDK finds
+    storage: StorageAccess = StorageAccess()  # of the rows, in the same way
     hub_endpoint: str = HUB_ENDPOINT
     cache_dir: str = "/tmp/mlora"
     dataset: Dataset

@@ -5,6 +5,7 @@ The process runs where its user is, and as the user: it may read files, and take
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,6 +18,7 @@ from mlora_worker.protocol import Failure, FailureReason, Message, StorageAccess
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import RemoteAccess
 from mlora_worker.storage.s3 import PATIENT, Patience
+from mlora_worker.storage.s3_client import Manners
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 
 Question = TypeVar("Question", bound=Message)
@@ -42,10 +44,21 @@ def users_store(
     missing: FailureReason = FailureReason.INVALID_SPEC,
 ) -> Store:
     """With the keys of ``access``, or without any there with those of the machine. ``missing``: the reason of what is not
-    there."""
+    there. The endpoint may come from the environment, as the AWS tools read it: known here, since it decides how a bucket
+    is addressed.
+    """
+    found = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    if access.endpoint is None:
+        access = access.model_copy(update={"endpoint": next(filter(None, found), None)})
     if access.access_key is None:
         return open_store_from_files(
-            access.endpoint, access.region, None, allow_files=True, patience=patience, missing=missing
+            access.endpoint,
+            access.region,
+            None,
+            allow_files=True,
+            patience=patience,
+            missing=missing,
+            manners=Manners(access.addressing, access.checksums),
         )
     return open_store(access, allow_files=True, patience=patience, missing=missing)
 

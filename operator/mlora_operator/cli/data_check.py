@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 from rich.text import Text
 
+from mlora_operator.api.meta import Storage
 from mlora_operator.api.problem import describe
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError, stdout
+from mlora_operator.local.access import access_to
 from mlora_operator.local.manifests import Manifests
 from mlora_operator.local.survey import SurveyFailed, look
 from mlora_worker.protocol import (
@@ -24,6 +26,7 @@ from mlora_worker.protocol import (
     LookAnswer,
     LookQuestion,
     ModelSource,
+    StorageAccess,
     Training,
 )
 
@@ -31,10 +34,18 @@ _BAR = 40  # characters of the longest
 
 
 def question_of(
-    manifests: Manifests, data: str, model: str, options: Mapping[str, Any], fields: Sequence[str], show: int
+    manifests: Manifests,
+    data: str,
+    model: str,
+    options: Mapping[str, Any],
+    fields: Sequence[str],
+    show: int,
+    *,
+    s3_endpoint: str | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> LookQuestion:
-    """Settings come from the files' only LoRATask, if there is one; ``options`` (camelCase) and ``fields`` (name=column)
-    win over them. Raises CommandError.
+    """Settings and the rows' store come from the files' only LoRATask, if there is one; ``options`` (camelCase) and
+    ``fields`` (name=column) win over them. ``s3_endpoint`` instead of every one in the files. Raises CommandError.
     """
     tasks = manifests.tasks
     spec = tasks[0].spec if len(tasks) == 1 else None
@@ -60,22 +71,31 @@ def question_of(
             "the task's chat template lies in a ConfigMap, which is not read here: give it with --chat-template FILE",
             exit_codes.INVALID,
         )
-    for field in fields:
-        name, equals, column = field.partition("=")
+    for one in fields:
+        name, equals, column = one.partition("=")
         if not equals:
             raise CommandError(
-                f"--field {field}: write NAME=COLUMN, such as prompt=question", exit_codes.INVALID
+                f"--field {one}: write NAME=COLUMN, such as prompt=question", exit_codes.INVALID
             )
         settings.setdefault("fields", {})[name] = column
     uri = data if "://" in data else _address_of(Path(data))
     base = _base_of(manifests, model)
+    caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+    def access(storage: Storage, namespace: str) -> StorageAccess:
+        reference = storage.secret_ref
+        keys = _secret(manifests, namespace, reference.name) if reference is not None else None
+        return access_to(storage, keys, environment, s3_endpoint)
+
     try:
         return LookQuestion(
             model=ModelSource(name=model, uri=base.uri, revision=base.revision),
+            model_storage=access(base.storage, base.namespace),
+            storage=access(spec.storage, tasks[0].place.namespace)
+            if spec is not None
+            else access(Storage(), ""),
             hub_endpoint=base.hub_endpoint,
-            cache_dir=str(
-                Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora-operator"
-            ),
+            cache_dir=str(caches / "mlora-operator"),
             dataset=Dataset.model_validate({**settings, "uri": uri}),
             training=Training.model_validate(training),
             show=show,
@@ -151,6 +171,15 @@ class _Base:
     uri: str
     revision: str | None = None
     hub_endpoint: str = HUB_ENDPOINT
+    storage: Storage = field(default_factory=Storage)
+    namespace: str = ""
+
+
+def _secret(manifests: Manifests, namespace: str, name: str) -> Mapping[str, str] | None:
+    for secret in manifests.secrets:
+        if (secret.place.namespace, secret.place.name) == (namespace, name):
+            return secret.data
+    return None
 
 
 def _base_of(manifests: Manifests, model: str) -> _Base:
@@ -158,7 +187,8 @@ def _base_of(manifests: Manifests, model: str) -> _Base:
     for pipeline in manifests.pipelines:
         spec = pipeline.spec
         if spec.model.name == model:
-            return _Base(spec.model.uri, spec.model.revision, spec.worker.hub_endpoint or HUB_ENDPOINT)
+            hub = spec.worker.hub_endpoint or HUB_ENDPOINT
+            return _Base(spec.model.uri, spec.model.revision, hub, spec.storage, pipeline.place.namespace)
     if "://" in model:
         return _Base(model)
     if Path(model).is_dir():

@@ -19,6 +19,7 @@ from mlora_operator.cli.output import CommandError, Output, print_json, stderr, 
 from mlora_operator.cli.plan_view import as_json, lines
 from mlora_operator.cli.run import models_of, world_of
 from mlora_operator.cli.validate import read_texts
+from mlora_operator.local.access import access_to
 from mlora_operator.local.adapt import Device, Dtype, Wishes
 from mlora_operator.local.fits import Known, beside_models
 from mlora_operator.local.forecast import Memory, PipelineForecast, forecast
@@ -27,8 +28,8 @@ from mlora_operator.local.manifests import Manifests, PipelineManifest, read_man
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
 from mlora_operator.memory.origin import named_origin, origin_of
-from mlora_operator.reconcile.accept import ACCESS_KEY, HUB_TOKEN, SECRET_KEY, SESSION_TOKEN, storage_access
-from mlora_operator.reconcile.snapshot import Key, SecretData, Task
+from mlora_operator.reconcile.accept import storage_access
+from mlora_operator.reconcile.snapshot import Key, Task
 from mlora_worker.protocol import (
     HUB_ENDPOINT,
     ModelSource,
@@ -172,7 +173,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
     return SurveyQuestion(
         model=ModelSource.model_validate(spec.model.model_dump()),
         stages=spec.stages,
-        storage=_access(spec.storage.endpoint, spec.storage.region, keys),
+        storage=access_to(spec.storage, keys, os.environ),
         hub_endpoint=spec.worker.hub_endpoint or HUB_ENDPOINT,
         cache_dir=str(_models_folder()),
         sample_rows=rows,
@@ -196,21 +197,6 @@ def _storage(task: Task, found: Service) -> StorageAccess | None:
     if any(uri.startswith("file://") for uri in task.spec.dataset.addresses):
         return StorageAccess()
     return storage_access(task, found.secrets)
-
-
-def _access(endpoint: str | None, region: str, keys: SecretData | None) -> StorageAccess:
-    """Without keys, the identity that the environment gives."""
-    held = keys or {}
-    return StorageAccess.model_validate(
-        {
-            "endpoint": endpoint,
-            "region": region,
-            "accessKey": held.get(ACCESS_KEY, "").strip() or None,
-            "secretKey": held.get(SECRET_KEY, "").strip() or None,
-            "sessionToken": held.get(SESSION_TOKEN, "").strip() or None,
-            "hubToken": held.get(HUB_TOKEN, "").strip() or None,
-        }
-    )
 
 
 def _forecast(

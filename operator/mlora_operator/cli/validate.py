@@ -45,6 +45,10 @@ def validate(
     max_seq_length: Annotated[
         int | None, typer.Option(min=2, help="With --data: as training.maxSeqLength.")
     ] = None,
+    s3_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="With --data: S3 endpoint, instead of every one in the files."),
+    ] = None,
     show: Annotated[int, typer.Option(min=0, max=100, help="With --data: rows to show.")] = 3,
 ) -> None:
     """Check manifests of LoRATasks, LoRAPipelines and Secrets without a cluster.
@@ -67,7 +71,8 @@ def validate(
             "maxSeqLength": max_seq_length,
             "chatTemplate": read_texts([str(chat_template)])[0][1] if chat_template is not None else None,
         }
-        answer = looked_at(question_of(manifests, data, model, options, field or [], show))
+        question = question_of(manifests, data, model, options, field or [], show, s3_endpoint=s3_endpoint)
+        answer = looked_at(question)
     failure = answer.failure if answer is not None else None
     if output is Output.JSON:
         looked = {"data": answer.model_dump(by_alias=True, mode="json", exclude_none=True)} if answer else {}

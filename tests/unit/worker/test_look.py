@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mlora_worker.look import look
-from mlora_worker.protocol import Dataset, FailureReason, LookAnswer, LookQuestion, ModelSource, Training
+from mlora_worker.protocol import (
+    Dataset,
+    FailureReason,
+    LookAnswer,
+    LookQuestion,
+    ModelSource,
+    StorageAccess,
+    Training,
+)
+from mlora_worker.question import users_store
 
 
 def ask(model: Path, *rows: tuple[str, str], show: int = 2, **training: int) -> LookAnswer:
@@ -61,3 +73,24 @@ def test_rows_that_are_not_there_are_told_as_such(tiny_model: Path, tmp_path: Pa
     absent = ask(tmp_path / "no-model", ("a", "b")).failure
     assert absent is not None
     assert absent.reason is FailureReason.INVALID_SPEC
+
+
+@pytest.mark.parametrize(
+    ("access", "endpoint", "style"),
+    [
+        ({}, "http://environment:1", "path"),
+        ({"endpoint": "http://file:2"}, "http://file:2", "path"),
+        ({"endpoint": "http://file:2", "addressing": "virtual"}, "http://file:2", "virtual"),
+        ({"accessKey": "k", "secretKey": "s"}, "http://environment:1", "path"),
+    ],
+)
+def test_stores_are_addressed_as_the_files_say_or_else_the_environment(
+    monkeypatch: pytest.MonkeyPatch, access: dict[str, str], endpoint: str, style: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://environment:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    store: Any = users_store(StorageAccess.model_validate(access))._of("s3://b/k")  # type: ignore[attr-defined]
+    assert store.origin("s3://b/k") == endpoint
+    with store._calling("read", "s3://b/k") as client:
+        assert client.meta.config.s3["addressing_style"] == style

@@ -62,6 +62,51 @@ def test_stars_in_a_path_stand_for_files_unless_one_is_called_so(tmp_path: Path)
     assert asked() == f"{tmp_path.as_uri()}/a%20b%2A.jsonl"
 
 
+STORES = """
+apiVersion: mlora.dev/v1alpha1
+kind: LoRAPipeline
+metadata: {name: toy, namespace: platform}
+spec:
+  model: {name: org/tiny, uri: "s3://models/tiny"}
+  stages: 1
+  storage: {endpoint: "https://models:1", addressing: virtual, secretRef: {name: keys}}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: keys, namespace: platform}
+stringData: {AWS_ACCESS_KEY_ID: " m\n", AWS_SECRET_ACCESS_KEY: ms, HF_TOKEN: t1, ca.crt: PEM}
+---
+apiVersion: mlora.dev/v1alpha1
+kind: LoRATask
+metadata: {name: t1, namespace: team}
+spec:
+  baseModel: org/tiny
+  dataset: {uri: "s3://b/rows.csv"}
+  output: {uri: "s3://b/out"}
+  storage: {endpoint: "http://rows:2", region: eu, secretRef: {name: keys}}
+"""
+
+
+def test_stores_are_those_of_the_files_with_the_keys_of_their_secrets_or_of_the_machine() -> None:
+    here = {"HF_TOKEN": "t2"}
+    question = question_of(manifests(STORES), "s3://b/r", "org/tiny", {}, [], 3, environment=here)
+    model, rows = question.model_storage, question.storage
+    assert (model.endpoint, model.addressing, model.ca_certificate) == ("https://models:1", "virtual", "PEM")
+    assert model.access_key is not None
+    assert model.access_key.get_secret_value() == "m"
+    assert (rows.endpoint, rows.region, rows.access_key) == (
+        "http://rows:2",
+        "eu",
+        None,
+    )  # its Secret is not there
+    assert [one.hub_token and one.hub_token.get_secret_value() for one in (model, rows)] == ["t1", "t2"]
+    asked = question_of(
+        manifests(STORES), "s3://b/r", "org/tiny", {}, [], 3, s3_endpoint="http://here:3", environment={}
+    )
+    assert asked.model_storage.endpoint == asked.storage.endpoint == "http://here:3"
+    assert asked.storage.hub_token is None
+
+
 def test_options_win_and_a_folder_is_a_model(tmp_path: Path) -> None:
     options = {
         "format": DatasetFormat.MESSAGES,
