@@ -17,6 +17,8 @@ from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
 from mlora_worker.data.token_rows import TokenRow, TokenRows
 from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.model.architecture import read_config
+from mlora_worker.model.errors import ModelError
 from mlora_worker.protocol import FailureReason, HistogramBar, LookAnswer, LookQuestion, ShownPart
 from mlora_worker.question import ALL_NETWORKS, failure_of, reply, users_remote, users_store
 from mlora_worker.storage.errors import StorageError
@@ -44,10 +46,10 @@ def look(question: LookQuestion) -> LookAnswer:
             allowed_networks=ALL_NETWORKS,
             hub_endpoint=question.hub_endpoint,
         )
-        limit = question.training.max_seq_length
+        longest = int(read_config(folder).max_position_embeddings)
         template = question.dataset.chat_template
-        prepared = prepare(question.dataset, question.training, tokenizer, source, limit, template=template)
-    except (DataError, StorageError) as error:
+        prepared = prepare(question.dataset, question.training, tokenizer, source, longest, template=template)
+    except (DataError, ModelError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))
     rows = prepared.rows
     return LookAnswer(

@@ -57,6 +57,13 @@ def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path
     assert "config.json is missing" in failure.message
 
 
+def test_rows_longer_than_the_model_takes_are_told_as_the_task_would_be(tiny_model: Path) -> None:
+    failure = ask(tiny_model, ("a", "b"), length=513).failure
+    assert failure is not None
+    assert failure.reason is FailureReason.INVALID_SPEC
+    assert "the base model takes 512 tokens" in failure.message
+
+
 def test_rows_that_are_not_there_are_told_as_such(tiny_model: Path, tmp_path: Path) -> None:
     for place, words in ((tmp_path / "none.jsonl", "does not exist"), (tmp_path, "is a folder")):
         answer = look(
