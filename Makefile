@@ -64,8 +64,8 @@ audit: ## Known vulnerabilities of the pinned packages, as PyPI tells them (need
 
 .PHONY: unit
 unit: setup ## Tests of pure code
-	@# Tensors of tests are tiny: a second thread costs more than it gives.
-	OMP_NUM_THREADS=1 $(PYTEST) tests/unit
+	@# Tensors of tests are tiny: a second thread costs more than it gives, a second process does not.
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=worksteal tests/unit
 
 .PHONY: integration
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks

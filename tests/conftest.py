@@ -1,6 +1,7 @@
 """Fixtures for all tests; each file of ``tests/fixtures`` has one kind."""
 
 pytest_plugins = [
+    "tests.fixtures.bench_rows",
     "tests.fixtures.browser",
     "tests.fixtures.cluster",
     "tests.fixtures.models",

@@ -73,9 +73,9 @@ def test_patterns_mean_what_they_mean_in_re(pattern: str, path: str) -> None:
     ],
 )
 def test_no_pattern_runs_for_ever(pattern: str, matches: bool) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert compile_pattern(pattern).fullmatch("a" * 60) is matches
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 import torch
 
 from bench.launches import CountOperators, Launches, compare, count_compiled, profiled_events, show
 from mlora_worker.lora.cpu_kernels import add_masked, masked
 from mlora_worker.lora.dropout import dropout_mask, token_keys
+
+pytestmark = pytest.mark.integration
 
 
 def work() -> None:

@@ -19,6 +19,8 @@ from mlora_worker.data.prepare import TokenRow
 MakeRows = Callable[[int], list[TokenRow]]
 TASKS, BATCH = 3, 2
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> None:

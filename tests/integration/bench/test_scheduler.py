@@ -11,6 +11,8 @@ from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
 from bench.scheduling.trace import BUDGET, trace
 from mlora_operator.scheduling.simulate import SimMemory, SimTask
 
+pytestmark = pytest.mark.integration
+
 
 def bound(*tasks: SimTask) -> float:
     memory = SimMemory({task.uid: task for task in tasks}, budget=10)

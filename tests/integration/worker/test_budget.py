@@ -14,6 +14,8 @@ from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.pipeline.budget import OWN_GROWTH, limit_memory
 from mlora_worker.pipeline.faults import is_out_of_memory
 
+pytestmark = pytest.mark.integration
+
 CPU = torch.device("cpu")
 MIB = 2**20
 
