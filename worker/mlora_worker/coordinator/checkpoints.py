@@ -247,6 +247,10 @@ class Checkpoints:
                 task.restart()
             else:
                 task.restoration = made
+                if task.state is None:
+                    # What the store has. The step that was known of it may be another one: the newest file was damaged, or
+                    # a former run was still writing one. Else the task would wait for a step that is not to come.
+                    task.stored_step = made.progress.step
             self._on_change()
 
     def _not_restored(self, task: TaskRun, error: Exception) -> None:

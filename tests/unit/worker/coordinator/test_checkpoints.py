@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import pytest
 import torch
 
 from mlora_worker.coordinator.checkpoints import Checkpoints
@@ -23,6 +24,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
+from mlora_worker.storage.checkpoint import TaskState, write_checkpoint
 from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
@@ -117,3 +119,23 @@ def test_while_one_is_in_writing_and_nothing_is_refused_the_next_one_waits() -> 
     assert not task.checkpoint_is_due
     task.writing = False
     assert task.checkpoint_is_due
+
+
+@pytest.mark.parametrize(
+    "found", [2, 6], ids=["the newest one was damaged", "an earlier owner wrote one more"]
+)
+def test_a_task_that_found_another_checkpoint_than_was_known_is_preempted_once_it_has_left(
+    tmp_path: Path, found: int
+) -> None:
+    play = Play(tmp_path)
+    play.refuses, play.task.in_stream = False, False
+    play.task.steps_done = play.task.taken_step = play.task.stored_step = 4  # as it was at the start
+    tensors = {f"parameters.{Q}": torch.zeros(2, 2)}
+    progress = play.task.progress().model_copy(update={"step": found})
+    write_checkpoint(cast(Store, play.store), PLACE, TaskState(progress, tensors))
+    play.checkpoints.want(play.task)
+    assert play.task.restoration is not None
+    play.task.resume(play.task.restoration)
+    assert play.task.report().checkpoint_step == found
+    play.task.step_out()
+    assert play.task.phase is TaskPhase.PREEMPTED
