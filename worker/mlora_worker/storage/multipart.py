@@ -16,12 +16,12 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
-from mlora_worker.storage.s3_errors import code_of, is_missing
+from mlora_worker.storage.s3_errors import code_of, is_missing, is_passing, status_of
 
 PART = 16 * 2**20  # bytes of one part; S3 wants at least 5 MiB
 MOST_PARTS = 10_000  # S3's limit
 
-_PASSING = {401, 403, 500, 502, 503, 504}
+_KEYS = {401, 403}  # that have expired, or lack a right: new ones may come
 
 
 def part_size(size: int, part: int) -> int:
@@ -69,7 +69,7 @@ def _pieces(path: Path, part: int) -> Iterator[bytes]:
 
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, ClientError):
-        return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in _PASSING
+        return status_of(error) in _KEYS or is_passing(error)
     return isinstance(error, ConnectionError | HTTPClientError)
 
 

@@ -45,7 +45,12 @@ _FULL = {  # AWS has no quotas; these are the words of Ceph, MinIO, SeaweedFS an
     "507",
 }
 _TOO_LARGE = {"EntityTooLarge", "413"}
-_PASSING = {500, 502, 503, 504}  # another attempt may work; 501 says that the store will never do it
+# Another attempt may work; 501 says that the store will never do it.
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+_PASSING_CODES = {
+    "RequestTimeout",
+    "RequestTimeoutException",
+}  # S3 itself answers 400 to a body that came too slowly
 
 
 def code_of(error: ClientError) -> str:
@@ -54,6 +59,16 @@ def code_of(error: ClientError) -> str:
 
 def is_missing(error: ClientError) -> bool:
     return code_of(error) in _MISSING
+
+
+def is_passing(error: ClientError) -> bool:
+    """The store is busy, or away for a moment."""
+    return status_of(error) in _PASSING or code_of(error) in _PASSING_CODES
+
+
+def status_of(error: ClientError) -> int:
+    """Of HTTP; 0 where the error is none of an answer."""
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 def explain(
@@ -106,7 +121,7 @@ def _answered(
     secrets: Collection[str | None],
 ) -> StorageError:
     code = code_of(error)
-    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    status = status_of(error)
     if code == "NoSuchBucket":
         bucket = s3_address(uri).bucket
         return ObjectNotFound(
@@ -155,7 +170,7 @@ def _answered(
             f"cannot {action} {uri}: {where} says the region is wrong; set storage.region",
         )
     told = f"cannot {action} {uri}: {where} answered {status} {code}{quoted}"
-    if action == "write" and status not in _PASSING:
+    if action == "write" and not is_passing(error):
         return StorageError(FailureReason.UPLOAD_FAILED, told)
     return StoreUnreachable(told)
 

@@ -48,7 +48,8 @@ class OddServer(ThreadingHTTPServer):
         self.keys_seen: list[str] = []
         self.broken_bodies = 1
         self.forgets = ""  # an upload that it lists and does not know
-        self.away_at_part: int | None = None  # it answers 503 there
+        self.away_at_part: int | None = None  # it answers ``away_with`` there
+        self.away_with = 503
         self.scheme = "http"
 
     @property
@@ -118,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.oddity == "breaks at part 2" and number == 2:
             self._refuse(400, "EntityTooSmall")
         elif number == self.server.away_at_part:
-            self._refuse(503, "SlowDown")
+            self._refuse(self.server.away_with, "SlowDown")
         elif upload not in self.server.uploads or upload == self.server.forgets:
             self._refuse(404, "NoSuchUpload")
         else:
@@ -409,10 +410,11 @@ def parts_sent(server: OddServer) -> list[str]:
     return [path.partition("partNumber=")[2][0] for method, path in server.requests if "partNumber=" in path]
 
 
-def test_an_upload_that_broke_off_goes_on_with_the_parts_that_are_missing(big: Path) -> None:
+@pytest.mark.parametrize("status", [503, 429])
+def test_an_upload_that_broke_off_goes_on_with_the_parts_that_are_missing(big: Path, status: int) -> None:
     with odd_server("digests") as server:
-        server.away_at_part = 3
-        with pytest.raises(StoreUnreachable, match="answered 503"):
+        server.away_at_part, server.away_with = 3, status
+        with pytest.raises(StoreUnreachable, match=f"answered {status}"):
             store_of(server).write_file(f"s3://bucket/{KEY}", big)
         assert sorted(server.uploads["1"]) == [1, 2], "what is there stays for the next try"
         server.away_at_part = None

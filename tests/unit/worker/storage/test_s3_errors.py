@@ -104,6 +104,17 @@ def test_a_refused_write_is_an_upload_that_failed(status: int) -> None:
     assert f"cannot write s3://data/rows.jsonl: {URL} answered {status} Refused" in message
 
 
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("SlowDown", 429), ("TooManyRequests", 429), ("RequestTimeout", 400), ("408", 408), ("SlowDown", 503)],
+)
+@pytest.mark.parametrize("action", ["read", "write"])
+def test_a_store_that_is_busy_is_asked_again_whatever_was_asked(code: str, status: int, action: str) -> None:
+    reason, message = told(answered(code, status), action)
+    assert reason == "StorageUnreachable"
+    assert f"answered {status} {code}" in message
+
+
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "Other"])
 def test_keys_that_the_store_quotes_are_blotted_out(code: str) -> None:
     _, message = told(answered(code, 403, "key AKIDKEY with topsecret is bad"))
