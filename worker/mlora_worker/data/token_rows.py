@@ -15,6 +15,7 @@ import hashlib
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any, BinaryIO, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import FailureReason
@@ -35,7 +35,19 @@ _TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8  # on disk
 _WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
-_LIBC = ctypes.CDLL(None)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+)
+_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -275,20 +287,25 @@ def _bytes_of(weight: float) -> bytes:
 
 
 def _mapped(path: Path, kind: str, count: int) -> npt.NDArray[Any]:
-    """Read-only. The file does not stay open, as it would with ``mmap.mmap``: the rows of thousands of tasks may wait. They
-    are read in an order that nobody can foresee, so nothing is read ahead.
+    """Read-only, and for the kernel, too: what could be written to would count against a rank's memory budget
+    (``pipeline/budget.py``), and a task that only waits would take room from those that train. The file does not stay open,
+    as it would with ``mmap.mmap``: the rows of thousands of tasks may wait. They are read in an order that nobody can
+    foresee, so nothing is read ahead.
     """
     size = count * np.dtype(kind).itemsize
-    if path.stat().st_size != size:
-        raise ValueError(f"{path} is not whole")
-    if not count:
-        return np.empty(0, kind)
-    try:
-        memory = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise OSError(f"{path} cannot be mapped: {error}") from None
-    _LIBC.madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), mmap.MADV_RANDOM)
-    array = memory.numpy().view(kind)
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != size:
+            raise ValueError(f"{path} is not whole")
+        if not count:
+            return np.empty(0, kind)
+        address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
+    if address in (None, _MAP_FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, f"{path} cannot be mapped: {os.strerror(number)}")
+    _LIBC.madvise(address, size, mmap.MADV_RANDOM)
+    memory: Any = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
+    array: npt.NDArray[Any] = np.frombuffer(memory, kind)
     array.flags.writeable = False
     return array
 

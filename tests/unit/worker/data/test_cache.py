@@ -17,7 +17,7 @@ from mlora_worker.data.cache import RowCache, key_of
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.token_rows import FolderWriter, MemoryWriter, TokenRows, rows_digest
+from mlora_worker.data.token_rows import FolderWriter, MemoryWriter, TokenRows, open_rows, rows_digest
 from mlora_worker.protocol import Dataset, DatasetFields, FailureReason, StorageAccess, Training, TrainOn
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
@@ -215,6 +215,34 @@ def test_the_least_recently_used_go_when_there_are_too_many_bytes_and_mapped_row
     assert not folder.exists()
     assert len(list((tmp_path / "rows").glob("*/*"))) == 1
     assert first.rows.digest() == rows_digest(first.rows)
+
+
+def test_rows_on_the_disk_take_nothing_of_a_ranks_memory_budget_and_are_let_go_with_their_task(
+    tmp_path: Path,
+) -> None:
+    """Nor may a data set be larger than the budget that is left: it is the disk that has it."""
+
+    def kilobytes(name: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+    tokens = 64 * 2**20
+    for name, size in {"ids.i4": 4 * tokens, "learnt.u1": tokens}.items():
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    (tmp_path / "ends.i8").write_bytes(tokens.to_bytes(8, "little"))
+    (tmp_path / "supervised.i4").write_bytes(bytes(4))
+    before = {name: kilobytes(name) for name in ("VmData", "VmSize")}
+    rows = open_rows(tmp_path, "digest")
+    assert kilobytes("VmSize") - before["VmSize"] > 300 * 1024
+    assert kilobytes("VmData") - before["VmData"] < 16 * 1024
+    view = rows[0].ids[-3:]
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    del rows
+    assert view.tolist() == [0, 0, 0], "what is in use stays"
+    del view
+    assert kilobytes("VmSize") - before["VmSize"] < 16 * 1024
 
 
 def test_a_data_set_that_is_larger_than_the_cache_fails_alone_and_leaves_nothing(
