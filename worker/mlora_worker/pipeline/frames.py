@@ -34,15 +34,19 @@ def send_frame(sock: socket.socket, header: Header, payload: bytes | memoryview 
     return len(prefix) + len(payload)
 
 
-def receive_frame(sock: socket.socket) -> tuple[Header, bytes]:
+def receive_frame(
+    sock: socket.socket, max_header: int = _MAX_HEADER, max_payload: int = _MAX_PAYLOAD
+) -> tuple[Header, bytes]:
     """Block until one message is here whole. Raises ``LinkClosed``."""
     head_length, payload_length = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
-    if head_length > _MAX_HEADER or payload_length > _MAX_PAYLOAD:
+    if head_length > max_header or payload_length > max_payload:
         raise LinkClosed("a peer announced a message beyond the limits")
     try:
         header = json.loads(_receive_exactly(sock, head_length))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LinkClosed(f"a peer sent a header that is not JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise LinkClosed("a peer sent a header that is no JSON object")
     return header, _receive_exactly(sock, payload_length)
 
 

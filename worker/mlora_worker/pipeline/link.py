@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from mlora_worker.pipeline.frames import Header, LinkClosed, keep_alive, receive_frame, send_frame
 from mlora_worker.protocol import PROTOCOL_VERSION
 
+_LONGEST_HELLO = 64 * 2**10  # bytes of what a caller says before it belongs to the group
+
 OnMessage = Callable[[int, Header, bytes], None]
 OnLost = Callable[[LinkClosed], None]
 
@@ -145,14 +147,16 @@ class Spoke:
 
 
 def _welcome(sock: socket.socket, world: int, token: str) -> int | None:
-    """The caller's rank, or None when it is not one of ours."""
-    keep_alive(sock)
-    sock.settimeout(10)
+    """The caller's rank, or None when it is not one of ours. It has shown no token yet: nothing that it sends may end this
+    rank, or take its memory.
+    """
     try:
-        header, _ = receive_frame(sock)
-    except (LinkClosed, TimeoutError):
+        keep_alive(sock)
+        sock.settimeout(10)
+        header, _ = receive_frame(sock, max_header=_LONGEST_HELLO, max_payload=0)
+        sock.settimeout(None)
+    except OSError:  # ``LinkClosed`` is one
         return None
-    sock.settimeout(None)
     rank = header.get("rank")
     if not isinstance(rank, int) or not 0 < rank < world or header.get("version") != PROTOCOL_VERSION:
         return None

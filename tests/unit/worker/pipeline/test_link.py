@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,6 +89,29 @@ def test_a_rank_that_starts_again_ends_the_group_but_a_stranger_does_not() -> No
             assert "rank 1 has started again" in str(ear.lost.get(timeout=5))
         else:
             assert ear.lost.empty()
+    hub.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(struct.pack("!IQ", 3, 0) + b"[1]", id="no object"),
+        pytest.param(struct.pack("!IQ", 60_000, 0) + b"[" * 60_000, id="deep JSON"),
+        pytest.param(struct.pack("!IQ", 2, 2**28) + b"{}", id="a payload of 256 MiB"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n", id="another protocol"),
+    ],
+)
+def test_whatever_a_stranger_sends_the_group_lives_and_the_door_stays_watched(sent: bytes) -> None:
+    hub, ear, _, _, port = group(2)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        sock.sendall(sent)
+        with pytest.raises(
+            LinkClosed, match=r"closed the link|reset by peer"
+        ):  # at once: no more is waited for
+            receive_frame(sock)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+        send_frame(sock, {"rank": 1, "token": TOKEN, "version": 1})
+        assert "rank 1 has started again" in str(ear.lost.get(timeout=5))
     hub.close()
 
 
