@@ -132,7 +132,7 @@ def _rank(shape: Shape, rank: int, link: int, store: int, writing: int) -> None:
 
     def heard(_: int, header: Header, payload: bytes) -> None:
         if header["kind"] == collect.QUESTION:
-            spoke.send(*collect.answer(recorder, header))
+            spoke.send(*collect.answer(recorder, header, time.monotonic_ns()))
             return
         item = ITEM.validate_python(header)
         if isinstance(item, Train):

@@ -274,9 +274,11 @@ def _run_later_rank(
     recorder = SpanRecorder(rank, marks_of(device))
     _serve_metrics(config, rank, recorder, None)
 
+    answer = collect.answering(recorder, spoke.send, started_pool(1, "spans"))
+
     def heard(_: int, header: Header, payload: bytes) -> None:
         if header["kind"] == collect.QUESTION:
-            spoke.send(*collect.answer(recorder, header))
+            answer(header)
             return
         item = ITEM.validate_python(header)
         if isinstance(item, Train | Evaluate):

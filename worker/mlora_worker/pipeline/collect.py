@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -19,10 +20,24 @@ QUESTION = "spans?"  # kind of the header from rank 0 to the others
 ANSWER = "spans"
 
 
-def answer(recorder: SpanRecorder, question: Header) -> tuple[Header, bytes]:
-    """What a rank answers: its spans and its clock."""
-    header = {"kind": ANSWER, "asked": question["asked"], "now": time.monotonic_ns(), "boot": boot_id()}
+def answer(recorder: SpanRecorder, question: Header, now: int) -> tuple[Header, bytes]:
+    """What a rank answers: its spans, and what its clock said when it heard the question."""
+    header = {"kind": ANSWER, "asked": question["asked"], "now": now, "boot": boot_id()}
     return header, SPANS.dump_json(recorder.spans(), by_alias=True)
+
+
+def answering(
+    recorder: SpanRecorder, send: Callable[[Header, bytes], None], threads: Executor
+) -> Callable[[Header], None]:
+    """Answers a question from ``threads``, and returns at once: who reads a link must not wait until it may send. Rank 0
+    may be sending a task's state and read nothing meanwhile, until this rank has read it.
+    """
+
+    def asked(question: Header) -> None:
+        now = time.monotonic_ns()
+        threads.submit(lambda: send(*answer(recorder, question, now)))
+
+    return asked
 
 
 class Unanswered(TimeoutError):

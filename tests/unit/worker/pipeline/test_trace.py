@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from mlora_worker.pipeline.collect import ANSWER, SPANS, SpanCollector, Unanswered, answer, boot_id
+from mlora_worker.pipeline.collect import ANSWER, SPANS, SpanCollector, Unanswered, answer, answering, boot_id
 from mlora_worker.pipeline.frames import Header
 from mlora_worker.pipeline.trace import HostMarks, SpanRecorder
 from mlora_worker.stream.timeline import Span
@@ -105,7 +107,7 @@ def test_spans_of_all_ranks_come_together_with_names() -> None:
     for one in others.values():
         with one.span("forward", 1, ("uid-a",), 4):
             pass
-    reply = {rank: answer(one, {"asked": 1000}) for rank, one in others.items()}
+    reply = {rank: answer(one, {"asked": 1000}, 2000) for rank, one in others.items()}
     timeline = collector(reply).collect({"uid-a": "team/a", "uid-b": "team/b"})
     assert [one.stage for one in timeline.spans] == [1, 2]
     assert (timeline.stages, timeline.names, timeline.clock) == (3, {"uid-a": "team/a"}, "host")
@@ -120,6 +122,24 @@ def test_the_clock_of_another_machine_is_moved_to_that_of_rank_0() -> None:
 
 def test_a_rank_that_does_not_answer_is_named_and_a_late_answer_is_ignored() -> None:
     one = recorder(1)
-    late = {1: answer(one, {"asked": 1000}), 2: ({"asked": 999, "now": 0, "boot": boot_id()}, b"[]")}
+    late = {1: answer(one, {"asked": 1000}, 2000), 2: ({"asked": 999, "now": 0, "boot": boot_id()}, b"[]")}
     with pytest.raises(Unanswered, match=r"\[2\]"):
         collector(late).collect({}, patience=0.1)
+
+
+def test_who_reads_a_link_does_not_wait_until_it_may_answer() -> None:
+    """Else rank 0, which sends with the lock that its readers need, and this rank could wait for each other."""
+    may_send, sent = threading.Event(), list[Header]()
+
+    def send(header: Header, _: bytes) -> None:
+        assert may_send.wait(5)
+        sent.append(header)
+
+    with ThreadPoolExecutor(1) as threads:
+        answering(recorder(), send, threads)({"asked": 7})
+        heard = time.monotonic_ns()
+        assert sent == []
+        may_send.set()
+    [header] = sent
+    assert (header["kind"], header["asked"]) == (ANSWER, 7)
+    assert header["now"] <= heard, "clocks are compared by when the question came"
