@@ -38,7 +38,7 @@ from mlora_worker.pipeline.budget import limit_memory
 from mlora_worker.pipeline.calibrate import calibrate
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
-from mlora_worker.pipeline.frames import Header
+from mlora_worker.pipeline.frames import Header, LinkClosed
 from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
@@ -246,7 +246,10 @@ class _FirstRank:
                 self._coordinator.keep(rank, header["task"], number, tensors)
             case "terminating":
                 log.info("rank %d was asked to stop: the group ends", rank)
-                if self._coordinator is not None:
+                if self._coordinator is None:
+                    # Nothing has begun. Later, tasks would train until that rank's time is over, and lose their steps.
+                    self._leave(LinkClosed(f"rank {rank} was asked to stop"))
+                else:
                     self._coordinator.wind_down()
             case collect.ANSWER:
                 assert self._spans is not None
