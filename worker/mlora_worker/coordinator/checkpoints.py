@@ -108,6 +108,12 @@ class Checkpoints:
         task.state, task.writing = state, True
         self._write(task)
 
+    def come_back(self, task: TaskRun) -> None:
+        """A plan that left ``task`` out may have ended the writing of its state; it is in a plan again."""
+        if not task.withdrawn and not task.writing and _is_ahead(task):
+            task.writing = True
+            self._write(task)
+
     def _gathered(self, task: TaskRun, snapshot: Snapshot) -> None:
         parts = snapshot.parts
         tensors = {name: tensor for stage in sorted(parts) for name, tensor in parts[stage].items()}
@@ -189,7 +195,7 @@ class Checkpoints:
         with self._changed:
             task.stored_step = max(task.stored_step, step)
             task.note_stored()
-            newer = task.state is not None and task.state.progress.step > task.stored_step
+            newer = _is_ahead(task)
             if not newer:
                 task.writing = False
                 if task.in_stream:
@@ -203,10 +209,11 @@ class Checkpoints:
             self._write(task)
 
     def _not_written(self, task: TaskRun, _: Exception) -> None:
-        """Nobody wants it any more."""
+        """Nobody wants it any more; or somebody does again, who was too late to stop this."""
         self._kept.forget_states(task.uid)
         with self._changed:
             task.writing = False
+            self.come_back(task)
             self._on_change()
 
     def _keep_newest(self, task: TaskRun) -> None:
@@ -277,3 +284,8 @@ class Checkpoints:
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
         return Restoration(state.progress, parts[0], payloads, state.best, History(state.history))
+
+
+def _is_ahead(task: TaskRun) -> bool:
+    """Its newest state is not in the store."""
+    return task.state is not None and task.state.progress.step > task.stored_step

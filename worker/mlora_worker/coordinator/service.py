@@ -159,6 +159,7 @@ class Coordinator:
                     self._tasks[uid].plan = with_what_is_known(task_plan, former)
                     if self._tasks[uid].plan.storage != former.storage:
                         elsewhere.add(uid)
+                    self._checkpoints.come_back(self._tasks[uid])
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
                     self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"

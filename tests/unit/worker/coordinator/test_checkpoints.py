@@ -113,6 +113,21 @@ def test_while_the_store_refuses_checkpoints_are_taken_on_and_the_newest_is_kept
     assert play.put_off == []
 
 
+def test_a_task_that_a_plan_left_out_while_its_step_ran_has_its_checkpoint_written_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    play = Play(tmp_path)
+    play.train(2)
+    play.task.withdrawn = True
+    play.pauses_end()
+    assert (play.task.writing, play.put_off) == (False, []), "nobody wants it"
+    play.task.withdrawn = play.refuses = False
+    play.checkpoints.come_back(play.task)
+    assert play.task.stored_step == 2
+    play.checkpoints.come_back(play.task)
+    assert play.task.writing is False, "it is all in the store"
+
+
 def test_while_one_is_in_writing_and_nothing_is_refused_the_next_one_waits() -> None:
     task = training_task()
     task.steps_done, task.writing = 2, True

@@ -25,6 +25,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
+from mlora_worker.storage.checkpoint import Progress, TaskState
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
 
@@ -155,6 +156,24 @@ def test_plans_are_idempotent_older_ones_are_refused_and_what_is_not_listed_is_f
     assert one.wait_report(-1, 0).plan_generation == 2
     assert one.set_plan(Plan(generation=3, tasks=(task("b"),)))
     assert [report.uid for report in one.wait_report(-1, 0).tasks] == ["b"]
+
+
+def test_what_a_task_has_done_is_brought_to_the_store_though_a_plan_left_it_out_for_a_moment() -> None:
+    """It is in the stream until its step is back. Its state stayed in memory alone, and it was never Preempted."""
+    store = Failing(AccessRefused("no"))
+    one = coordinator(store, [], later=lambda *_: None, preparing=lane(Waiting()))
+    assert one.set_plan(Plan(generation=1, tasks=(task(),)))
+    here = one._tasks["a"]
+    here.phase, here.in_stream = TaskPhase.TRAINING, True
+    progress = Progress(
+        step=3, total_steps=9, updates=3, epoch=0, epoch_step=3, learning_rate=0.1, last=None, tokens=1, seconds=1.0,
+        task_uid="a", task="n/a", fingerprint={},
+    )  # fmt: skip
+    here.state = TaskState(progress, {})
+    assert one.set_plan(Plan(generation=2))
+    assert (here.withdrawn, here.writing, store.asked) == (True, False, [])
+    assert one.set_plan(Plan(generation=3, tasks=(task(),)))
+    assert (here.withdrawn, here.writing, len(store.asked)) == (False, True, 1)
 
 
 def test_a_report_waits_for_news() -> None:
