@@ -6,6 +6,7 @@ import logging
 import threading
 from functools import partial
 
+from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.model_folder import RemoteFolder
 from mlora_worker.storage.safetensors_reader import BrokenModel
 from mlora_worker.storage.web import NoRanges
@@ -54,7 +55,7 @@ class CachedWeights:
     def prove(self) -> None:
         """Where the SHA-256 of a file is known and the file is here whole, or nearly so, look whether it is the one.
 
-        Raises BrokenModel, and what fetching raises.
+        Raises StoreUnreachable, for what is fetched anew may be right, and what fetching raises.
         """
         for uri, copy in self._copies.items():
             expected = self._folder.sha256(uri)
@@ -74,7 +75,7 @@ class CachedWeights:
                 continue
             if not copy.matches(expected):
                 copy.forget()
-                raise BrokenModel(
+                raise StoreUnreachable(
                     f"{uri} did not arrive as its hub says that it is: the SHA-256 is not {expected}; what was kept of "
                     "it is removed, so start again"
                 )

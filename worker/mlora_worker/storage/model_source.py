@@ -16,7 +16,7 @@ from mlora_worker.protocol import HUB_ENDPOINT, ModelSource
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.cached_weights import CachedWeights
 from mlora_worker.storage.destinations import Destinations
-from mlora_worker.storage.errors import ObjectNotFound
+from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.files import replacing
 from mlora_worker.storage.hub import Hub, model_address
 from mlora_worker.storage.model_folder import HubFolder, ModelFolder, RemoteFolder, WebFolder
@@ -122,7 +122,7 @@ class ModelFiles:
             if is_small(name):
                 data = self._store.read(uri)
                 if len(data) != self._store.size(uri):
-                    raise BrokenModel(
+                    raise StoreUnreachable(
                         f"{uri} changed while it was read: start again when its upload has ended"
                     )
                 with replacing(folder / name) as file:
@@ -147,7 +147,7 @@ class ModelFiles:
         return self._reader.tensor(name)
 
     def prove(self) -> None:
-        """Look at the weights that were read, where somebody says what they should be. Raises BrokenModel."""
+        """Look at the weights that were read, where somebody says what they should be. Raises StoreUnreachable."""
         if self._weights is not None:
             self._weights.prove()
 

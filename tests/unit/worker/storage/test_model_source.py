@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from mlora_worker.protocol import ModelSource, StorageAccess
+from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.safetensors_reader import BrokenModel
 from mlora_worker.storage.store import open_store
@@ -98,6 +99,16 @@ def test_a_replaced_model_is_fetched_anew(memory: Any, tmp_path: Path) -> None:
     after = model(memory, tmp_path, {"tokenizer.json": b"new"}).folder()
     assert before == after
     assert (after / "tokenizer.json").read_bytes() == b"new"
+
+
+def test_a_file_that_is_uploaded_at_this_moment_is_no_reason_to_give_the_pipeline_up(tmp_path: Path) -> None:
+    class Growing(MemoryStore):
+        def size(self, uri: str) -> int:
+            return super().size(uri) + 1
+
+    files = model(Growing(), tmp_path, sharded())
+    with pytest.raises(StoreUnreachable, match=r"changed while it was read: start again"):
+        files.folder()
 
 
 def test_a_file_that_the_replaced_model_has_no_more_is_gone(memory: Any, tmp_path: Path) -> None:
