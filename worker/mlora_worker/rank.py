@@ -19,7 +19,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mlora_worker.allocator import give_back_freed_memory, keep_freed_memory
-from mlora_worker.coordinator.checkpoints import OpenPlace
+from mlora_worker.coordinator.checkpoints import KEPT_BYTES, OpenPlace
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
 from mlora_worker.coordinator.patience import Lane
@@ -184,6 +184,7 @@ class _FirstRank:
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
+                kept_bytes=kept_bytes(config, self._device),
                 reading=reading_of(config),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
@@ -448,6 +449,13 @@ def kept_work(config: WorkerConfig) -> KeptWork:
     kept = KeptWork(Path(config.cache_dir) / "kept")
     kept.clean(time.time())
     return kept
+
+
+def kept_bytes(config: WorkerConfig, device: torch.device) -> int:
+    """Of states that wait in memory though the store has them. Where the process has a budget of all its memory, none: they
+    would take room from tasks that train, which no sum of the operator's counts.
+    """
+    return 0 if device.type == "cpu" and config.memory_budget is not None else KEPT_BYTES
 
 
 def stage_report(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from mlora_worker.coordinator.checkpoints import Checkpoints, OpenPlace
+from mlora_worker.coordinator.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
@@ -78,6 +78,7 @@ class Surroundings:
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
+    kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
     reading: Reading = field(default_factory=Reading)  # rows: from where, and where they are kept
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
@@ -112,6 +113,7 @@ class Coordinator:
             open_place=self._open_place,
             place=self._checkpoint_place,
             kept=surroundings.kept,
+            kept_bytes=surroundings.kept_bytes,
             lane=surroundings.storing,
             patience=self._patience,
             changed=changed,

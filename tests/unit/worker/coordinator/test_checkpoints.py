@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import torch
 
-from mlora_worker.coordinator.checkpoints import Checkpoints
+from mlora_worker.coordinator.checkpoints import KEPT_BYTES, Checkpoints
 from mlora_worker.coordinator.patience import Patience
 from mlora_worker.coordinator.tasks import PreparedTask, Snapshot, TaskRun
 from mlora_worker.data.order import StepPlan
@@ -51,7 +51,7 @@ def training_task() -> TaskRun:
 class Play:
     """One stage, a store that refuses as long as ``refuses``, and pauses that end when ``pauses_end`` is called."""
 
-    def __init__(self, kept: Path) -> None:
+    def __init__(self, kept: Path, kept_bytes: int = KEPT_BYTES) -> None:
         self.task, self.store, self.refuses = training_task(), MemoryStore(self._answer), True
         self.put_off: list[Callable[[], None]] = []
         changed = threading.Condition()
@@ -70,6 +70,7 @@ class Play:
             changed=changed,
             on_change=lambda: None,
             kept=self.kept,
+            kept_bytes=kept_bytes,
         )
 
     def _answer(self, action: str, _: str) -> None:
@@ -126,6 +127,21 @@ def test_a_task_that_a_plan_left_out_while_its_step_ran_has_its_checkpoint_writt
     assert play.task.stored_step == 2
     play.checkpoints.come_back(play.task)
     assert play.task.writing is False, "it is all in the store"
+
+
+@pytest.mark.parametrize(("room", "held"), [(KEPT_BYTES, True), (0, False)])
+def test_the_state_of_a_task_that_left_waits_in_memory_only_where_there_is_room(
+    tmp_path: Path, room: int, held: bool
+) -> None:
+    play = Play(tmp_path, room)
+    play.refuses, play.task.in_stream = False, False
+    play.task.steps_done = play.task.updates = play.task.taken_step = 2
+    play.task.snapshot = Snapshot(2, play.task.progress())
+    play.checkpoints.heard(0, "a", 2, StageState(2, {f"parameters.{Q}": torch.ones(2, 2)}))
+    assert play.task.phase is TaskPhase.PREEMPTED
+    assert (play.task.state is not None) is held
+    play.checkpoints.want(play.task)
+    assert play.task.restoration is not None, "it comes back either way"
 
 
 def test_while_one_is_in_writing_and_nothing_is_refused_the_next_one_waits() -> None:
