@@ -7,6 +7,7 @@ so that a status is not written with every step.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from mlora_worker.stream.footprint import Shape
 STEADY = 0.01
 MOST_CORRECTION = 4.0
 _DIGITS = 9
+_MOST = 1e18  # bytes for a token, or for anything else that is counted
 
 
 def learn(
@@ -92,14 +94,16 @@ def fits_of(held: Iterable[LearnedMemory]) -> dict[int, StageFit]:
 
 
 def from_status(one: LearnedMemory) -> StageFit:
-    """Raises ValueError for text that is no number, TypeError for too many of them."""
+    """Raises ValueError for text that is no number, or none that a fit may have; TypeError for too many of them."""
+    if one.samples < 0 or one.widest < 0:
+        raise ValueError("nobody takes less than no samples")
     return StageFit(
         kept=_read(one.kept),
         forward=_read(one.forward),
         backward=_read(one.backward),
         samples=one.samples,
         widest=one.widest,
-        correction=float(one.correction),
+        correction=_number(one.correction, least=1.0),
     )
 
 
@@ -117,7 +121,14 @@ def _line(line: Line) -> LearnedLine:
 
 
 def _read(line: LearnedLine) -> Line:
-    return Line(Coefficients(*map(float, line.coefficients)), float(line.interval))
+    return Line(Coefficients(*map(_number, line.coefficients)), _number(line.interval, least=0.0))
+
+
+def _number(text: str, least: float = -math.inf) -> float:
+    number = float(text)
+    if not least <= number <= _MOST or number < -_MOST:  # nor NaN
+        raise ValueError(f"{text} is no number that was learned")
+    return number
 
 
 def _text(number: float) -> str:

@@ -115,7 +115,8 @@ class View:
             facts, stages = status.facts, status.stages
         else:
             return None
-        return (facts, stages) if len(stages) == self.pipeline.spec.stages else None
+        numbers = [one.stage for one in stages]
+        return (facts, stages) if numbers == list(range(self.pipeline.spec.stages)) else None
 
 
 def view(

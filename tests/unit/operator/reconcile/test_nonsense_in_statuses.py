@@ -10,6 +10,7 @@ import pytest
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.schema import structural
 from mlora_operator.api.task import TaskStatus
+from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.snapshot import Contact, Group, Key
 
@@ -66,6 +67,41 @@ def test_of_a_pipeline(make: Any, path: tuple[str, ...]) -> None:
     for text in NONSENSE:
         status = {"observedGeneration": 1, **status_with(path, text)}
         assert state_of_another(make, pipeline=make.pipeline(status=status), group=make.group(ready=0))
+
+
+LINE = {"coefficients": ["1e6", "100"], "interval": "0.1"}
+FIT = {"samples": 9, "widest": 100, "correction": "1", "kept": LINE, "forward": LINE, "backward": LINE}
+
+
+@pytest.mark.parametrize("nonsense", ["nan", "inf", "1e308", "-inf"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: {"correction": text},
+        lambda text: {"kept": {**LINE, "interval": text}},
+        lambda text: {"forward": {**LINE, "coefficients": ["1", text]}},
+        lambda _: {"widest": -1},
+    ],
+)
+def test_of_what_was_learned_of_the_memory(make: Any, change: Any, nonsense: str) -> None:
+    """Numbers are text there. What is none that could have been learned is as if nothing had been."""
+    pipeline = make.pipeline()
+    learned = {**FIT, "stage": 0, "origin": origin_of(pipeline.spec, make.stages()), **change(nonsense)}
+    status = {**shape(make), "memory": [learned]}
+    assert state_of_another(make, pipeline=make.pipeline(status=status), group=make.group(ready=0))
+
+
+def shape(make: Any, *stages: int) -> dict[str, Any]:
+    told = [one.model_dump(mode="json", by_alias=True) for one in make.stages()]
+    numbered = [{**one, "stage": number} for one, number in zip(told, stages or (0, 1), strict=True)]
+    facts = make.facts().model_dump(mode="json", by_alias=True)
+    return {"observedGeneration": 1, "facts": facts, "stages": numbered}
+
+
+@pytest.mark.parametrize("stages", [(10**30, 1), (0, 7), (1, 0)])
+def test_of_the_stages(make: Any, stages: tuple[int, int]) -> None:
+    pipeline = make.pipeline(status=shape(make, *stages))
+    assert state_of_another(make, pipeline=pipeline, group=make.group(ready=0))
 
 
 def test_a_condition_whose_time_is_nonsense_holds_all_the_same(make: Any) -> None:
