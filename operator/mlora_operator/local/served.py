@@ -53,7 +53,10 @@ def service(world: World, now: datetime) -> Service:
                 task.key.namespace: {"kubernetes.io/metadata.name": task.key.namespace} for task in tasks
             },
         )
-        return [(task, accept(task, snapshot, world.settings.models)) for task in tasks]
+        return [
+            (task, accept(task, snapshot, world.settings.models, made_in=world.settings.namespace))
+            for task in tasks
+        ]
 
     made = {one.wanted.name: one.wanted for _, one in accepted(pipelines) if one.wanted is not None}
     pipelines += tuple(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import NamespacesFrom
 from mlora_operator.api.pipeline import LoRAPipelineSpec
-from mlora_operator.manifests.names import LABEL_LIMIT, safe_name
+from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import ConfigMapReference, StorageAccess, TaskPhase
@@ -46,6 +46,7 @@ def accept(
     snapshot: Snapshot,
     catalogue: Sequence[CatalogueModel],
     suits: Suits = lambda *_: True,
+    made_in: str | None = None,
 ) -> Acceptance:
     """Whether and where an unfinished task is served.
 
@@ -61,7 +62,8 @@ def accept(
        one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
        user's pipeline takes is decided for all tasks together (``replicas``). Before all that, one that ``suits`` the task:
        so a new task passes one that is given up, or whose memory is too small, and one that has made no step leaves it.
-    5. Else the catalogue's pipeline is made, unless it is there and does not take the namespace.
+    5. Else the catalogue's pipeline is made, in the namespace ``made_in``, unless it is there and does not take the
+       namespace, or another one has its name.
     """
     serving = [one for one in snapshot.pipelines if _serves(one, task)]
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
@@ -93,7 +95,10 @@ def accept(
     if any(does is None for _, does in takes):
         return _unread("spec.baseModel", f"the labels of namespace {task.key.namespace}")
     offered = next((model for model in catalogue if model.name == task.spec.base_model), None)
-    if offered is not None and not any(one.catalogue_hash for one in serving):
+    taken = (
+        _with_its_name(offered, made_in, snapshot) if offered is not None and made_in is not None else None
+    )
+    if offered is not None and taken is None and not any(one.catalogue_hash for one in serving):
         return Acceptance(
             conditions.REASON_CREATING_PIPELINE,
             f"a pipeline for {offered.name} is being made from the catalogue",
@@ -106,11 +111,32 @@ def accept(
             f"{task.spec.base_model} is served by {names}, which takes no tasks of namespace "
             f"{task.key.namespace} (spec.allowedNamespaces): ask its owner, or make a LoRAPipeline here",
         )
+    if taken is not None:
+        return Acceptance(
+            conditions.REASON_NO_PIPELINE,
+            f"the catalogue has {task.spec.base_model}, but LoRAPipeline {taken.key}, whose name its pipeline has, "
+            f"{_instead(taken)}: ask the platform team to delete or correct it",
+        )
     return Acceptance(
         conditions.REASON_NO_PIPELINE,
         f"no pipeline serves {task.spec.base_model} and the operator's catalogue does not have it; "
         f"{_offer(task, snapshot, catalogue)}",
     )
+
+
+def _with_its_name(model: CatalogueModel, namespace: str, snapshot: Snapshot) -> Pipeline | None:
+    """What stands where the catalogue's pipeline would be made; one that is being deleted does not for long."""
+    key = Key(namespace, catalogue_name(model.name))
+    return next((one for one in snapshot.pipelines if one.key == key and not one.deleting), None)
+
+
+def _instead(taken: Pipeline) -> str:
+    """What is the matter with one that has the name of the catalogue's, and does not serve its model."""
+    if taken.catalogue_hash is None:
+        return "is somebody else's"
+    if taken.spec is None:
+        return "is not understood (its condition Ready says why)"
+    return f"serves {taken.spec.model.name} now"
 
 
 def _may_train_still(task: Task, snapshot: Snapshot) -> bool:

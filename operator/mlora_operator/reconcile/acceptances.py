@@ -96,8 +96,9 @@ class _Judge:
         return self._known.keep(task.uid, made_of, replace(known, pipeline=now))
 
     def _made(self, task: Task) -> Acceptance:
-        found = accept(task, self._snapshot, self._settings.models, self._suits)
-        if self._settings.allow_private_endpoints:
+        settings = self._settings
+        found = accept(task, self._snapshot, settings.models, self._suits, settings.namespace)
+        if settings.allow_private_endpoints:
             return found
         return _reachable(task, found, self._snapshot.contacts)
 

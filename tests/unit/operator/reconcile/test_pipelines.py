@@ -289,6 +289,36 @@ def test_a_corrected_entry_reaches_its_pipeline(make: Any) -> None:
     assert decision(make, pipelines=(foreign,), settings=settings).new_pipelines == ()
 
 
+@pytest.mark.parametrize(
+    ("story", "change", "reason", "words"),
+    [
+        ("it is to be made", {"deleting": True}, "CreatingPipeline", "is being made"),
+        ("somebody else's", {"catalogue_hash": None, "spec": None}, "NoPipelineForModel", "somebody else's"),
+        ("made wrong by hand", {"spec": None, "problem": "x"}, "NoPipelineForModel", "is not understood"),
+        ("given another model by hand", {"spec": "another"}, "NoPipelineForModel", "serves Org/Another"),
+        ("for its own namespace", {"catalogue_hash": None}, "NamespaceNotAllowed", "takes no tasks"),
+    ],
+)
+def test_nobody_waits_for_a_pipeline_that_is_not_made_since_its_name_is_taken(
+    make: Any, story: str, change: dict[str, Any], reason: str, words: str
+) -> None:
+    settings = make.settings(**CATALOGUE)
+    (manifest,) = decision(make, make.task(), pipelines=(), settings=settings).new_pipelines
+    there = make.pipeline(
+        manifest["metadata"]["name"],
+        "mlora-system",
+        annotations=manifest["metadata"]["annotations"],
+        **{**manifest["spec"], "allowedNamespaces": {"from": "Same"}},
+    )
+    if change.get("spec") == "another":
+        change = {"spec": make.pipeline(model={"name": "Org/Another"}).spec}
+    made = decision(make, make.task(), pipelines=(replace(there, **change),), settings=settings)
+    told = made.task_statuses[Key("team-a", "t1")].conditions[0]
+    assert (told.type, told.reason) == ("Accepted", reason), story
+    assert words in told.message
+    assert made.new_pipelines == ()
+
+
 def test_workers_that_the_api_server_refuses_are_named_on_pipeline_and_task(make: Any) -> None:
     pipeline, task = make.pipeline(), make.task("a")
     words = '422: StatefulSet "mlora-toy" is invalid: spec.template.spec.containers[0].resources: "one"'
