@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from mlora_operator.reconcile.about import about_key
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.progress import heard
+from mlora_operator.reconcile.progress import by_another_clock, heard
 from mlora_operator.reconcile.snapshot import Contact, Key
 from mlora_worker.protocol import REPORT_FORMAT, REPORT_HEADER, Plan, Report
 from mlora_worker.stream.timeline import Timeline
@@ -241,6 +241,11 @@ class Links:
 
     def contacts(self) -> Mapping[Key, Contact]:
         return {key: link.contact for key, link in self._links.items()}
+
+    def clock_jumped(self) -> None:
+        """What was measured by the clock before says nothing now."""
+        for link in self._links.values():
+            link.contact = by_another_clock(link.contact, self.now())
 
     def endpoints(self) -> Mapping[Key, Endpoint]:
         """Of the coordinators that are followed."""

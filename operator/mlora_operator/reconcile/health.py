@@ -11,7 +11,7 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import WorkersSeen
 from mlora_operator.api.units import parse_duration
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import not_ahead, parse_time
 from mlora_operator.reconcile.snapshot import Ending, Group, Pod, is_true
 from mlora_operator.reconcile.view import View
 
@@ -62,7 +62,7 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     stalled = stall(view, now)
     if stalled is not None and not is_true(status.conditions, c.STALLED):
         failures += 1
-    restarts, last = (status.restarts or 0) + failures, status.last_restart
+    restarts, last = (status.restarts or 0) + failures, not_ahead(status.last_restart, now)
     words = _last_words(view) or status.last_failure
     if failures:
         last = timestamp(now)

@@ -33,6 +33,7 @@ DEBOUNCE = 0.1  # seconds: wakes that come together are one pass
 # for so many times as long as the last one took, and at most so many seconds.
 CALM, CALM_MOST = 8.0, 1.0
 RESYNC = 5.0  # seconds: passes without a wake, for what only time or an unwatched Secret changes
+CLOCK_JUMP = 10.0  # seconds by which the clock may go wrong from one pass to the next before that is a jump
 RETRY = 1.0  # seconds after a pass in which something failed
 
 Watcher = Callable[[Snapshot, Decision], None]  # is told what a pass saw and decided; quick, and does no I/O
@@ -69,6 +70,7 @@ class Loop:
         self._lookups = Lookups(cluster, monotonic)
         self._memo = Memo()
         self._writer = Writer(cluster, coordinators, self._witness, pace, self._look_again)
+        self._clocks: tuple[datetime, float] | None = None  # both, when the last pass began
         self._deciding = 0.0  # seconds of the last decision, and of what it began
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
 
@@ -120,6 +122,7 @@ class Loop:
     async def _pass(self) -> tuple[Snapshot, Decision, datetime]:
         """Observe and decide: what there was, what shall be, and when that was."""
         begun = self._monotonic()
+        self._compare_clocks(begun)
         snapshot = await self._observe()
         observed = self._monotonic()
         now = self._now()
@@ -132,6 +135,17 @@ class Loop:
                 logger.exception("a watcher of the passes failed")
         self._witness.passed(self._monotonic() - begun, self._deciding)
         return snapshot, decision, now
+
+    def _compare_clocks(self, steady: float) -> None:
+        """A clock is put right by hours where a machine has slept, or had started with a wrong one."""
+        now, before = self._now(), self._clocks
+        self._clocks = now, steady
+        if before is None:
+            return
+        jump = (now - before[0]).total_seconds() - (steady - before[1])
+        if abs(jump) > CLOCK_JUMP:
+            logger.warning("the clock jumped by %.0f s", jump)
+            self._coordinators.clock_jumped()
 
     async def _observe(self) -> Snapshot:
         objects = self._cluster.objects()

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mlora_operator.api.meta import NamespacesFrom, Status
+from mlora_operator.api.meta import NamespacesFrom, Status, timestamp
 from mlora_operator.api.meta import parse_time as parse_time  # of objects and statuses
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import describe
@@ -163,6 +163,12 @@ def time_or(text: str | None, default: datetime) -> datetime:
         return parse_time(text) if text is not None else default
     except (ValueError, OverflowError):
         return default
+
+
+def not_ahead(text: str | None, now: datetime) -> str | None:
+    """A time of a status since which something lasts. One that is still to come was written by a clock that was ahead, and
+    nobody shall wait for that: it lasts from now on."""
+    return timestamp(now) if text is not None and parse_time(text) > now else text
 
 
 def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | None, str | None]:

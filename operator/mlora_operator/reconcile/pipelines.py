@@ -14,7 +14,7 @@ from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.decision import Workers
 from mlora_operator.reconcile.health import Health
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import not_ahead, parse_time
 from mlora_operator.reconcile.places import memory_model
 from mlora_operator.reconcile.scene import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.snapshot import Pod, Task, condition
@@ -61,9 +61,9 @@ def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: 
         return Size(present if view.draining else spec.stages, None)
     if present == 0:
         return Size(0, status.idle_since)
-    since = parse_time(status.idle_since) if status.idle_since else now
-    over = turn.yields or now - since >= parse_duration(spec.idle_timeout)
-    return Size(0 if over else present, status.idle_since or timestamp(now))
+    since = not_ahead(status.idle_since, now) or timestamp(now)
+    over = turn.yields or now - parse_time(since) >= parse_duration(spec.idle_timeout)
+    return Size(0 if over else present, since)
 
 
 def workers(view: View, wish: Size) -> Workers | None:
@@ -135,7 +135,7 @@ def _updating_since(view: View, waiting: int, now: datetime) -> str | None:
     """No task is interrupted while nobody waits for its place."""
     if not view.stale or (view.draining and not waiting):
         return None
-    held = view.pipeline.status.updating_since
+    held = not_ahead(view.pipeline.status.updating_since, now)
     return held or (timestamp(now) if view.draining else None)
 
 

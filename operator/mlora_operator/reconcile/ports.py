@@ -102,5 +102,8 @@ class Coordinators(Protocol):
     def contacts(self) -> Mapping[Key, Contact]:
         """The last that is known of each, from memory."""
 
+    def clock_jumped(self) -> None:
+        """The clock went forward or back while no time passed: what lasts, lasts from now on."""
+
     async def send_plan(self, pipeline: Key, plan: Plan) -> None:
         """Hand over a plan; a failure shows in the contact and the loop tries again."""

@@ -40,6 +40,17 @@ def heard(contact: Contact, report: Report, now: datetime) -> Contact:
     )
 
 
+def by_another_clock(contact: Contact, now: datetime) -> Contact:
+    """The contact after the clock jumped to ``now``: how long something has lasted is not known any more, so it begins
+    anew. Else all groups that train would stand still for as long as the clock went forward."""
+    return replace(
+        contact,
+        lost_since=now if contact.lost_since is not None else None,
+        still_since=now if contact.still_since is not None else None,
+        progressed=None,
+    )
+
+
 def _with_what_is_the_same(before: Report, after: Report) -> Report:
     """``after``, in which all that says the same as before is the same object: of a thousand tasks few have moved, and a
     decision knows by that what it need not read again (``roster``)."""

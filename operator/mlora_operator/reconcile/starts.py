@@ -16,7 +16,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import StartSeen
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.health import is_of_now
-from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.observe import not_ahead, parse_time
 from mlora_operator.reconcile.snapshot import Key, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.order import Candidate, in_order, sort_key
@@ -146,7 +146,9 @@ def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> Turn:
         return Turn()
     if record is not None and record.again is not None:
         freed = one.lack is not Lack.OTHER and others < record.others
-        if contested or not (freed or now >= parse_time(record.again)):
+        wait = parse_time(record.again) - now
+        over = not timedelta() < wait <= LONGEST_PAUSE  # more than that, a clock was ahead
+        if contested or not (freed or over):
             return Turn(record.model_copy(update={"others": max(others, record.others)}), given_back=True)
         return Turn(record.model_copy(update={"again": None, "since": None}), gathers=True)
     if one.refusal is None:
@@ -154,7 +156,7 @@ def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> Turn:
     record = record or StartSeen()
     record = record.model_copy(
         update={
-            "since": record.since or timestamp(now),
+            "since": not_ahead(record.since, now) or timestamp(now),
             "lack": one.refusal.lack.value,
             "words": one.refusal.words[:WORDS_LIMIT],
         }

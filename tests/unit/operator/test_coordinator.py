@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -201,6 +201,16 @@ async def test_a_plan_that_was_taken_is_remembered(peer: Peer, server: TestServe
         with pytest.raises(Invalid):
             await links.send_plan(TOY, Plan(generation=5))
         assert links.contacts()[TOY].sent == Plan(generation=4)
+
+
+async def test_after_a_jump_of_the_clock_a_lost_coordinator_is_lost_from_then_on(server: TestServer) -> None:
+    moments = [NOW]
+    async with Links(Waker(), lambda: moments[-1]) as links:
+        links.follow({TOY: Endpoint(str(server.make_url("/")), "hush")})
+        moments.append(NOW + timedelta(hours=1))
+        assert links.contacts()[TOY].lost_since == NOW
+        links.clock_jumped()
+        assert links.contacts()[TOY].lost_since == moments[-1]
 
 
 async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(

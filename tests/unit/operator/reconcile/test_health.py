@@ -206,6 +206,15 @@ def test_lasting_progress_sets_the_count_back(
     assert days.look(starts=1, contact=days.training("run-2", moved=moved)).restarts == restarts, story
 
 
+def test_a_clock_that_was_ahead_at_the_failure_does_not_keep_the_count(days: Days) -> None:
+    days.look()
+    days.look(minutes=24 * 60, starts=1, ended=CRASH)
+    days.now -= timedelta(days=1)
+    assert days.look(starts=1, contact=days.training("run-2")).last_restart == "2026-03-01T12:00:00Z"
+    days.now += timedelta(minutes=11)
+    assert days.look(starts=1, contact=days.training("run-2")).restarts is None
+
+
 def test_workers_that_cannot_serve_the_model_are_not_tried_again(days: Days) -> None:
     ended = {1: Ending(75, "exit code 75"), 0: Ending(2, "exit code 2: 4 stages for 3 decoder layers")}
     days.look()

@@ -13,6 +13,7 @@ import pytest
 from mlora_operator.reconcile.decision import Event, Workers
 from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Endpoint, Gone, Objects
+from mlora_operator.reconcile.progress import by_another_clock
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
@@ -29,9 +30,10 @@ ON_THE_WAY = [
 @dataclass
 class Clock:
     now: datetime
+    wrong: timedelta = timedelta()  # what people read is so much ahead
 
     def __call__(self) -> datetime:
-        return self.now
+        return self.now + self.wrong
 
     def monotonic(self) -> float:
         return self.now.timestamp()
@@ -189,6 +191,9 @@ class World:
         self.contact = replace(
             self.contact, sent=plan, sent_run=self.coordinator.run, sent_sequence=self.coordinator.sequence
         )
+
+    def clock_jumped(self) -> None:
+        self.contact = by_another_clock(self.contact, self.clock())
 
     # --- what happens by itself ---
 
@@ -418,3 +423,24 @@ async def test_a_write_that_fails_is_tried_again_and_its_event_is_told_once(stag
     stage.world.patch_task_status = original  # type: ignore[method-assign]
     assert await stage.loop.step()
     assert [reason for name, reason in stage.world.events if name == "t1"] == ["Accepted"]
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_clock_that_jumps_makes_nobody_stand_still_nor_hides_who_does(
+    stage: Stage, hours: int
+) -> None:
+    ended: list[str] = []
+
+    async def end(pod: Pod) -> None:
+        ended.append(pod.uid)
+
+    stage.world.delete_pod = end  # type: ignore[method-assign]
+    stage.add()
+    await stage.until("Training")
+    stage.world.contact = replace(stage.world.contact, still_since=stage.clock())
+    stage.clock.wrong = timedelta(hours=hours)
+    await stage.passes(3)
+    assert ended == []
+    stage.clock.now += timedelta(minutes=10)
+    await stage.passes()
+    assert ended == ["pod-0", "pod-1"]

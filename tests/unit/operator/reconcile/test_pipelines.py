@@ -91,6 +91,12 @@ def test_idle_workers_go_after_the_timeout(
     assert made.pipeline_statuses[TOY].idle_since == (status.get("idleSince") or "2026-03-01T12:00:00Z")
 
 
+def test_idle_workers_do_not_stay_for_a_clock_that_was_ahead(make: Any) -> None:
+    pipeline = make.pipeline(status={"idleSince": "2026-03-02T12:00:00Z"})
+    made = decision(make, pipelines=(pipeline,), group=make.group())
+    assert made.pipeline_statuses[TOY].idle_since == "2026-03-01T12:00:00Z"
+
+
 def test_a_task_that_comes_stops_the_clock(make: Any) -> None:
     status = {"idleSince": "2026-03-01T11:00:00Z"}
     made = decision(make, make.task(), pipelines=(make.pipeline(status=status),), group=make.group())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.progress import heard
+from mlora_operator.reconcile.progress import by_another_clock, heard
 from mlora_operator.reconcile.snapshot import Contact
 from mlora_worker.protocol import Failure, FailureReason, Report, WireReport
 
@@ -95,3 +95,10 @@ def test_a_task_that_waits_for_its_store_is_not_stuck(make: Any) -> None:
     refusal = Failure(reason=FailureReason.STORAGE_UNREACHABLE, message="no answer")
     waiting = make.reported("Training", step=3, blocked=refusal)
     assert heard(Contact(), report(make, 5, waiting), make.now).still_since is None
+
+
+def test_after_a_jump_of_the_clock_what_lasts_begins_anew_and_nothing_begins(make: Any) -> None:
+    later = make.now + timedelta(hours=1)
+    assert by_another_clock(Contact(), later) == Contact()
+    before = Contact(lost_since=make.now, error="away", still_since=make.now, progressed=make.now)
+    assert by_another_clock(before, later) == Contact(lost_since=later, error="away", still_since=later)

@@ -92,6 +92,15 @@ def test_workers_are_replaced_though_tasks_never_stop_coming(make: Any) -> None:
     assert len(second.delete_pods) == 2
 
 
+def test_those_who_wait_for_new_workers_do_not_wait_for_a_clock_that_was_ahead(make: Any) -> None:
+    tasks = trains(make, "t1"), waiting(make, "t2")
+    contact = contact_of(make, make.reported("Training", "t1"), make.reported("Prepared", "t2"))
+    status = {"observedGeneration": 2, "updatingSince": "2026-03-02T12:00:00Z"}
+    changed = make.pipeline(generation=2, status=status)
+    decision = decided(make, *tasks, group=make.group(revision="old"), contact=contact, pipeline=changed)
+    assert decision.pipeline_statuses[TOY].updating_since == "2026-03-01T12:00:00Z"
+
+
 def test_a_task_is_not_judged_by_the_model_that_was_replaced(make: Any) -> None:
     """It would be failed for good."""
     former = toy_facts(max_positions=128)

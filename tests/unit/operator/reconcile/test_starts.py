@@ -168,6 +168,14 @@ def test_pauses_grow_and_end_at_a_quarter_of_an_hour() -> None:
     assert pauses == [1, 2, 4, 8, 15, 15, 15]
 
 
+def test_a_clock_that_was_ahead_holds_nobody_up() -> None:
+    """Written a day ahead: it would wait for that day, or keep for as long what it cannot use."""
+    (turn,) = turns([gave_back(again=24 * 60)], NOW).values()
+    assert turn.gathers
+    (turn,) = turns([half(since=-24 * 60)], NOW).values()
+    assert (turn.gathers, turn.record and turn.record.since) == (True, ago(0))
+
+
 def test_what_was_held_by_others_at_most_is_remembered() -> None:
     """So that a group that comes and goes while one waits counts as something freed."""
     line = [gave_back(others=0), SERVING]
