@@ -205,5 +205,4 @@ def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
         and task.spec.suspend
         and (reported := view.reported(task)) is not None
         and reported.phase is TaskPhase.PREEMPTED
-        and task.uid in view.contact.sent_tasks
     )

@@ -431,8 +431,8 @@ async def test_a_clock_that_jumps_makes_nobody_stand_still_nor_hides_who_does(
 ) -> None:
     ended: list[str] = []
 
-    async def end(pod: Pod) -> None:
-        ended.append(pod.uid)
+    async def end(_pod: Pod) -> None:
+        ended.append(_pod.uid)
 
     stage.world.delete_pod = end  # type: ignore[method-assign]
     stage.add()

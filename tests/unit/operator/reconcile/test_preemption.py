@@ -138,6 +138,17 @@ def test_a_suspended_task_leaves_with_its_steps_and_is_not_forgotten(make: Any) 
     assert admitted(back.plans[TOY]) == {"low": True}
 
 
+@pytest.mark.parametrize("secrets", [{}, {Key("team-a", "keys"): None}])
+def test_nor_by_an_operator_that_has_just_started(make: Any, secrets: dict[Key, None]) -> None:
+    """It may hold steps that its store has refused so far, and that are forgotten with it."""
+    keys = {"secretRef": {"name": "keys"}}
+    task = make.task("low", suspend=True, storage=keys, status={"pipeline": "team-a/toy", "step": 7})
+    out = Contact(report=make.report(make.reported("Preempted", "low", step=7, blocked=REFUSAL)))
+    snapshot = make.snapshot(task, make.task("next"), contact=out, group=make.group(), secrets=secrets)
+    plan = decide(snapshot, make.settings(), make.now).plans[TOY]
+    assert admitted(plan) == {"low": False, "next": False}
+
+
 def test_a_suspended_task_that_never_trained_is_forgotten(make: Any) -> None:
     sent = Plan(generation=1, tasks=(_planned(make, "low", admitted=False),))
     prepared = contact(make, make.reported("Prepared", "low"), sent=sent)
@@ -149,7 +160,7 @@ def test_the_room_of_a_suspended_task_is_free_once_it_is_out(make: Any) -> None:
     leaving = contact(make, make.reported("Training", "low"), make.reported("Prepared", "next"))
     assert admitted(decision(make, *tasks, contact=leaving).plans[TOY]) == {"low": False, "next": False}
     out = contact(make, make.reported("Preempted", "low"), make.reported("Prepared", "next"))
-    assert admitted(decision(make, *tasks, contact=out).plans[TOY]) == {"next": True}
+    assert admitted(decision(make, *tasks, contact=out).plans[TOY]) == {"low": False, "next": True}
 
 
 def test_places_tell_who_leaves_for_whom(make: Any) -> None:
