@@ -64,7 +64,7 @@ from mlora_operator.api.pipeline import (
     Worker,
 )
 from mlora_operator.api.problem import describe
-from mlora_operator.api.rules import PIPELINE_RULES, broken
+from mlora_operator.api.rules import COORDINATOR_URL, PIPELINE_RULES, broken
 
 # Of every rank: the coordinator's HTTP, the links, the rendezvous (manifests/worker.py).
 WORKER_PORTS = frozenset({8080, 29400, 29500})
@@ -198,7 +198,7 @@ class Settings(Model):
     network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
     allow_file_uris: bool = False
     allow_private_endpoints: bool = False
-    coordinator_url: str = "http://{host}:{port}"
+    coordinator_url: str = Field(default="http://{host}:{port}", pattern=COORDINATOR_URL)
 
     @model_validator(mode="after")
     def _each_model_once(self) -> Settings:

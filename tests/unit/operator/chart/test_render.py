@@ -404,6 +404,7 @@ def test_a_service_has_a_name_that_the_api_server_takes(
             "metrics.workers.port 29400 is one that workers",
         ),
         ({"metrics": {"priorities": [0, 10, 5]}}, "metrics.priorities must ascend"),
+        ({"coordinatorUrl": "http://{hots}:{port}"}, "coordinatorUrl"),
         ({"models": [MODEL, MODEL]}, f"models: {MODEL['name']} stands twice"),
         ({"models": [{**MODEL, "uri": "hf://datasets/a"}]}, "uri is that of a data set"),
         ({"models": [{**MODEL, "replicas": {"min": 2}}]}, "replicas.min must not be more than replicas.max"),
