@@ -5,22 +5,27 @@ Which types, and where their parts lie: ``families``. Each model is looked at, t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from mlora_worker.model.attention import PACKED_ATTENTION
-from mlora_worker.model.errors import UnsupportedModel
+from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.families import FAMILIES, REFUSED, Family
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.transposed import StoredTransposed, unify_linears
 from mlora_worker.stream.costs import embed_cost, head_cost
 
 SUPPORTED_TYPES = tuple(sorted(FAMILIES))
+
+
+# What is counted with, under the names that all configurations know.
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +81,29 @@ class Architecture:
 
 def read_config(folder: Path) -> PretrainedConfig:
     """The configuration of the model in ``folder``. Raises UnsupportedModel."""
-    try:
+    with _understood():
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (KeyError, ValueError, OSError, StrictDataclassError) as error:
-        raise UnsupportedModel(f"config.json of the base model cannot be used: {error}") from error
-    family_of(config)
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModel("the base model is quantized; serve one with plain float weights")
-    check_rope(config)
-    return config
+        family_of(config)
+        if getattr(config, "quantization_config", None) is not None:
+            raise UnsupportedModel("the base model is quantized; serve one with plain float weights")
+        check_rope(config)
+        return config
+
+
+@contextlib.contextmanager
+def _understood() -> Iterator[None]:
+    """A configuration with nonsense in it may break transformers and torch anywhere, with any error."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:
+        told = (
+            str(error)
+            if isinstance(error, ValueError | OSError)
+            else f"{type(error).__name__}: {error}"
+        )
+        raise UnsupportedModel(f"config.json of the base model cannot be used: {told}") from error
 
 
 def family_of(config: PretrainedConfig) -> Family:
@@ -104,14 +123,14 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     type's. Raises UnsupportedModel.
     """
     family = family or family_of(config)
-    try:
-        with torch.device("meta"):
+    with _understood(), torch.device("meta"):
+        try:
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=PACKED_ATTENTION
             )
-    except ValueError as error:
-        words = str(error).partition("\n")[0][:300]
-        raise UnsupportedModel(f"{config.model_type} is no causal language model: {words}") from error
+        except ValueError as error:
+            words = str(error).partition("\n")[0][:300]
+            raise UnsupportedModel(f"{config.model_type} is no causal language model: {words}") from error
     unify_linears(model)
     parts, head = parts_of(model, family), model.get_output_embeddings()
     missing = [attribute for attribute, part in parts.items() if part is None]
@@ -156,6 +175,13 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         for name, module in layer.named_modules()
         if isinstance(module, nn.Linear)
     )
+    sizes = {name: getattr(config, name) for name in _SIZES}
+    nothing = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
+    if nothing or not linears or min(min(one.in_features, one.out_features) for one in linears) < 1:
+        told = (
+            ", ".join(f"{name} is {sizes[name]}" for name in nothing) or "its layers have no linear modules"
+        )
+        raise UnsupportedModel(f"config.json of the base model cannot be used: {told}")
     return Architecture(
         hidden_size=config.hidden_size,
         intermediate_size=linears[-1].in_features,  # a layer ends with the product that narrows again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,45 @@ def test_the_shape_is_read_from_the_configuration_alone(small_model: Any) -> Non
     assert architecture.linears[1].path == "model.layers.0.self_attn.k_proj"
     assert architecture.linears[1].name == "k_proj"
     assert architecture.layer_costs() == [32 * 32 * 2 + 32 * 16 * 2 + 32 * 48 * 3] * 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": ["llama"]},
+        {"hidden_size": 0},
+        {"hidden_size": -64},
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": 0},
+        {"head_dim": 0},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": -1},
+        {"intermediate_size": 0},
+        {"vocab_size": 0},
+        {"max_position_embeddings": 0},
+        {"hidden_act": "no such function"},
+        {"pad_token_id": 99999},
+        {"dtype": "float99"},
+        {"quantization_config": "x"},
+    ],
+    ids=str,
+)
+def test_a_configuration_that_no_model_can_have_is_refused_by_its_name(
+    small_model: Any, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    config = json.loads((small_model("llama").folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(UnsupportedModel, match=r"config\.json of the base model|quantized"):
+        read_architecture(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "null", "3", "[]", "[" * 100_000], ids=["empty", "null", "3", "[]", "deep"]
+)
+def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(UnsupportedModel, match=r"config\.json of the base model"):
+        read_architecture(tmp_path)
 
 
 @pytest.mark.parametrize(
