@@ -98,11 +98,7 @@ def _understood() -> Iterator[None]:
     except (ModelError, MemoryError):
         raise
     except Exception as error:
-        told = (
-            str(error)
-            if isinstance(error, ValueError | OSError)
-            else f"{type(error).__name__}: {error}"
-        )
+        told = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}") from error
 
 

@@ -174,5 +174,5 @@ def _file(entry: dict[str, Any]) -> HubFile:
 def _json(data: bytes, url: str) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise StoreUnreachable(f"{url} answered something that is no JSON") from None

@@ -191,7 +191,7 @@ def _shards(index: bytes) -> list[str]:
     try:
         weight_map: Mapping[str, str] = json.loads(index)["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
     if any(not isinstance(name, str) or ".." in name.split("/") or "://" in name for name in names):
         raise BrokenModel(f"{INDEX_FILE} names files outside of its folder")

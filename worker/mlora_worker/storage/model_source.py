@@ -182,7 +182,7 @@ class ModelFiles:
     def _shards(self) -> list[str]:
         try:
             names = sorted(set(json.loads(self._store.read(self._files[INDEX_FILE]))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BrokenModel(f"{self._files[INDEX_FILE]} is no index of a sharded model ({error})") from None
         # A web server's files are known by their names as they stand in an address.
         names = [name if name in self._files else quote(str(name)) for name in names]

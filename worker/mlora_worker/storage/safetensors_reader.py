@@ -146,7 +146,7 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
             for name, value in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BrokenModel(
             f"{uri} has no valid safetensors header ({error}): save or upload it again"
         ) from None
@@ -158,8 +158,10 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
 
 def _entry_of(uri: str, data_start: int, value: dict[str, Any]) -> Entry:
     dtype = _DTYPES[value["dtype"]]
-    shape = tuple(int(side) for side in value["shape"])
+    shape = tuple(value["shape"])
     begin, end = value["data_offsets"]
+    if not all(isinstance(number, int) for number in (*shape, begin, end)):
+        raise TypeError("sides and offsets of tensors are whole numbers")
     if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(
             f"a tensor of shape {list(shape)} and type {value['dtype']} cannot have {end - begin} bytes"

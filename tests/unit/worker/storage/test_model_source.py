@@ -136,6 +136,10 @@ def test_what_is_kept_of_a_model_whose_address_says_all_stays_where_it_was(tmp_p
 WEIGHTS = save(FIRST)
 
 
+def headed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header + b"\0" * 4
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -152,6 +156,17 @@ WEIGHTS = save(FIRST)
         ),
         ((3).to_bytes(8, "little") + b"{{{", "no valid safetensors header"),
         (WEIGHTS.replace(b'"F32"', b'"F99"'), "no valid safetensors header"),
+        (headed(b"[" * 100_000), "no valid safetensors header"),
+        (headed(b"[]"), "no valid safetensors header"),
+        (
+            headed(b'{"a":{"dtype":"F32","shape":[1e999],"data_offsets":[0,4]}}'),
+            "no valid safetensors header",
+        ),
+        (
+            headed(b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0.0,4.0]}}'),
+            "no valid safetensors header",
+        ),
+        (headed(b'{"a":{"dtype":"F32","shape":"1","data_offsets":[0,4]}}'), "no valid safetensors header"),
         (WEIGHTS.replace(b"[3,4]", b"[3,5]"), r"shape \[3, 5\] and type F32 cannot have 48 bytes"),
     ],
 )
@@ -208,6 +223,14 @@ def test_a_model_in_gguf_is_told_how_to_convert_it(
     memory.objects |= {f"{URI}/{name}": content for name, content in {"tiny.Q4_1.GGUF": b"", **more}.items()}
     with pytest.raises(BrokenModel, match=r"as GGUF \(tiny.Q4_1.GGUF\).* convert it once"):
         ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path).names()
+
+
+@pytest.mark.parametrize(
+    "index", [b"[" * 100_000, b"[]", b'{"weight_map": [1]}', b'{"weight_map": {"a": 1}}']
+)
+def test_an_index_that_is_none_is_named(memory: Any, tmp_path: Path, index: bytes) -> None:
+    with pytest.raises(BrokenModel, match=r"no index of a sharded model|is incomplete"):
+        model(memory, tmp_path, {"config.json": b"{}", "model.safetensors.index.json": index}).names()
 
 
 def test_an_unknown_tensor_is_named(memory: Any, tmp_path: Path) -> None:
