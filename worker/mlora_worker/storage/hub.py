@@ -18,7 +18,7 @@ from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.web import WebFiles
 
-_ADDRESS = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([^/]+))?(?:/(.*))?")
+_ADDRESS = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@(refs/[^/]+/[^/]+|[^/]+))?(?:/(.*))?")
 _MODEL = re.compile(r"hf://([^/@]+)/([^/@]+)(?:/(.*))?")
 _NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -305,7 +305,7 @@ REPOSITORY = [
 @pytest.fixture
 def hub(server: Server) -> Server:
     api = "/api/datasets/acme/rows"
-    for revision in ("main", "v1"):
+    for revision in ("main", "v1", "refs%2Fconvert%2Fparquet"):
         server.files[f"{api}/revision/{revision}"] = json.dumps({"sha": "c0ffee"}).encode()
     tree = [{"type": "file", "path": path} for path in REPOSITORY] + [{"type": "directory", "path": "data"}]
     server.files[f"{api}/tree/c0ffee"] = json.dumps(tree).encode()
@@ -318,6 +318,8 @@ def hub(server: Server) -> Server:
     [
         ("hf://datasets/acme/rows", "train", REPOSITORY[2:]),
         ("hf://datasets/acme/rows@v1", "test", REPOSITORY[1:2]),
+        ("hf://datasets/acme/rows@refs/convert/parquet", "test", REPOSITORY[1:2]),
+        ("hf://datasets/acme/rows@refs/convert/parquet/data/test-*", None, REPOSITORY[1:2]),
         ("hf://datasets/acme/rows/data/*.parquet", None, REPOSITORY[1:]),
         ("hf://datasets/acme/rows/**/train-*", None, REPOSITORY[2:]),
         ("hf://datasets/acme/rows/data/test-00000-of-00001.parquet", None, REPOSITORY[1:2]),
