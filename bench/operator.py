@@ -130,6 +130,7 @@ async def _with_many(
                 "namespace": namespace,
                 "watchNamespaces": [namespace],
                 "worker": {"image": "worker:1"},
+                "coordinatorTls": False,
                 "coordinatorUrl": url,
             }
             await _prepare(server, namespace, models)

@@ -47,7 +47,7 @@ class RemoteCluster:
     def revision(self, _pipeline: Pipeline) -> str:
         return "1"
 
-    def coordinator_url(self, _pipeline: Pipeline) -> str:
+    def coordinator_url(self, _pipeline: Pipeline, _scheme: str) -> str:
         return str(self._call("url"))
 
     async def read_secret(self, key: Key) -> SecretData | None:
@@ -59,6 +59,9 @@ class RemoteCluster:
 
     async def read_token(self, _pipeline: Pipeline) -> str | None:
         return str(self._call("token"))
+
+    async def read_trust(self, _pipeline: Pipeline) -> None:
+        """Nothing is encrypted here."""
 
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
         return {"kubernetes.io/metadata.name": namespace}

@@ -47,6 +47,7 @@ async def first_steps(warm: Warm, count: int) -> list[float]:
         "namespace": warm.namespace,
         "watchNamespaces": [warm.namespace],
         "worker": {"image": "worker:1"},
+        "coordinatorTls": False,  # the ranks are no pods
         "coordinatorUrl": f"http://127.0.0.1:{ranks.config.http_port}",
         "allowFileUris": True,
     }

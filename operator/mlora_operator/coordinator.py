@@ -1,10 +1,11 @@
-"""HTTP to the coordinators: one client per pipeline, and one long poll that keeps its last report.
+"""HTTP(S) to the coordinators: one client per pipeline, and one long poll that keeps its last report.
 
 Errors of the client, all ``CoordinatorError``:
 
 - ``Unreachable``: no connection, no answer in time, or a 5xx; comes and goes with pods.
 - ``Starting``: the coordinator is there but its stages still load the model (503).
 - ``Unauthorized``: the token is not the coordinator's.
+- ``Untrusted``: the certificate is not the coordinator's. Whoever answered there was sent nothing.
 - ``Invalid``: one side does not understand the other; the message has the answer.
 """
 
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
+from typing import TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 from pydantic import ValidationError
 
 from mlora_operator.reconcile.about import about_key
-from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.ports import Endpoint, Trust
 from mlora_operator.reconcile.progress import by_another_clock, heard
 from mlora_operator.reconcile.snapshot import Contact, Key
 from mlora_worker.protocol import REPORT_FORMAT, REPORT_HEADER, Plan, Report
@@ -36,6 +41,7 @@ TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
 REPORTS_APART, APART_FOR_EACH = 0.1, 0.001
 RETRY_AFTER = 1.0  # seconds between polls while the coordinator does not answer
 ANSWER_SHOWN = 500  # characters of an error's body
+_WAY_OUT = "another one is made when the Secret is deleted"
 
 
 class CoordinatorError(Exception):
@@ -54,6 +60,10 @@ class Unauthorized(CoordinatorError):
     pass
 
 
+class Untrusted(CoordinatorError):
+    pass
+
+
 class Invalid(CoordinatorError):
     pass
 
@@ -61,15 +71,21 @@ class Invalid(CoordinatorError):
 class CoordinatorClient:
     """One coordinator; the session belongs to the caller.
 
-    ``former``: the token before this one. A token that was made anew reaches the coordinator's disk a minute or more after
-    the API server; until the new one is taken, the former one still opens the door.
+    ``former``: the client before this one, of the same coordinator with another token or certificate. What was made anew
+    reaches the coordinator's disk a minute or more after the API server; until the new is taken, the former holds.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, endpoint: Endpoint, former: str | None = None) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, endpoint: Endpoint, former: CoordinatorClient | None = None
+    ) -> None:
         self._session = session
         self._url = endpoint.url.rstrip("/")
-        self._token = endpoint.token
-        self._former = former
+        self._token, self._trust = endpoint.token, endpoint.trust
+        self._former_token: str | None = None
+        self._former_trust: Trust | None = None
+        if former is not None:
+            self._former_token = _before(self._token, former._token, former._former_token)
+            self._former_trust = _before(self._trust, former._trust, former._former_trust)
 
     async def put_plan(self, plan: Plan) -> None:
         """Hand over a plan. Returns when the coordinator has taken it. Raises CoordinatorError."""
@@ -100,16 +116,35 @@ class CoordinatorClient:
         self, method: str, path: str, query: Mapping[str, str], body: str | None, within: float
     ) -> str:
         try:
-            text = await self._ask(self._token, method, path, query, body, within)
-        except Unauthorized:
-            if self._former is None:
+            text = await self._authorized(self._trust, method, path, query, body, within)
+        except Untrusted:
+            if self._former_trust is None:
                 raise
-            return await self._ask(self._former, method, path, query, body, within)
-        self._former = None
+            return await self._authorized(self._former_trust, method, path, query, body, within)
+        self._former_trust = None
+        return text
+
+    async def _authorized(
+        self,
+        trust: Trust | None,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: str | None,
+        within: float,
+    ) -> str:
+        try:
+            text = await self._ask(trust, self._token, method, path, query, body, within)
+        except Unauthorized:
+            if self._former_token is None:
+                raise
+            return await self._ask(trust, self._former_token, method, path, query, body, within)
+        self._former_token = None
         return text
 
     async def _ask(
         self,
+        trust: Trust | None,
         token: str,
         method: str,
         path: str,
@@ -121,13 +156,23 @@ class CoordinatorClient:
         headers = {"Authorization": f"Bearer {token}", REPORT_HEADER: str(REPORT_FORMAT)}
         if body is not None:
             headers["Content-Type"] = "application/json"
+        encrypted = self._url.startswith("https:")
         try:
             async with self._session.request(
-                method, self._url + path, params=query, data=body, headers=headers, timeout=timeout
+                method,
+                self._url + path,
+                params=query,
+                data=body,
+                headers=headers,
+                timeout=timeout,
+                ssl=_context(trust, self._url) if encrypted else True,
+                server_hostname=trust.host if encrypted and trust is not None else None,
             ) as answer:
                 text = await answer.text()
         except TimeoutError as error:
             raise Unreachable(f"no answer from {self._url} within {within:g} s") from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise Untrusted(_distrust(self._url, trust, error.certificate_error)) from error
         except aiohttp.ClientError as error:
             raise Unreachable(f"{self._url}: {error}") from error
         if answer.status in (401, 403):
@@ -139,6 +184,36 @@ class CoordinatorClient:
         if answer.status >= 400:
             raise Invalid(f"{self._url} answered {answer.status}: {text[:ANSWER_SHOWN]}")
         return text
+
+
+T = TypeVar("T")
+
+
+def _before(now: T, last: T, last_but_one: T | None) -> T | None:
+    """What was in force before ``now`` and may be so still at the other side."""
+    return last if last != now else last_but_one
+
+
+@lru_cache(maxsize=1024)  # milliseconds each time
+def _context(trust: Trust | None, url: str) -> ssl.SSLContext:
+    """For TLS with whoever has this very certificate; no authority counts. Raises Untrusted."""
+    if trust is None:
+        raise Untrusted(f"by which certificate {url} proves itself is not known")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # asks for a certificate, and for its name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself
+    first, end, _ = trust.certificate.partition("-----END CERTIFICATE-----")  # not who signed it
+    try:
+        context.load_verify_locations(cadata=first + end)
+    except (ssl.SSLError, ValueError, TypeError):  # TypeError: not ASCII
+        raise Untrusted(f"{trust.origin} has no certificate in tls.crt; {_WAY_OUT}") from None
+    return context
+
+
+def _distrust(url: str, trust: Trust | None, error: Exception) -> str:
+    words = getattr(error, "verify_message", "") or str(error)
+    origin = trust.origin if trust is not None else "nothing"
+    return f"{url} does not prove itself by the certificate in {origin} ({words}), so it is sent nothing; {_WAY_OUT}"
 
 
 class _Link:
@@ -190,6 +265,11 @@ class _Link:
             self._links.wake()
 
 
+def _is_same_place(one: Endpoint, other: Endpoint) -> bool:
+    """Whether it begins to encrypt or ends doing so does not matter."""
+    return urlsplit(one.url)[1:] == urlsplit(other.url)[1:]
+
+
 class Links:
     """The links to all coordinators (``ports.Coordinators`` over HTTP). Use as an async context manager.
 
@@ -225,8 +305,8 @@ class Links:
             await self._session.close()
 
     def follow(self, endpoints: Mapping[Key, Endpoint]) -> None:
-        """Keep a link to each of these and to no other; one whose address or token changed is made anew. With another
-        token it is the same coordinator: what is known of it stays."""
+        """Keep a link to each of these and to no other; one whose address, token or certificate changed is made anew. At
+        the same address it is the same coordinator: what is known of it stays."""
         assert self._session is not None, "use as a context manager"
         former: dict[Key, _Link] = {}
         for key in [key for key, link in self._links.items() if endpoints.get(key) != link.endpoint]:
@@ -235,8 +315,8 @@ class Links:
         for key, endpoint in endpoints.items():
             if key not in self._links:
                 before = former.get(key)
-                same = before if before is not None and before.endpoint.url == endpoint.url else None
-                client = CoordinatorClient(self._session, endpoint, same.endpoint.token if same else None)
+                same = before if before is not None and _is_same_place(before.endpoint, endpoint) else None
+                client = CoordinatorClient(self._session, endpoint, same.client if same else None)
                 self._links[key] = _Link(key, endpoint, client, self, same.contact if same else None)
 
     def contacts(self) -> Mapping[Key, Contact]:

@@ -24,6 +24,7 @@ import kopf
 from kubernetes.aio import client, config
 
 from mlora_operator.api import GROUP, VERSION, pipeline, task
+from mlora_operator.certificates import self_signed
 from mlora_operator.coordinator import Links
 from mlora_operator.health import examine, running_tasks, serve_health
 from mlora_operator.leader import Elector, Terms, suspend_clock
@@ -105,7 +106,9 @@ class Runtime:
                 elector = self._elector(KubeApi(api, tally=self.exporter.measures.request))
                 new_token = functools.partial(secrets.token_urlsafe, 32)
                 counted = KubeApi(api, elector.permit, self.exporter.measures.request)
-                cluster = ApiServer(counted, indexes, self.settings, new_token)
+                cluster = ApiServer(
+                    counted, indexes, self.settings, new_token, lambda host: self_signed(host, self.now())
+                )
                 runner = await serve_health(self.settings.health.port, self._check)
                 stack.push_async_callback(runner.cleanup)
                 if self.settings.metrics.enabled:

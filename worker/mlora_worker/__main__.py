@@ -45,6 +45,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     # torch is imported only once the configuration is known to be good
+    from mlora_worker.coordinator.tls import CannotServe
     from mlora_worker.data.errors import DataError
     from mlora_worker.model.errors import ModelError
     from mlora_worker.pipeline.frames import LinkClosed
@@ -66,6 +67,9 @@ def main() -> None:
     except (ModelError, DataError, BrokenModel) as error:
         log.error("the model cannot be served: %s", error)
         code = EXIT_USAGE
+    except CannotServe as error:
+        log.error("%s", error)
+        code = EXIT_FAILED
     except Exception:
         log.exception("rank %d failed", rank)
         code = EXIT_FAILED

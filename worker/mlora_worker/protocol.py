@@ -730,6 +730,7 @@ class WorkerConfig(Message):
     link_port: Amount = 29400  # descriptors and reports between ranks
     rendezvous_port: Amount = 29500  # torch.distributed's store
     token_file: str
+    tls_dir: str | None = None  # holds tls.crt and tls.key, re-read when they change; None: plain HTTP
     storage_endpoint: str | None = None  # of the model; its keys are files below storage_keys_dir
     storage_region: str = "us-east-1"
     storage_addressing: Addressing = Addressing.AUTO

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import ssl
 import threading
 import time
 import uuid
@@ -28,6 +29,7 @@ from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.store_turns import StoreTurns
+from mlora_worker.coordinator.tls import server_context
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
@@ -117,7 +119,7 @@ class _FirstRank:
         storing, later = _lane(_STORING, "store"), Later().start()
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
         host = None if _has_own_network() else config.coordinator_host
-        serve_in_thread(app, host, config.http_port)
+        serve_in_thread(app, host, config.http_port, tls_of(config))
         config = self._config = with_pinned_model(config)
         told = {"commit": config.model.commit}
         hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "", told=told)
@@ -268,7 +270,7 @@ def _run_later_rank(
 ) -> None:
     """Any rank but 0. Asked to end, it tells rank 0 and serves on until the stream stops."""
     if _has_own_network():
-        serve_in_thread(health_app(), None, config.http_port)
+        serve_in_thread(health_app(), None, config.http_port, tls_of(config))
     spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
     config = with_commit(config, spoke.told["commit"])
     last = rank == config.stages - 1
@@ -356,6 +358,13 @@ def _run_later_rank(
         on_kept=kept,
         record=recorder.span,
     ).run()
+
+
+def tls_of(config: WorkerConfig) -> ssl.SSLContext | None:
+    """How the HTTP port is encrypted; the same on all ranks, since the kubelet's probes are. Raises ``CannotServe``."""
+    return (
+        server_context(Path(config.tls_dir), config.coordinator_host) if config.tls_dir is not None else None
+    )
 
 
 def _lane(threads: int, name: str) -> Lane:

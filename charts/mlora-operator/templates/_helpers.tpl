@@ -67,6 +67,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "metrics.workers.port %s is one that workers use themselves" (.port | int64 | toString)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.coordinatorTls (hasPrefix "http://" .Values.coordinatorUrl) -}}
+{{- fail "coordinatorUrl begins with http://, but coordinators serve HTTPS: write {scheme}://, or coordinatorTls: false" -}}
+{{- end -}}
+{{- if and (not .Values.coordinatorTls) (hasPrefix "https://" .Values.coordinatorUrl) -}}
+{{- fail "coordinatorUrl begins with https://, but coordinatorTls is false" -}}
+{{- end -}}
 {{- $former := "" -}}
 {{- range .Values.metrics.priorities -}}
 {{- if and $former (le (int64 .) (int64 $former)) -}}
@@ -143,6 +149,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "networkPolicy" $network
   "allowFileUris" .Values.allowFileUris
   "allowPrivateEndpoints" .Values.allowPrivateEndpoints
+  "coordinatorTls" .Values.coordinatorTls
   "coordinatorUrl" .Values.coordinatorUrl
   | toPrettyJson -}}
 {{- end -}}

@@ -36,7 +36,7 @@ NETWORK = (
 )
 
 # Of the operator's settings.
-COORDINATOR_URL = r"^https?://([^{}]|\{(host|port|namespace|name)\})+$"
+COORDINATOR_URL = r"^(\{scheme\}|https?)://([^{}]|\{(host|port|namespace|name)\})+$"
 
 # What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
 REFUSALS: Mapping[str, str] = {
@@ -51,7 +51,7 @@ REFUSALS: Mapping[str, str] = {
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
     r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes above 0, such as "
     "20Gi or 500M",
-    COORDINATOR_URL: "must be a URL in which host, port, namespace and name may stand in braces, and nothing else",
+    COORDINATOR_URL: "must be a URL in which scheme, host, port, namespace and name may stand in braces, and nothing else",
     NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
 }

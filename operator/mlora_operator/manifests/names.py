@@ -16,6 +16,7 @@ LABEL_NAME = "app.kubernetes.io/name"
 LABEL_PIPELINE = "mlora.dev/pipeline"  # name of the children's LoRAPipeline, shortened like a child's name
 ANNOTATION_PIPELINE = "mlora.dev/pipeline-name"  # the same in full length
 REVISION = "mlora.dev/revision"  # annotation: hash of the pod template
+SCHEME = "mlora.dev/scheme"  # annotation on a pod: https where its coordinator encrypts; without it, http
 LINEAGE = "mlora.dev/lineage"  # annotation: hash of what a task's checkpoints belong to
 RETRY = "mlora.dev/retry"  # annotation on a task: a new value starts a failed one again
 REPLICA_OF = "mlora.dev/replica-of"  # annotation on a pipeline: the name of the one whose tasks it shares
@@ -51,7 +52,7 @@ def safe_name(name: str, limit: int, prefix: str = "") -> str:
 
 
 def child_name(pipeline: str) -> str:
-    """Name of a pipeline's StatefulSet, Service and token Secret."""
+    """Name of a pipeline's StatefulSet and Service; its Secrets' begin with it."""
     return safe_name(pipeline, STATEFULSET_NAME_LIMIT, "mlora-")
 
 

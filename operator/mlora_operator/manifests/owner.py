@@ -25,6 +25,10 @@ class Owner:
     def token_secret(self) -> str:
         return f"{self.child}-token"
 
+    @property
+    def tls_secret(self) -> str:
+        return f"{self.child}-tls"
+
 
 def metadata(owner: Owner, name: str) -> dict[str, Any]:
     """Of a child. The owner reference makes the garbage collector delete it: no finalizer is needed."""

@@ -9,9 +9,9 @@ from mlora_operator.manifests.owner import Owner, metadata
 from mlora_operator.manifests.worker import HTTP_PORT, LINK_PORT, RENDEZVOUS_PORT
 
 
-def service(owner: Owner) -> dict[str, Any]:
-    """Ranks look each other up before they are ready, hence ``publishNotReadyAddresses``."""
-    ports = (("http", HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT))
+def service(owner: Owner, *, tls: bool = False) -> dict[str, Any]:
+    """Ranks look each other up before they are ready, hence ``publishNotReadyAddresses``. Meshes go by the ports' names."""
+    ports = (("https" if tls else "http", HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT))
     return {
         "apiVersion": "v1",
         "kind": "Service",

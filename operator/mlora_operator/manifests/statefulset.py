@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
-from mlora_operator.manifests.names import LINEAGE, REVISION, digest, labels, selector
+from mlora_operator.manifests.names import LINEAGE, REVISION, SCHEME, digest, labels, selector
 from mlora_operator.manifests.owner import Owner, metadata
 from mlora_operator.manifests.worker import (
     CACHE_DIR,
@@ -14,6 +14,7 @@ from mlora_operator.manifests.worker import (
     LINK_PORT,
     RENDEZVOUS_PORT,
     STORAGE_KEYS_DIR,
+    TLS_DIR,
     TOKEN_DIR,
     worker_config,
 )
@@ -31,10 +32,11 @@ def statefulset(
     log_format: Literal["text", "json"],
     *,
     allow_file_uris: bool = False,
+    tls: bool = False,
 ) -> dict[str, Any]:
     """All ranks start at once (Parallel) and wait for each other. The operator, not the controller, replaces
     pods of a former template (OnDelete): it knows when they train."""
-    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
+    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris, tls=tls)
     meta = metadata(owner, owner.child)
     meta["annotations"] |= {REVISION: template["metadata"]["annotations"][REVISION]}
     return {
@@ -59,9 +61,10 @@ def revision(
     log_format: Literal["text", "json"],
     *,
     allow_file_uris: bool = False,
+    tls: bool = False,
 ) -> str:
     """Identity of the pod template: pods that carry another one were started with another configuration."""
-    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
+    template = pod_template(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris, tls=tls)
     return str(template["metadata"]["annotations"][REVISION])
 
 
@@ -78,12 +81,17 @@ def pod_template(
     log_format: Literal["text", "json"],
     *,
     allow_file_uris: bool = False,
+    tls: bool = False,
 ) -> dict[str, Any]:
-    pod = _pod_spec(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris)
+    pod = _pod_spec(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris, tls=tls)
     return {
         "metadata": {
             "labels": labels(owner.name),
-            "annotations": {REVISION: digest(pod), LINEAGE: lineage(spec)},
+            "annotations": {
+                REVISION: digest(pod),
+                LINEAGE: lineage(spec),
+                **({SCHEME: "https"} if tls else {}),
+            },
         },
         "spec": pod,
     }
@@ -96,11 +104,12 @@ def _pod_spec(
     log_format: Literal["text", "json"],
     *,
     allow_file_uris: bool = False,
+    tls: bool = False,
 ) -> dict[str, Any]:
     worker = spec.worker
-    volumes, mounts = _volumes(owner, spec)
+    volumes, mounts = _volumes(owner, spec, tls)
     config = worker_config(
-        owner, spec, log_format, allow_file_uris=allow_file_uris, metrics_port=defaults.metrics_port
+        owner, spec, log_format, allow_file_uris=allow_file_uris, tls=tls, metrics_port=defaults.metrics_port
     )
     pull_secrets = worker.image_pull_secrets or defaults.image_pull_secrets
     pod: dict[str, Any] = {
@@ -137,10 +146,13 @@ def _container(
     mounts: list[dict[str, Any]],
 ) -> dict[str, Any]:
     worker = spec.worker
-    ports = [("http", HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT)]
+    scheme = "http" if config.tls_dir is None else "https"
+    ports = [(scheme, HTTP_PORT), ("link", LINK_PORT), ("rendezvous", RENDEZVOUS_PORT)]
     if config.metrics_port is not None:
         ports.append(("metrics", config.metrics_port))
-    alive = {"httpGet": {"path": "/healthz", "port": "http"}}
+    alive: dict[str, Any] = {"httpGet": {"path": "/healthz", "port": scheme}}
+    if scheme == "https":
+        alive["httpGet"]["scheme"] = "HTTPS"  # whose certificate it is, the kubelet does not ask
     container: dict[str, Any] = {
         "name": "worker",
         "image": worker.image or defaults.image,
@@ -176,7 +188,9 @@ def _own_env(config: str, users: set[str]) -> list[dict[str, Any]]:
     return [one for one in own if one["name"] not in users]
 
 
-def _volumes(owner: Owner, spec: LoRAPipelineSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(
+    owner: Owner, spec: LoRAPipelineSpec, tls: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Volumes and mounts. A path that the user mounts is theirs, such as a persistent volume at the cache."""
     own: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (
@@ -191,6 +205,14 @@ def _volumes(owner: Owner, spec: LoRAPipelineSpec) -> tuple[list[dict[str, Any]]
             {"name": "mlora-shm", "mountPath": "/dev/shm"},
         ),
     ]
+    if tls:
+        secret = {"secretName": owner.tls_secret, "defaultMode": 0o440}
+        own.append(
+            (
+                {"name": "mlora-tls", "secret": secret},
+                {"name": "mlora-tls", "mountPath": TLS_DIR, "readOnly": True},
+            )
+        )
     if spec.storage.secret_ref is not None:
         source = {"secretName": spec.storage.secret_ref.name, "defaultMode": 0o440, "optional": True}
         own.append(

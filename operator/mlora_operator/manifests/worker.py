@@ -15,6 +15,7 @@ LINK_PORT = 29400
 RENDEZVOUS_PORT = 29500
 
 TOKEN_DIR = "/var/run/mlora/token"
+TLS_DIR = "/var/run/mlora/tls"
 STORAGE_KEYS_DIR = "/var/run/mlora/storage"
 CACHE_DIR = "/cache"
 
@@ -33,6 +34,7 @@ def worker_config(
     log_format: Literal["text", "json"],
     *,
     allow_file_uris: bool,
+    tls: bool = False,
     metrics_port: int | None = None,
 ) -> WorkerConfig:
     """The same for all ranks of a pipeline; a rank knows its number by its pod's name."""
@@ -46,6 +48,7 @@ def worker_config(
         link_port=LINK_PORT,
         rendezvous_port=RENDEZVOUS_PORT,
         token_file=f"{TOKEN_DIR}/{TOKEN_KEY}",
+        tls_dir=TLS_DIR if tls else None,
         storage_endpoint=storage.endpoint,
         storage_region=storage.region,
         storage_addressing=storage.addressing,

@@ -18,7 +18,13 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
 from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
-from mlora_operator.manifests.secret import TOKEN_KEY, token_secret
+from mlora_operator.manifests.secret import (
+    CERTIFICATE_KEY,
+    TOKEN_KEY,
+    CertificatePair,
+    tls_secret,
+    token_secret,
+)
 from mlora_operator.manifests.service import service
 from mlora_operator.manifests.statefulset import revision, statefulset
 from mlora_operator.manifests.worker import HTTP_PORT, coordinator_host
@@ -27,7 +33,7 @@ from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.groups import read_groups
 from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi, collection
 from mlora_operator.reconcile.observe import key_of
-from mlora_operator.reconcile.ports import Gone, Objects, Raw, Refused
+from mlora_operator.reconcile.ports import Gone, Objects, Raw, Refused, Trust
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_operator.settings import Settings
 
@@ -57,19 +63,27 @@ class Indexes:
 
 
 class ApiServer:
-    """Reads from indexes, writes through ``KubeApi``. ``new_token`` makes a secret text."""
+    """Reads from indexes, writes through ``KubeApi``. ``new_token`` makes a secret text, ``new_certificate`` one for a DNS
+    name."""
 
     def __init__(
-        self, api: KubeApi, indexes: Indexes, settings: Settings, new_token: Callable[[], str]
+        self,
+        api: KubeApi,
+        indexes: Indexes,
+        settings: Settings,
+        new_token: Callable[[], str],
+        new_certificate: Callable[[str], CertificatePair],
     ) -> None:
         self._api = api
         self._indexes = indexes
         self._settings = settings
         self._new_token = new_token
+        self._new_certificate = new_certificate
         self._applied: dict[tuple[str, Key], tuple[JSON, str]] = {}
         self._policies: dict[Key, JSON] = {}  # as applied since the last audit; they are not watched
         self._vanished: set[str] = set()
         self._tokenless: set[Key] = set()  # pipelines without a token when one was last looked for
+        self._certified: set[Key] = set()  # pipelines that had a certificate when one was last looked for
 
     # --- what is ---
 
@@ -94,10 +108,12 @@ class ApiServer:
             settings.worker,
             settings.log.format,
             allow_file_uris=settings.allow_file_uris,
+            tls=settings.coordinator_tls,
         )
 
-    def coordinator_url(self, pipeline: Pipeline) -> str:
+    def coordinator_url(self, pipeline: Pipeline, scheme: str) -> str:
         return self._settings.coordinator_url.format(
+            scheme=scheme,
             host=coordinator_host(_owner(pipeline)),
             port=HTTP_PORT,
             namespace=pipeline.key.namespace,
@@ -130,6 +146,16 @@ class ApiServer:
         self._tokenless.discard(pipeline.key)
         return data[TOKEN_KEY]
 
+    async def read_trust(self, pipeline: Pipeline) -> Trust | None:
+        owner = _owner(pipeline)
+        key = Key(pipeline.key.namespace, owner.tls_secret)
+        data = await self.read_secret(key)
+        if data is None:
+            self._certified.discard(pipeline.key)
+            return None
+        self._certified.add(pipeline.key)
+        return Trust(coordinator_host(owner), data.get(CERTIFICATE_KEY, ""), f"Secret {key}")
+
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
         try:
             found = await self._api.get(f"/api/v1/namespaces/{namespace}")
@@ -145,7 +171,7 @@ class ApiServer:
         await self._api.apply(manifest)
 
     async def apply_workers(self, workers: Workers) -> None:
-        """The Service first, so that the ranks' names resolve when they start; the token before its pods."""
+        """The Service first, so that the ranks' names resolve when they start; token and certificate before the pods."""
         assert workers.pipeline.spec is not None
         owner, settings = _owner(workers.pipeline), self._settings
         group = statefulset(
@@ -155,13 +181,17 @@ class ApiServer:
             settings.worker,
             settings.log.format,
             allow_file_uris=settings.allow_file_uris,
+            tls=settings.coordinator_tls,
         )
         present = self._versions(Key(owner.namespace, owner.child))
         if "StatefulSet" not in present or workers.pipeline.key in self._tokenless:
             await self._create_once(token_secret(owner, self._new_token()))
+        if settings.coordinator_tls and workers.pipeline.key not in self._certified:
+            await self._create_once(tls_secret(owner, self._new_certificate(coordinator_host(owner))))
+            self._certified.add(workers.pipeline.key)
         if settings.network_policy.enabled:
             await self._apply_policy(network_policy(owner, settings.network_policy, settings.namespace))
-        await self._apply_changed(service(owner), present.get("Service"))
+        await self._apply_changed(service(owner, tls=settings.coordinator_tls), present.get("Service"))
         try:
             await self._apply_changed(group, present.get("StatefulSet"))
         except ApiError as error:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION
+from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION, SCHEME
 from mlora_operator.reconcile.observe import key_of, parse_time
 from mlora_operator.reconcile.snapshot import Ending, Group, Key, Pod, PodProblem
 
@@ -45,6 +45,7 @@ def read_groups(
             revision=meta.get("annotations", {}).get(REVISION, ""),
             pods=tuple(sorted(members, key=lambda pod: pod.key)),
             problem=refusal,
+            scheme=_scheme(raw, members),
         )
     for (namespace, label), members in by_label.items():
         of_it = tuple(sorted(members, key=lambda pod: pod.key))
@@ -73,7 +74,19 @@ def read_pod(raw: Raw) -> Pod:
         placed=conditions.get("PodScheduled", {}).get("status") == "True",
         gone_by=parse_time(meta["deletionTimestamp"]) if deleting else None,
         lineage=meta.get("annotations", {}).get(LINEAGE, ""),
+        scheme=meta.get("annotations", {}).get(SCHEME, "http"),
     )
+
+
+def _scheme(statefulset: Raw, members: Iterable[Pod]) -> str:
+    """Of the first worker, which may be of a former template. Never found out by trying: whoever stands in for it would
+    only have to refuse HTTPS to be sent keys in clear text.
+    """
+    for pod in members:
+        if pod.key.name.endswith("-0"):
+            return pod.scheme
+    template = statefulset["spec"].get("template", {}).get("metadata", {})
+    return str(template.get("annotations", {}).get(SCHEME, "http"))
 
 
 def _ending(status: Mapping[str, Any]) -> Ending | None:

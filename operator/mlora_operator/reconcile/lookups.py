@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from mlora_operator.reconcile.ports import Cluster
+from mlora_operator.reconcile.ports import Cluster, Trust
 from mlora_operator.reconcile.snapshot import Key, Pipeline, SecretData
 
 logger = logging.getLogger(__name__)
@@ -60,6 +60,8 @@ class Lookups:
         self._labels: _Shelf[str, Mapping[str, str]] = _Shelf(cluster.read_namespace_labels, clock)
         self._tokens: _Shelf[Key, str | None] = _Shelf(self._read_token, clock)
         self._last_tokens: dict[Key, str] = {}
+        self._trusts: _Shelf[Key, Trust | None] = _Shelf(self._read_trust, clock)
+        self._last_trusts: dict[Key, Trust] = {}
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
@@ -82,5 +84,16 @@ class Lookups:
         self._last_tokens = {key: token for key, token in last.items() if token is not None}
         return self._last_tokens
 
+    async def trusts(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, Trust]:
+        """By what coordinators that serve HTTPS prove themselves, as ``tokens``, which has to be asked before."""
+        keys = {pipeline.key for pipeline in pipelines}
+        found = await self._trusts.get(keys, lambda trust: MAX_AGE if trust else 0.0)
+        last = {key: trust or self._last_trusts.get(key) for key, trust in found.items()}
+        self._last_trusts = {key: trust for key, trust in last.items() if trust is not None}
+        return self._last_trusts
+
     async def _read_token(self, key: Key) -> str | None:
         return await self._cluster.read_token(self._pipelines[key])
+
+    async def _read_trust(self, key: Key) -> Trust | None:
+        return await self._cluster.read_trust(self._pipelines[key])

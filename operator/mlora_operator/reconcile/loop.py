@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -166,7 +166,7 @@ class Loop:
         with_workers = [
             one for one in valid if one.key in objects.groups and objects.groups[one.key].replicas
         ]
-        await self._follow(with_workers)
+        await self._follow({one.key: (one, objects.groups[one.key].scheme) for one in with_workers})
         return Snapshot(
             tasks=tasks,
             pipelines=pipelines,
@@ -198,13 +198,17 @@ class Loop:
             read.append(seen)
         return tuple(read), revisions
 
-    async def _follow(self, pipelines: list[Pipeline]) -> None:
-        tokens = await self._lookups.tokens(pipelines)
+    async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> None:
+        """Of each pipeline with workers, and how its coordinator is spoken to."""
+        urls = {key: self._cluster.coordinator_url(*one) for key, one in schemes.items()}
+        tokens = await self._lookups.tokens(pipeline for pipeline, _ in schemes.values())
+        encrypted = {key for key, url in urls.items() if url.startswith("https:")}
+        trusts = await self._lookups.trusts(schemes[key][0] for key in encrypted)
         self._coordinators.follow(
             {
-                pipeline.key: Endpoint(self._cluster.coordinator_url(pipeline), tokens[pipeline.key])
-                for pipeline in pipelines
-                if pipeline.key in tokens
+                key: Endpoint(url, tokens[key], trusts.get(key))
+                for key, url in urls.items()
+                if key in tokens and (key not in encrypted or key in trusts)
             }
         )
 

@@ -27,6 +27,15 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """The one certificate that a coordinator may have. Its name is asked for wherever its address leads."""
+
+    host: str
+    certificate: str = field(repr=False)  # as PEM
+    origin: str  # for messages
+
+
+@dataclass(frozen=True, slots=True)
 class Objects:
     """What is there now. ``metadata`` of tasks and pipelines needs namespace, name, uid, creationTimestamp;
     generation and resourceVersion where there are any."""
@@ -44,8 +53,8 @@ class Cluster(Protocol):
     def revision(self, pipeline: Pipeline) -> str:
         """Identity of the start configuration that the workers shall have. ``pipeline.spec`` is valid."""
 
-    def coordinator_url(self, pipeline: Pipeline) -> str:
-        """Where the pipeline's coordinator listens, such as ``http://host:8080``."""
+    def coordinator_url(self, pipeline: Pipeline, scheme: str) -> str:
+        """Where the pipeline's coordinator listens, such as ``http://host:8080``. ``scheme``: of its group."""
 
     async def read_secret(self, key: Key) -> SecretData | None:
         """The decoded Secret, or None when there is none."""
@@ -55,6 +64,9 @@ class Cluster(Protocol):
 
     async def read_token(self, pipeline: Pipeline) -> str | None:
         """The bearer token of the pipeline's coordinator, or None before its workers were first applied."""
+
+    async def read_trust(self, pipeline: Pipeline) -> Trust | None:
+        """By what the pipeline's coordinator proves itself when it serves HTTPS, or None when there is nothing yet."""
 
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
         """Labels of a namespace; empty when it has none or is gone."""
@@ -67,7 +79,8 @@ class Cluster(Protocol):
         """Remove a replica, this very object, with all that belongs to it."""
 
     async def apply_workers(self, workers: Workers) -> None:
-        """Make the pipeline's token (once) and its workers, or bring them to this number. Raises Refused."""
+        """Make the pipeline's token and certificate (once), and its workers, or bring them to this number.
+        Raises Refused."""
 
     async def delete_pod(self, pod: Pod) -> None:
         """End one worker; its group starts another in its place, with the group's present revision."""
@@ -91,6 +104,7 @@ class Endpoint:
 
     url: str
     token: str = field(repr=False)
+    trust: Trust | None = None  # needed where the address begins with https
 
 
 class Coordinators(Protocol):

@@ -174,6 +174,7 @@ class Pod:
     placed: bool = True  # it has a node
     gone_by: datetime | None = None  # when a pod that is being deleted had to be gone
     lineage: str = ""  # those of the same one take up each other's tasks; see statefulset.lineage
+    scheme: str = "http"  # https: it encrypts what its coordinator serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,7 @@ class Group:
     pods: tuple[Pod, ...] = ()
     problem: PodProblem | None = None  # why pods cannot even be made, such as a quota
     gone: bool = False  # only pods are left of it
+    scheme: str = "http"  # of the coordinator that runs, or else of the one that comes next
 
     @property
     def ready(self) -> int:

@@ -368,6 +368,7 @@ def _open_house(
         "namespace": namespace,
         "watchNamespaces": [namespace],
         "worker": {"image": "worker:1"},
+        "coordinatorTls": False,
         "coordinatorUrl": coordinator.url,
         "models": models,
     }

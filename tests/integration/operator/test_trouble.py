@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kubernetes.aio import client, config
 
+from mlora_operator.manifests.secret import CertificatePair
 from mlora_operator.reconcile.apiserver import ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.observe import read_task
@@ -165,6 +166,10 @@ def test_a_write_that_comes_late_takes_nothing_back_and_one_about_another_object
     assert bench.status("loratask", "t1")["step"] == 1
 
 
+def unencrypted(host: str) -> CertificatePair:
+    raise AssertionError(f"nobody asked for a certificate of {host}")
+
+
 @contextlib.asynccontextmanager
 async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterator[ApiServer]:
     """The operator's own edge to the API server, with indexes of our own."""
@@ -176,4 +181,4 @@ async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterato
     async with client.ApiClient(configuration) as api:
         nothing: Callable[[], list[Any]] = list
         indexes = Indexes(tasks, nothing, nothing, nothing, nothing, nothing)
-        yield ApiServer(KubeApi(api), indexes, settings, lambda: "token")
+        yield ApiServer(KubeApi(api), indexes, settings, lambda: "token", unencrypted)

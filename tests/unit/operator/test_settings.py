@@ -65,6 +65,9 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "coordinatorUrl: 'http://{hots}:{port}'\n", "coordinatorUrl: must be a URL in which"),
         (LEAST + "coordinatorUrl: '{host}:{port}'\n", "coordinatorUrl: must be a URL in which"),
         (LEAST + "health: {port: 9000}\nmetrics: {enabled: true, port: 9000}\n", "must differ"),
+        (LEAST + "coordinatorUrl: 'http://{host}:{port}'\n", "coordinatorUrl begins with http://"),
+        (LEAST + "coordinatorTls: false\ncoordinatorUrl: 'https://{host}'\n", "coordinatorTls is false"),
+        (LEAST + "coordinatorTls: 'no'\n", "coordinatorTls"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],
@@ -93,6 +96,8 @@ def test_an_entry_of_the_catalogue_has_every_field_of_a_pipeline_but_two() -> No
     assert CatalogueModel.model_validate(entry).pipeline_spec().checkpoints.uri == "s3://checkpoints/all"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8080", "https://{name}-{namespace}.example.org:{port}/x"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080", "https://{name}-{namespace}.example.org:{port}/x", "{scheme}://{host}"]
+)
 def test_a_coordinators_url_may_hold_what_tells_pipelines_apart(url: str) -> None:
     assert parse_settings(LEAST + f"coordinatorUrl: '{url}'\n", "x").coordinator_url == url

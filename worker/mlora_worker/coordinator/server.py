@@ -1,9 +1,10 @@
-"""The coordinator over HTTP (``protocol.py`` says what). One thread with its own event loop; handlers are thin."""
+"""The coordinator over HTTP or HTTPS (``protocol.py`` says what). One thread with its own event loop; handlers are thin."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ssl
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -101,15 +102,18 @@ def health_app() -> web.Application:
     return app
 
 
-def serve_in_thread(app: web.Application, host: str | None, port: int) -> None:
-    """Serve until the process ends; returns when the port is bound. Raises ``OSError`` when it cannot be."""
+def serve_in_thread(
+    app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None = None
+) -> None:
+    """Serve until the process ends, HTTPS where there is ``tls``; returns when the port is bound. Raises ``OSError`` when
+    it cannot be."""
     bound: Future[None] = Future()
 
     async def run() -> None:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=tls).start()
         except OSError as error:
             bound.set_exception(error)
             return

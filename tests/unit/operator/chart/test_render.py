@@ -98,6 +98,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
             "log": {"format": "text", "level": "debug"},
             "health": {"port": 9000, "maxSilenceSeconds": 30},
             "allowFileUris": True,
+            "coordinatorTls": False,
             "coordinatorUrl": "http://{name}.example:{port}",
         }
     )
@@ -112,6 +113,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     assert (settings.log.format, settings.log.level) == ("text", "debug")
     assert (settings.health.port, settings.health.max_silence_seconds) == (9000, 30)
     assert settings.allow_file_uris
+    assert not settings.coordinator_tls
     assert settings.coordinator_url == "http://{name}.example:{port}"
     assert settings.leader_election.lease_name == "rel-mlora-operator"
     assert not settings.network_policy.enabled

@@ -8,7 +8,7 @@ import pytest
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.owner import Owner
-from mlora_operator.manifests.secret import token_secret
+from mlora_operator.manifests.secret import CertificatePair, tls_secret, token_secret
 from mlora_operator.manifests.service import service
 from mlora_operator.manifests.statefulset import lineage, revision, statefulset
 from mlora_operator.settings import WorkerDefaults
@@ -270,3 +270,42 @@ def test_workers_read_files_where_the_settings_allow_them(allowed: bool) -> None
     assert WorkerConfig.model_validate_json(env["MLORA_WORKER_CONFIG"]).allow_file_uris is allowed
     own = template["metadata"]["annotations"]["mlora.dev/revision"]
     assert revision(OWNER, spec(), DEFAULTS, "text", allow_file_uris=allowed) == own
+
+
+def test_tls_secret() -> None:
+    pair = CertificatePair("public", "hush")
+    assert tls_secret(OWNER, pair) == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata("mlora-smollm2-tls"),
+        "type": "kubernetes.io/tls",
+        "data": {"tls.crt": "cHVibGlj", "tls.key": "aHVzaA=="},
+    }
+    assert "hush" not in repr(pair)
+
+
+def test_workers_that_encrypt_have_the_certificate_as_files_and_say_so_to_kubelet_and_operator() -> None:
+    template = statefulset(OWNER, spec(), 2, DEFAULTS, "text", tls=True)["spec"]["template"]
+    (worker,) = template["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in worker["env"]}
+    assert WorkerConfig.model_validate_json(env["MLORA_WORKER_CONFIG"]).tls_dir == "/var/run/mlora/tls"
+    assert {
+        "name": "mlora-tls",
+        "secret": {"secretName": "mlora-smollm2-tls", "defaultMode": 0o440},
+    } in template["spec"]["volumes"]
+    assert {"name": "mlora-tls", "mountPath": "/var/run/mlora/tls", "readOnly": True} in worker[
+        "volumeMounts"
+    ]
+    assert template["metadata"]["annotations"]["mlora.dev/scheme"] == "https"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert worker[probe]["httpGet"] == {"path": "/healthz", "port": "https", "scheme": "HTTPS"}
+    assert worker["ports"][0] == {"name": "https", "containerPort": 8080, "protocol": "TCP"}
+    assert service(OWNER, tls=True)["spec"]["ports"][0]["name"] == "https"
+
+
+def test_to_switch_encryption_replaces_workers_and_another_certificate_does_not() -> None:
+    """The template names the Secret, not what is in it."""
+    plain, encrypted = (revision(OWNER, spec(), DEFAULTS, "text", tls=tls) for tls in (False, True))
+    assert plain != encrypted
+    template = json.dumps(statefulset(OWNER, spec(), 2, DEFAULTS, "text", tls=True)["spec"]["template"])
+    assert "CERTIFICATE" not in template

@@ -184,3 +184,27 @@ def test_a_pod_says_how_often_it_was_started_and_how_it_ended() -> None:
 def test_what_an_exit_code_tells(story: str, code: int, cause: bool, final: bool) -> None:
     ending = Ending(code, "")
     assert (ending.is_cause, ending.is_final) == (cause, final), story
+
+
+@pytest.mark.parametrize(
+    ("story", "of_pod", "of_template", "scheme"),
+    [
+        ("both plain", {}, {}, "http"),
+        ("a pod of a former operator", {}, {"mlora.dev/scheme": "https"}, "http"),
+        ("it encrypts", {"mlora.dev/scheme": "https"}, {"mlora.dev/scheme": "https"}, "https"),
+        ("it was switched off, the pod is not replaced yet", {"mlora.dev/scheme": "https"}, {}, "https"),
+        ("the first pod is not there", None, {"mlora.dev/scheme": "https"}, "https"),
+    ],
+)
+def test_a_coordinator_is_spoken_to_as_its_own_pod_serves(
+    story: str, of_pod: dict[str, str] | None, of_template: dict[str, str], scheme: str
+) -> None:
+    owner = statefulset()
+    owner["spec"]["template"] = {"metadata": {"annotations": of_template}}
+    pods = [pod(1)]
+    pods[0]["metadata"]["annotations"] = {"mlora.dev/scheme": "http"}  # is no coordinator
+    if of_pod is not None:
+        first = pod(0)
+        first["metadata"]["annotations"] = of_pod
+        pods.append(first)
+    assert read_groups([owner], pods, [])[Key("a", "toy")].scheme == scheme, story

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mlora_operator.manifests.secret import CertificatePair
 from mlora_operator.reconcile.apiserver import ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import ApiError
 from mlora_operator.reconcile.loop import Loop
@@ -38,6 +39,10 @@ class NoCoordinators:
         return {}
 
 
+def unasked(host: str) -> CertificatePair:
+    raise AssertionError(f"nobody asked for a certificate of {host}")
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -56,7 +61,7 @@ async def test_others_are_told_how_they_fare_and_it_is_told_what_is_wrong(
     api = Api()
     nothing = lambda: ()  # noqa: E731
     indexes = Indexes(lambda: [task], lambda: [bad], nothing, nothing, nothing, nothing)
-    cluster = ApiServer(api, indexes, make.settings(), lambda: "token")  # type: ignore[arg-type]
+    cluster = ApiServer(api, indexes, make.settings(), lambda: "token", unasked)  # type: ignore[arg-type]
     loop = Loop(cluster, NoCoordinators(), make.settings(), now=lambda: make.now)  # type: ignore[arg-type]
     assert await loop.step()
     assert api.statuses["t1"]["reason"] == "NoPipelineForModel"

@@ -111,7 +111,7 @@ class World:
     def revision(self, _pipeline: Pipeline) -> str:
         return "new"
 
-    def coordinator_url(self, _pipeline: Pipeline) -> str:
+    def coordinator_url(self, _pipeline: Pipeline, _scheme: str) -> str:
         return "http://coordinator"
 
     async def read_secret(self, key: Key) -> SecretData | None:
