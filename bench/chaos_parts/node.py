@@ -208,7 +208,10 @@ class NodeWorld(Built):
             found = self._pods.coordinator()
         except (ApiException, HTTPError):  # the API server has much to do
             return None
-        return ask(*found, REPORT_WITHIN) if found is not None else None
+        if found is None:
+            return None
+        url, token, certificate = found
+        return ask(url, token, REPORT_WITHIN, certificate)
 
     def until(self, done: Callable[[], bool], what: str, seconds: float | None = None) -> None:
         wait_until(done, what, PATIENCE if seconds is None else seconds, 0.25, self.state)

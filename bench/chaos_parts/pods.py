@@ -12,8 +12,9 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
 from bench.chaos_parts.containers import first_process
+from mlora_operator.manifests.names import SCHEME
 from mlora_operator.manifests.owner import Owner
-from mlora_operator.manifests.secret import TOKEN_KEY
+from mlora_operator.manifests.secret import CERTIFICATE_KEY, TOKEN_KEY
 from mlora_operator.manifests.worker import HTTP_PORT
 
 _Read = TypeVar("_Read")
@@ -32,7 +33,7 @@ class Pods:
     def __init__(self, api: client.ApiClient, pipeline: Owner) -> None:
         self._core, self._coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         self._pipeline = pipeline
-        self._token: str | None = None
+        self._secrets: dict[str, str] = {}  # values by key, as first read
 
     def name(self, rank: int) -> str:
         return f"{self._pipeline.child}-{rank}"
@@ -61,19 +62,25 @@ class Pods:
         time: datetime = self.lease().renew_time
         return time
 
-    def coordinator(self) -> tuple[str, str] | None:
-        """Its address, and the token that it asks for."""
-        if self._token is None:
-            held = _if_there(
-                lambda: self._core.read_namespaced_secret(
-                    self._pipeline.token_secret, self._pipeline.namespace
-                )
-            )
-            self._token = base64.b64decode(held.data[TOKEN_KEY]).decode() if held is not None else None
+    def coordinator(self) -> tuple[str, str, str | None] | None:
+        """Its address, the token that it asks for, and the certificate that it has where it serves HTTPS."""
+        token = self._held(self._pipeline.token_secret, TOKEN_KEY)
         pod = self._read(self.name(0))
-        if pod is None or self._token is None or not pod.status.pod_ip:
+        if pod is None or token is None or not pod.status.pod_ip:
             return None
-        return f"http://{pod.status.pod_ip}:{HTTP_PORT}", self._token
+        scheme = pod.metadata.annotations.get(SCHEME, "http")
+        certificate = self._held(self._pipeline.tls_secret, CERTIFICATE_KEY) if scheme == "https" else None
+        return f"{scheme}://{pod.status.pod_ip}:{HTTP_PORT}", token, certificate
+
+    def _held(self, secret: str, key: str) -> str | None:
+        """A value of a Secret that stays as it is."""
+        if key not in self._secrets:
+            read = self._core.read_namespaced_secret
+            held = _if_there(lambda: read(secret, self._pipeline.namespace))
+            if held is None:
+                return None
+            self._secrets[key] = base64.b64decode(held.data[key]).decode()
+        return self._secrets[key]
 
     def _running(self, name: str, program: str) -> Running | None:
         pod = self._read(name)
