@@ -50,6 +50,7 @@ FORBIDDEN: tuple[Question, ...] = (
     ("list", "", "secrets", ""),
     ("watch", "", "secrets", ""),
     ("update", "", "secrets", "any"),
+    ("patch", "", "secrets", "any"),
     ("delete", "", "secrets", "any"),
     ("list", "", "configmaps", ""),
     ("update", "", "configmaps", "any"),
