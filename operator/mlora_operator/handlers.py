@@ -86,6 +86,10 @@ class Runtime:
 
     async def start(self) -> None:
         indexes = Indexes(*map(self.watched.of, WATCHED))
+        if not self.settings.coordinators_encrypt:
+            logger.warning(
+                "keys of tasks go to the coordinators in clear text: see the setting coordinatorTls"
+            )
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.work = asyncio.create_task(self._serve(indexes, ready), name="reconcile loop")
         await ready

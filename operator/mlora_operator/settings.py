@@ -35,7 +35,8 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     networkPolicy: {enabled: false, operatorLabels: {}, ingress: [], egress: []}   # of workers
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
     allowPrivateEndpoints: false     # addresses of tasks on loopback, link-local and metadata services: as above
-    coordinatorTls: true             # coordinators serve HTTPS, each with a certificate of its own
+    coordinatorTls: true             # coordinators serve HTTPS, each with a certificate of its own; when left out,
+                                     # false where coordinatorUrl begins with http://
     coordinatorUrl: "{scheme}://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
 
 A Secret named in ``storage.secretRef`` of a model lies in ``namespace``.
@@ -199,7 +200,7 @@ class Settings(Model):
     network_policy: NetworkPolicySettings = Field(default_factory=NetworkPolicySettings)
     allow_file_uris: bool = False
     allow_private_endpoints: bool = False
-    coordinator_tls: Annotated[bool, Field(strict=True)] = True
+    coordinator_tls: Annotated[bool, Field(strict=True)] | None = None
     coordinator_url: str = Field(default="{scheme}://{host}:{port}", pattern=COORDINATOR_URL)
 
     @model_validator(mode="after")
@@ -239,15 +240,23 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _addresses_are_as_encrypted_as_what_is_there(self) -> Settings:
-        """``{scheme}`` is how the workers of a pipeline serve now: those of a former version go on in plain HTTP."""
+        """``{scheme}`` is how the workers of a pipeline serve now: those of a former version go on in plain HTTP. The
+        chart of a former version gives an address that begins with http://, and says nothing of TLS."""
         if self.coordinator_tls and self.coordinator_url.startswith("http://"):
             raise ValueError(
                 "coordinatorUrl begins with http://, but coordinators serve HTTPS: write {scheme}:// instead, or "
                 "coordinatorTls: false, with which keys of tasks cross the network in clear text"
             )
-        if not self.coordinator_tls and self.coordinator_url.startswith("https://"):
+        if self.coordinator_tls is False and self.coordinator_url.startswith("https://"):
             raise ValueError("coordinatorUrl begins with https://, but coordinatorTls is false")
         return self
+
+    @property
+    def coordinators_encrypt(self) -> bool:
+        """Those of the workers that are started now."""
+        if self.coordinator_tls is not None:
+            return self.coordinator_tls
+        return not self.coordinator_url.startswith("http://")
 
     @property
     def namespaces(self) -> tuple[str, ...]:

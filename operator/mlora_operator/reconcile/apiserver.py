@@ -108,7 +108,7 @@ class ApiServer:
             settings.worker,
             settings.log.format,
             allow_file_uris=settings.allow_file_uris,
-            tls=settings.coordinator_tls,
+            tls=settings.coordinators_encrypt,
         )
 
     def coordinator_url(self, pipeline: Pipeline, scheme: str) -> str:
@@ -181,17 +181,17 @@ class ApiServer:
             settings.worker,
             settings.log.format,
             allow_file_uris=settings.allow_file_uris,
-            tls=settings.coordinator_tls,
+            tls=settings.coordinators_encrypt,
         )
         present = self._versions(Key(owner.namespace, owner.child))
         if "StatefulSet" not in present or workers.pipeline.key in self._tokenless:
             await self._create_once(token_secret(owner, self._new_token()))
-        if settings.coordinator_tls and workers.pipeline.key not in self._certified:
+        if settings.coordinators_encrypt and workers.pipeline.key not in self._certified:
             await self._create_once(tls_secret(owner, self._new_certificate(coordinator_host(owner))))
             self._certified.add(workers.pipeline.key)
         if settings.network_policy.enabled:
             await self._apply_policy(network_policy(owner, settings.network_policy, settings.namespace))
-        await self._apply_changed(service(owner, tls=settings.coordinator_tls), present.get("Service"))
+        await self._apply_changed(service(owner, tls=settings.coordinators_encrypt), present.get("Service"))
         try:
             await self._apply_changed(group, present.get("StatefulSet"))
         except ApiError as error:

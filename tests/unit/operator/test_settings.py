@@ -65,7 +65,10 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "coordinatorUrl: 'http://{hots}:{port}'\n", "coordinatorUrl: must be a URL in which"),
         (LEAST + "coordinatorUrl: '{host}:{port}'\n", "coordinatorUrl: must be a URL in which"),
         (LEAST + "health: {port: 9000}\nmetrics: {enabled: true, port: 9000}\n", "must differ"),
-        (LEAST + "coordinatorUrl: 'http://{host}:{port}'\n", "coordinatorUrl begins with http://"),
+        (
+            LEAST + "coordinatorTls: true\ncoordinatorUrl: 'http://{host}'\n",
+            "coordinatorUrl begins with http",
+        ),
         (LEAST + "coordinatorTls: false\ncoordinatorUrl: 'https://{host}'\n", "coordinatorTls is false"),
         (LEAST + "coordinatorTls: 'no'\n", "coordinatorTls"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
@@ -101,3 +104,21 @@ def test_an_entry_of_the_catalogue_has_every_field_of_a_pipeline_but_two() -> No
 )
 def test_a_coordinators_url_may_hold_what_tells_pipelines_apart(url: str) -> None:
     assert parse_settings(LEAST + f"coordinatorUrl: '{url}'\n", "x").coordinator_url == url
+
+
+@pytest.mark.parametrize(
+    ("text", "encrypts"),
+    [
+        ("", True),
+        ("coordinatorTls: false\n", False),
+        ("coordinatorUrl: 'https://{name}.example'\n", True),
+        ("coordinatorUrl: '{scheme}://{name}.example'\n", True),
+        (
+            "coordinatorUrl: 'http://{host}:{port}'\n",
+            False,
+        ),  # of a chart from before there was coordinatorTls
+        ("coordinatorTls: false\ncoordinatorUrl: 'http://{host}:{port}'\n", False),
+    ],
+)
+def test_coordinators_encrypt_unless_the_settings_say_otherwise(text: str, encrypts: bool) -> None:
+    assert parse_settings(LEAST + text, "x").coordinators_encrypt is encrypts

@@ -113,7 +113,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     assert (settings.log.format, settings.log.level) == ("text", "debug")
     assert (settings.health.port, settings.health.max_silence_seconds) == (9000, 30)
     assert settings.allow_file_uris
-    assert not settings.coordinator_tls
+    assert settings.coordinator_tls is False
     assert settings.coordinator_url == "http://{name}.example:{port}"
     assert settings.leader_election.lease_name == "rel-mlora-operator"
     assert not settings.network_policy.enabled
@@ -414,6 +414,8 @@ def test_a_service_has_a_name_that_the_api_server_takes(
             {"pipelineDefaults": {"replicas": {"max": 3}}, "models": [{**MODEL, "replicas": {"min": 4}}]},
             "replicas.min must not be more than replicas.max",
         ),
+        ({"coordinatorUrl": "http://{host}:{port}"}, "coordinatorUrl begins with http://"),
+        ({"coordinatorTls": False, "coordinatorUrl": "https://{host}"}, "but coordinatorTls is false"),
     ],
 )
 def test_what_the_operator_would_refuse_at_its_start_is_refused_before(
@@ -421,6 +423,11 @@ def test_what_the_operator_would_refuse_at_its_start_is_refused_before(
 ) -> None:
     with pytest.raises(helm_python.HelmError, match=words):
         render(values)
+
+
+def test_what_goes_to_coordinators_is_encrypted_unless_that_is_switched_off(render: Render) -> None:
+    assert settings_of(render({})).coordinators_encrypt
+    assert not settings_of(render({"coordinatorTls": False})).coordinators_encrypt
 
 
 def test_values_that_only_look_like_those_are_taken(render: Render) -> None:
