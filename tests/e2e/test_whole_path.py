@@ -178,6 +178,33 @@ def test_a_deleted_task_leaves_and_its_neighbour_goes_on(path: WholePath) -> Non
     assert path.objects("goes") == []
 
 
+def test_another_token_and_certificate_reach_workers_that_train(path: WholePath) -> None:
+    """Their Secrets are deleted. Until the kubelet has brought the new ones, the former ones hold on both sides."""
+    path.apply("certified", training={"batchSize": 4, "maxSteps": 100000, "maxSeqLength": 128})
+    path.wait("certified", "Running")
+    before = [pod["metadata"]["uid"] for pod in path.pods()]
+    assert {pod["metadata"]["annotations"]["mlora.dev/scheme"] for pod in path.pods()} == {"https"}
+    [first] = [pod["metadata"]["name"] for pod in path.pods() if pod["metadata"]["name"].endswith("-0")]
+
+    def certificates() -> int:
+        return path.system("logs", first).count("HTTP is encrypted with the certificate")
+
+    def taken_without_a_gap() -> bool:
+        assert path.conditions("certified")["Running"]["status"] == "True"
+        return certificates() == 2
+
+    assert certificates() == 1
+    path.system("delete", "secrets", "-l", "app.kubernetes.io/managed-by=mlora-operator")
+    try:
+        path.until("the coordinator has the new certificate", taken_without_a_gap, seconds=240)
+        step = path.task("certified")["status"]["step"]
+        path.until("the operator hears of it", lambda: path.task("certified")["status"]["step"] > step)
+        assert path.conditions("certified")["Running"]["status"] == "True"
+        assert [pod["metadata"]["uid"] for pod in path.pods()] == before
+    finally:
+        path.tasks("delete", "loratask", "certified", "--timeout=60s")
+
+
 def test_workers_hold_no_cluster_credential(path: WholePath) -> None:
     path.apply("for-its-pod")
     path.until("a worker runs", lambda: any(pod["status"].get("phase") == "Running" for pod in path.pods()))
