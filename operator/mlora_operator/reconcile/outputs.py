@@ -51,7 +51,8 @@ def settle(
 
     1. A task that is accepted holds its output, until it fails or is deleted. So does one that succeeded, as long as its
        object is there: its status says that its adapter lies there. One that is suspended and has never had a place
-       holds nothing: it goes last, and is kept out as soon as somebody else has the place.
+       holds nothing: it goes last, and is kept out as soon as somebody else has the place. Resumed, it is as if it were
+       new: others that were suspended may have been accepted for the same place.
     2. Of several new ones, the older goes first.
     3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are.
 
@@ -66,7 +67,7 @@ def settle(
         if task.finished:
             if task.succeeded:
                 holders[task.uid] = task
-        elif task.accepted and not _is_idle(task):
+        elif task.accepted and not _is_idle(task) and not _was_idle(task):
             holders[task.uid] = task
         else:
             new.append(task)
@@ -93,6 +94,12 @@ def settle(
 def _is_idle(task: Task) -> bool:
     """It is suspended and has never had a place, so that nothing of it lies anywhere."""
     return task.spec is not None and task.spec.suspend and task.status.start_time is None
+
+
+def _was_idle(task: Task) -> bool:
+    """It was so when its status was last written."""
+    held = task.admitted
+    return held is not None and held.reason == conditions.REASON_SUSPENDED and task.status.start_time is None
 
 
 class Held:

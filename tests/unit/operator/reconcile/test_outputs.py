@@ -172,6 +172,19 @@ def test_a_suspended_task_holds_its_place_only_once_it_has_started(
     assert not refused(make, held)
 
 
+def test_of_suspended_ones_that_are_resumed_together_the_older_gets_the_place(make: Any) -> None:
+    """Neither held it, so both had been accepted; both would train, and write to one place."""
+    waited = status(make, ACCEPTED, ("Admitted", "False", "Suspended"))
+    both = [
+        make.task(name, age=age, output={"uri": "s3://adapters/x"}, status=waited)
+        for name, age in (("young", 1), ("old", 99))
+    ]
+    assert refused(make, *both) == {"team-a/young"}
+    assert not refused(make, both[0])
+    queued = make.task("queued", age=0, output={"uri": "s3://adapters"}, status=status(make, ACCEPTED))
+    assert refused(make, *both, queued) == {"team-a/young", "team-a/old"}
+
+
 def test_two_that_train_already_are_left_in_peace(make: Any) -> None:
     contact = Contact(report=make.report(make.reported("Training", "a"), make.reported("Training", "b")))
     both = [
