@@ -61,7 +61,7 @@ async def _adapter_of_task(
         if not shown.succeeded:
             state = found.get("status", {}).get("state", "not yet looked at by the operator")
             raise CommandError(f"loratask/{name} has no adapter yet: it is {state}", exit_codes.NOT_FOUND)
-        spec = LoRATaskSpec.model_validate(found["spec"])
+        spec = spec_of(found)
         keys: Mapping[str, str] = {}
         if spec.storage.secret_ref is not None:
             keys = await cluster.secret(spec.storage.secret_ref.name)
@@ -79,6 +79,11 @@ async def _finished(cluster: Cluster, name: str, seen: Callable[[JSON], None]) -
             if row(known[name]).finished:
                 return known[name]
     raise AssertionError("follow() never ends by itself")
+
+
+def spec_of(found: JSON) -> LoRATaskSpec:
+    """Without the fields that a cluster's CRD has filled in and only newer programs know."""
+    return LoRATaskSpec.model_validate(found["spec"], extra="ignore")
 
 
 def access_to(spec: LoRATaskSpec, keys: Mapping[str, str], endpoint: str | None) -> Access:

@@ -123,7 +123,7 @@ class Cluster:
                 )
                 raise CommandError(message, exit_codes.UNREACHABLE) from error
             raise
-        return {key: base64.b64decode(value).decode() for key, value in (secret.get("data") or {}).items()}
+        return texts_of(secret)
 
     async def _path_of(self, manifest: JSON) -> str:
         resource = await self._resource(manifest)
@@ -147,6 +147,18 @@ class Cluster:
         raise CommandError(
             f"the cluster knows no {kind} in {version}; is its CRD installed?", exit_codes.NOT_FOUND
         )
+
+
+def texts_of(secret: JSON) -> dict[str, str]:
+    """What a Secret holds. What is no text, such as a key store, can be no key and reads as empty."""
+    return {key: _text(value) for key, value in (secret.get("data") or {}).items()}
+
+
+def _text(value: str) -> str:
+    try:
+        return base64.b64decode(value).decode()
+    except ValueError:
+        return ""
 
 
 def _root(api_version: str) -> str:

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.adapter_of_task import access_to
+from mlora_operator.cli.adapter_of_task import access_to, spec_of
 from mlora_operator.cli.app import app
+from mlora_operator.cli.cluster import texts_of
 from mlora_operator.cli.fetch import main
 from mlora_operator.cli.output import CommandError
 
@@ -227,3 +228,16 @@ def test_a_task_without_secret_is_read_anonymously() -> None:
 def test_a_secret_without_keys_is_named() -> None:
     with pytest.raises(CommandError, match="secret/x has no AWS_SECRET_ACCESS_KEY"):
         access_to(spec(secretRef={"name": "x"}), {"AWS_ACCESS_KEY_ID": "k"}, None)
+
+
+def test_of_a_task_of_a_newer_cluster_what_is_known_is_read() -> None:
+    """Its CRD has filled in fields that this program does not know."""
+    there = spec(region="eu").model_dump(mode="json", by_alias=True, exclude_none=True)
+    newer = {**there, "newer": 1, "storage": {**there["storage"], "newer": {"a": 1}}}
+    assert spec_of({"spec": newer}) == spec(region="eu")
+
+
+def test_what_is_no_text_in_a_secret_stands_in_nobodys_way() -> None:
+    secret = {"data": {"AWS_ACCESS_KEY_ID": "aWQ=", "keystore.jks": "/u3+7Q=="}}
+    assert texts_of(secret) == {"AWS_ACCESS_KEY_ID": "id", "keystore.jks": ""}
+    assert texts_of({}) == {}
