@@ -91,7 +91,7 @@ def _read_config(store: Store, uri: str) -> dict[str, Any]:
             FailureReason.INVALID_SPEC,
             f"initFrom.uri: there is no {CONFIG_NAME} below {uri}: name the folder of a PEFT adapter",
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON object")

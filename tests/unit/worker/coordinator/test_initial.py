@@ -152,3 +152,10 @@ def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start:
     folder.write(f"{URI}/adapter_config.json", json.dumps(config | {"init_lora_weights": start}).encode())
     with pytest.raises(UnfitAdapter, match=start):
         read_initial(folder, URI, LORA, TARGETS)
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 100_000, b"[]"])
+def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, content: bytes) -> None:
+    folder.write(f"{URI}/adapter_config.json", content)
+    with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is no JSON"):
+        read_initial(folder, URI, LORA, TARGETS)
