@@ -73,7 +73,9 @@ def within(seconds: float, ask: Callable[[], Any], true: Callable[[Any], bool]) 
 
 
 def test_the_queue_is_there_for_who_asks_the_service_often_enough(ask: Callable[..., Answer]) -> None:
-    status, kind, body = within(60, lambda: ask("/api/v1/tasks"), lambda found: found[0] == 200)
+    status, kind, body = within(
+        60, lambda: ask("/api/v1/tasks"), lambda found: found[0] == 200 and json.loads(found[2])["tasks"]
+    )
     (task,) = json.loads(body)["tasks"]
     assert (status, kind) == (200, "application/json; charset=utf-8")
     assert (task["name"], task["reason"]) == ("waits", "NoPipelineForModel")
