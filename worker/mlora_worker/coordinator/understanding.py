@@ -29,7 +29,7 @@ def understand(body: bytes) -> Understood:
     """Raises ``ValidationError`` for what is wrong with the plan as a whole, or with a task that does not say who it is."""
     try:
         return Understood(Plan.model_validate_json(body))
-    except ValidationError:
+    except ValidationError as whole:
         raw = _without_tasks(body)
         if raw is None:
             raise
@@ -42,7 +42,7 @@ def understand(body: bytes) -> Understood:
                 good.append(one)
             except ValidationError as error:
                 if not _says_who_it_is(one):
-                    raise
+                    raise whole from None
                 beyond[one["uid"]] = without_values(error)
         return Understood(Plan.model_validate_json(json.dumps({**rest, "tasks": good})), beyond)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlora_worker.coordinator.understanding import understand
+from mlora_worker.coordinator.understanding import understand, without_values
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, StorageAccess, TaskPlan, Training
 
 KEY = "do-not-show"
@@ -52,18 +52,19 @@ def test_a_value_that_is_not_known_is_named_without_showing_any() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "where"),
     [
-        b"no json",
-        b"[]",
-        b'{"generation": 1, "tasks": "all"}',
-        b'{"generation": 1, "tasks": [], "newer": 1}',
-        b'{"generation": "1", "tasks": []}',
-        b'{"generation": 1, "tasks": [{"uid": ""}]}',
-        b'{"generation": 1, "tasks": [{"uid": "a", "name": 3}]}',
-        b'{"generation": 1, "tasks": [7]}',
+        (b"no json", ": "),
+        (b"[]", ": "),
+        (b'{"generation": 1, "tasks": "all"}', "tasks: "),
+        (b'{"generation": 1, "tasks": [], "newer": 1}', "newer: unknown field"),
+        (b'{"generation": "1", "tasks": []}', "generation: "),
+        (b'{"generation": 1, "tasks": [{"uid": ""}]}', "tasks.0.uid: "),
+        (b'{"generation": 1, "tasks": [{"uid": "a", "name": 3}]}', "tasks.0.name: "),
+        (b'{"generation": 1, "tasks": [7]}', "tasks.0: "),
     ],
 )
-def test_what_concerns_more_than_one_known_task_is_refused(wrong: bytes) -> None:
-    with pytest.raises(ValidationError):
+def test_what_concerns_more_than_one_known_task_is_refused(wrong: bytes, where: str) -> None:
+    with pytest.raises(ValidationError) as caught:
         understand(wrong)
+    assert where in without_values(caught.value)
