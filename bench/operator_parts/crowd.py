@@ -41,12 +41,14 @@ class Crowd:
 
     async def watch(self) -> None:
         version = (await self._server.get(self._path + "?limit=1"))["metadata"]["resourceVersion"]
-        async for event in self._server.watch(self._path, version):
-            if event["type"] == "ERROR":
-                raise RuntimeError(f"the watch of the benchmark broke: {event['object'].get('message')}")
-            if event["type"] == "MODIFIED":
-                self._look(event["object"])
-                self._news.set()
+        while True:  # a server may end a watch at any time, such as one that is read too slowly
+            async for event in self._server.watch(self._path, version):
+                if event["type"] == "ERROR":
+                    raise RuntimeError(f"the watch of the benchmark broke: {event['object'].get('message')}")
+                version = event["object"]["metadata"]["resourceVersion"]
+                if event["type"] == "MODIFIED":
+                    self._look(event["object"])
+                    self._news.set()
 
     def _look(self, task: Mapping[str, Any]) -> None:
         name, status, now = task["metadata"]["name"], task.get("status", {}), time.monotonic()
