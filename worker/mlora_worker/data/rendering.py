@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, time
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from jinja2.runtime import new_context
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mlora_worker.data.own_template import OwnTemplate
@@ -39,12 +40,12 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, own: str | None = None, *, day: date | None = None) -> None:
         """``day`` None: today."""
         now = datetime.combine(day or date.today(), time())
-        self._named = dict(tokenizer.special_tokens_map)
+        self._names: dict[str, Any] = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
         self._own = OwnTemplate(own, now) if own is not None else None
-        self._clock = {"strftime_now": lambda written: now.strftime(written)}
-        self._template: Any = (
-            None if own is not None else _compile_jinja_template(tokenizer.get_chat_template())
-        )
+        if self._own is None:
+            self._template: Any = _compile_jinja_template(tokenizer.get_chat_template())
+            clock = {"strftime_now": lambda written: now.strftime(written)}
+            self._names = {**self._template.globals, **self._names, **clock}
 
     def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:
         """One text or refusal for each. ``prompt``: with what a server writes before the model answers."""
@@ -52,25 +53,32 @@ class ChatTemplate:
 
     def render_all(self, asked: Sequence[tuple[Turns, bool]]) -> list[str | Refused]:
         """Each conversation, with ``prompt`` or without."""
+        if self._own is None:
+            return [self._one(turns, prompt) for turns, prompt in asked]
         given = [
-            (
-                [{"role": turn.role, "content": turn.content} for turn in turns],
-                {"tools": None, "documents": None, "add_generation_prompt": prompt, **self._named},
-            )
-            for turns, prompt in asked
+            (_messages(turns), {**self._names, "add_generation_prompt": prompt}) for turns, prompt in asked
         ]
-        if self._own is not None:
-            answers = self._own.render_all(given)
-            return [one if isinstance(one, str) else Refused(str(one)) for one in answers]
-        return [self._one(messages, {**names, **self._clock}) for messages, names in given]
+        answers = self._own.render_all(given)
+        return [one if isinstance(one, str) else Refused(str(one)) for one in answers]
 
     def close(self) -> None:
         if self._own is not None:
             self._own.close()
 
-    def _one(self, messages: Sequence[Mapping[str, str]], names: Mapping[str, Any]) -> str | Refused:
+    def _one(self, turns: Turns, prompt: bool) -> str | Refused:
+        template = self._template
+        # As ``template.render`` does it, which gathers the environment's names anew each time: half of a rendering.
+        given = {**self._names, "messages": _messages(turns), "add_generation_prompt": prompt}
+        known = new_context(template.environment, template.name, template.blocks, given, shared=True)
         try:
-            rendered: str = self._template.render(messages=messages, **names)
+            try:
+                rendered: str = template.environment.concat(template.root_render_func(known))
+            except Exception:
+                template.environment.handle_exception()
         except TemplateError as error:
             return Refused(str(error))
         return rendered
+
+
+def _messages(turns: Turns) -> list[dict[str, str]]:
+    return [{"role": turn.role, "content": turn.content} for turn in turns]
