@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlora_operator.api import conditions
-from mlora_operator.api.meta import NamespacesFrom
+from mlora_operator.api.meta import NamespacesFrom, Storage
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
@@ -302,28 +302,27 @@ def storage_access(
     assert task.spec is not None
     storage = task.spec.storage
     if storage.secret_ref is None or not needs_keys:
-        return StorageAccess(
-            endpoint=storage.endpoint,
-            region=storage.region,
-            addressing=storage.addressing,
-            checksums=storage.checksums,
-        )
+        return access_with(storage, {})
     data = secrets.get(Key(task.key.namespace, storage.secret_ref.name)) or {}
-    names = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
-    keys = {name: data.get(name, "").strip() for name in names}
-    if not keys[ACCESS_KEY] or not keys[SECRET_KEY]:
+    if not data.get(ACCESS_KEY, "").strip() or not data.get(SECRET_KEY, "").strip():
         return None
+    return access_with(storage, data)
+
+
+def access_with(storage: Storage, keys: Mapping[str, str]) -> StorageAccess:
+    """A store as a manifest has it, with what a Secret holds, white space stripped; an empty value is none."""
+    held = {name: value.strip() or None for name, value in keys.items()}
     return StorageAccess.model_validate(
         {
             "endpoint": storage.endpoint,
             "region": storage.region,
             "addressing": storage.addressing,
             "checksums": storage.checksums,
-            "caCertificate": data.get(CA_CERTIFICATE, "").strip() or None,
-            "accessKey": keys[ACCESS_KEY],
-            "secretKey": keys[SECRET_KEY],
-            "sessionToken": keys[SESSION_TOKEN] or None,
-            "hubToken": keys[HUB_TOKEN] or None,
+            "caCertificate": held.get(CA_CERTIFICATE),
+            "accessKey": held.get(ACCESS_KEY),
+            "secretKey": held.get(SECRET_KEY),
+            "sessionToken": held.get(SESSION_TOKEN),
+            "hubToken": held.get(HUB_TOKEN),
         }
     )
 

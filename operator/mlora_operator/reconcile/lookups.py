@@ -51,6 +51,20 @@ class _Shelf(Generic[K, V]):
             logger.warning("cannot read %s: %s", key, error)
 
 
+class _Lasting(Generic[K, V]):
+    """What exists already, by key. What does not is asked for again at once, and the last one holds meanwhile."""
+
+    def __init__(self, read: Callable[[K], Awaitable[V | None]], clock: Callable[[], float]) -> None:
+        self._shelf: _Shelf[K, V | None] = _Shelf(read, clock)
+        self._last: dict[K, V] = {}
+
+    async def get(self, keys: Iterable[K]) -> Mapping[K, V]:
+        found = await self._shelf.get(keys, lambda one: MAX_AGE if one else 0.0)
+        last = {key: one or self._last.get(key) for key, one in found.items()}
+        self._last = {key: one for key, one in last.items() if one is not None}
+        return self._last
+
+
 class Lookups:
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._pipelines: Mapping[Key, Pipeline] = {}
@@ -58,10 +72,8 @@ class Lookups:
         self._secrets: _Shelf[Key, SecretData | None] = _Shelf(cluster.read_secret, clock)
         self._config_maps: _Shelf[Key, Mapping[str, str] | None] = _Shelf(cluster.read_config_map, clock)
         self._labels: _Shelf[str, Mapping[str, str]] = _Shelf(cluster.read_namespace_labels, clock)
-        self._tokens: _Shelf[Key, str | None] = _Shelf(self._read_token, clock)
-        self._last_tokens: dict[Key, str] = {}
-        self._trusts: _Shelf[Key, Trust | None] = _Shelf(self._read_trust, clock)
-        self._last_trusts: dict[Key, Trust] = {}
+        self._tokens: _Lasting[Key, str] = _Lasting(self._read_token, clock)
+        self._trusts: _Lasting[Key, Trust] = _Lasting(self._read_trust, clock)
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
@@ -79,18 +91,11 @@ class Lookups:
         anew, the last one holds: the coordinator has no other yet.
         """
         self._pipelines = {pipeline.key: pipeline for pipeline in pipelines}
-        found = await self._tokens.get(self._pipelines, lambda token: MAX_AGE if token else 0.0)
-        last = {key: token or self._last_tokens.get(key) for key, token in found.items()}
-        self._last_tokens = {key: token for key, token in last.items() if token is not None}
-        return self._last_tokens
+        return await self._tokens.get(self._pipelines)
 
     async def trusts(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, Trust]:
         """By what coordinators that serve HTTPS prove themselves, as ``tokens``, which has to be asked before."""
-        keys = {pipeline.key for pipeline in pipelines}
-        found = await self._trusts.get(keys, lambda trust: MAX_AGE if trust else 0.0)
-        last = {key: trust or self._last_trusts.get(key) for key, trust in found.items()}
-        self._last_trusts = {key: trust for key, trust in last.items() if trust is not None}
-        return self._last_trusts
+        return await self._trusts.get({pipeline.key for pipeline in pipelines})
 
     async def _read_token(self, key: Key) -> str | None:
         return await self._cluster.read_token(self._pipelines[key])

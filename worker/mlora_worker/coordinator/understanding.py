@@ -34,17 +34,17 @@ def understand(body: bytes) -> Understood:
         if raw is None:
             raise
         rest, tasks = raw
-        good: list[Any] = []
+        good: list[TaskPlan] = []
         beyond: dict[str, str] = {}
         for one in tasks:
             try:
-                TaskPlan.model_validate_json(json.dumps(one))
-                good.append(one)
+                good.append(TaskPlan.model_validate_json(json.dumps(one)))
             except ValidationError as error:
                 if not _says_who_it_is(one):
                     raise whole from None
                 beyond[one["uid"]] = without_values(error)
-        return Understood(Plan.model_validate_json(json.dumps({**rest, "tasks": good})), beyond)
+        plan = Plan.model_validate_json(json.dumps({**rest, "tasks": []}))
+        return Understood(plan.model_copy(update={"tasks": tuple(good)}), beyond)
 
 
 def without_values(error: ValidationError) -> str:
