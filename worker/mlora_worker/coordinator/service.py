@@ -28,6 +28,7 @@ from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.reasons import told_of
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
+from mlora_worker.coordinator.telling import told
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -380,6 +381,9 @@ class Coordinator:
 
     def _report(self) -> Report:
         payload, descriptors = self._with.wire()
+        reports = [told(task) for task in self._tasks.values()]
+        if any(failed for _, failed in reports):
+            self._note_change()
         return Report(
             run_id=self._with.run_id,
             sequence=self._sequence,
@@ -388,7 +392,7 @@ class Coordinator:
             facts=self._with.base.facts,
             stages=self._with.stages,
             tasks=(
-                *(task.report() for task in self._tasks.values()),
+                *(report for report, _ in reports),
                 *(_not_understood(uid, what) for uid, what in self._beyond.items()),
             ),
             memory=self._with.memory(),

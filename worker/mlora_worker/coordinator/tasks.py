@@ -50,6 +50,9 @@ from mlora_worker.storage.checkpoint import EvaluationProgress, Fingerprint, Pro
 from mlora_worker.stream.items import Update
 from mlora_worker.stream.planner import TaskLoad
 
+_LONGEST_MESSAGE = 2048  # characters
+_LONGEST_TEXT = 16 * _LONGEST_MESSAGE  # that keys are looked for in
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
@@ -444,14 +447,19 @@ class TaskRun:
 
     def fail(self, reason: FailureReason, message: str) -> None:
         self.phase = TaskPhase.FAILED
-        self.failure = Failure(reason=reason, message=without_keys(message, self.plan.storage)[:2048])
+        self.failure = Failure(reason=reason, message=self._tellable(message))
         self.parts = {}
         self.snapshot = self.state = self.restoration = self.blocked = None
         self.best, self.assessment, self.keep_is_due = None, None, False
 
     def block(self, reason: FailureReason, message: str) -> None:
         """Something of it cannot be stored at present, and is tried again."""
-        self.blocked = Failure(reason=reason, message=without_keys(message, self.plan.storage)[:2048])
+        self.blocked = Failure(reason=reason, message=self._tellable(message))
+
+    def _tellable(self, message: str) -> str:
+        """Without keys, and as text that any reader takes: what a store says may have half a surrogate pair in it."""
+        plain = message[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode("utf-8")
+        return without_keys(plain, self.plan.storage)[:_LONGEST_MESSAGE]
 
     def finish_with(self, adapter: FinishedAdapter) -> None:
         """An earlier run has done all its steps: it has only to be published."""
