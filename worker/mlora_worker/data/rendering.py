@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from datetime import date, datetime, time
 from typing import Any
 
-from jinja2.exceptions import TemplateError
 from jinja2.runtime import new_context
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mlora_worker.data.own_template import OwnTemplate
 from mlora_worker.data.rows import Turn
+from mlora_worker.data.template_words import keep_literal, raising, told
 
 Turns = Sequence[Turn]
 
 
 class Refused(Exception):
-    """The template itself refuses a conversation, in its own words."""
+    """The template itself refuses a conversation, in words that hold nothing of it (``template_words``)."""
 
 
 def tells_the_date(tokenizer: Any, own: str | None = None) -> bool:
@@ -43,9 +43,15 @@ class ChatTemplate:
         self._names: dict[str, Any] = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
         self._own = OwnTemplate(own, now) if own is not None else None
         if self._own is None:
-            self._template: Any = _compile_jinja_template(tokenizer.get_chat_template())
-            clock = {"strftime_now": lambda written: now.strftime(written)}
-            self._names = {**self._template.globals, **self._names, **clock}
+            self._source: str = tokenizer.get_chat_template()
+            environment = _compile_jinja_template(self._source).environment
+            tree = environment.parse(self._source)
+            known = {
+                "strftime_now": lambda written: now.strftime(written),
+                "raise_exception": raising(keep_literal(tree)),
+            }
+            self._template: Any = environment.from_string(tree)
+            self._names = {**self._template.globals, **self._names, **known}
 
     def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:
         """One text or refusal for each. ``prompt``: with what a server writes before the model answers."""
@@ -75,8 +81,10 @@ class ChatTemplate:
                 rendered: str = template.environment.concat(template.root_render_func(known))
             except Exception:
                 template.environment.handle_exception()
-        except TemplateError as error:
-            return Refused(str(error))
+        except (
+            Exception
+        ) as error:  # whatever its expressions raise: a mistake in it, or a row that it does not take
+            return Refused(told(error, self._source))
         return rendered
 
 

@@ -22,12 +22,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from jinja2 import Environment, Template, TemplateSyntaxError, nodes, pass_eval_context
-from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from mlora_worker.data.template_words import Told, keep_literal, raising, told
 
 LONGEST_TEMPLATE: Final = 65_536  # characters
 _LEAST_BUDGET: Final = 1_000_000  # units of work
@@ -64,6 +65,7 @@ class TaskTemplate:
     def __init__(self, source: str, now: datetime | None = None) -> None:
         """``now``: what it is told when it asks for the time; None: the time. Raises InvalidTemplate."""
         check_source(source)
+        self._source = source
         self._environment = _Limited(source, now)
         try:
             self._template: Template = self._environment.from_string(source)
@@ -73,25 +75,23 @@ class TaskTemplate:
             raise InvalidTemplate(f"cannot be compiled: {type(error).__name__}: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
-        """Raises TemplateError: the template's own refusal, a mistake in it, or more work than one rendering may be."""
+        """Raises Told: the template's own refusal, a mistake in it, or more work than one rendering may be."""
         characters = characters_of(messages)
         self._environment.begin(characters)
         try:
             text = self._template.render(messages=messages, **names)
-        except TemplateError:
-            raise
         except RecursionError:
-            raise TemplateError("it calls itself without an end, or nests values too deeply") from None
+            raise Told("it calls itself without an end, or nests values too deeply") from None
         except MemoryError:
-            raise TemplateError(
+            raise Told(
                 "it needs far more memory than a chat template has to: look for lists and texts that grow in loops"
             ) from None
         except Exception as error:  # whatever its expressions raise is a mistake in it
-            raise TemplateError(f"{type(error).__name__}: {error}") from None
+            raise Told(told(error, self._source)) from None
         if len(text) > longest_text(characters):
-            raise TemplateError(_too_long(len(text)))
+            raise Told(_too_long(len(text)))
         if not _is_unicode(text):
-            raise TemplateError("it writes half a character (a lone surrogate), which no tokenizer reads")
+            raise Told("it writes half a character (a lone surrogate), which no tokenizer reads")
         return text
 
 
@@ -168,11 +168,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a name of a namespace cannot begin with _: rename {name!r}")
-
-
-def _raise_exception(message: Any) -> None:
-    raise TemplateError(message)
+        raise Told("a name of a namespace cannot begin with _: rename it")
 
 
 def _tojson(
@@ -205,7 +201,6 @@ class _Limited(ImmutableSandboxedEnvironment):
             return (now or datetime.now()).strftime(written)
 
         self.globals |= {
-            "raise_exception": _raise_exception,
             "strftime_now": strftime_now,
             "dict": _Dict(),
             "namespace": _Namespace,
@@ -232,6 +227,7 @@ class _Limited(ImmutableSandboxedEnvironment):
                 )
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _filtered(loop.iter, _EACH)
+        self.globals["raise_exception"] = raising(keep_literal(tree))
         _replace_concatenations(tree)
         return tree
 
@@ -243,7 +239,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             owner, method = "", "format"
         if isinstance(owner, str):
             if method not in _METHODS:
-                raise TemplateError(f"the method {method} of a text is not among those that may be used")
+                raise Told(f"the method {method} of a text is not among those that may be used")
             self._foresee(method, (owner, *args))
         self._measure((*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
@@ -257,9 +253,9 @@ class _Limited(ImmutableSandboxedEnvironment):
                 else left.bit_length() + right.bit_length()
             )
             if bits > _MOST_BITS and operator in ("*", "**"):
-                raise TemplateError("it makes a number that is too large")
+                raise Told("it makes a number that is too large")
         elif operator == "%" and isinstance(left, str):
-            raise TemplateError("% of a text is not among what may be used: join texts with ~")
+            raise Told("% of a text is not among what may be used: join texts with ~")
         elif operator == "*":
             size, times = (left, right) if isinstance(right, int) else (right, left)
             if hasattr(size, "__len__") and isinstance(times, int):
@@ -309,7 +305,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             if isinstance(text, str) and hasattr(values, "__len__"):
                 self._allow((len(text) + 1) * len(values))
         elif name == "tojson" and any(_width(one) > _WIDEST_INDENT for one in given[1:]):
-            raise TemplateError(f"tojson indents by at most {_WIDEST_INDENT}")
+            raise Told(f"tojson indents by at most {_WIDEST_INDENT}")
 
     def _measure(self, values: Iterable[Any]) -> None:
         """Take the size of ``values``, with all that is in them, from the budget: as a text they would be as long."""
@@ -327,13 +323,13 @@ class _Limited(ImmutableSandboxedEnvironment):
 
     def _allow(self, characters: int) -> None:
         if characters > self._longest:
-            raise TemplateError(_too_long(characters))
+            raise Told(_too_long(characters))
         self._spend(characters // _CHARACTERS_A_UNIT)
 
     def _spend(self, units: int) -> None:
         self._left -= units
         if self._left < 0:
-            raise TemplateError("it does far more than a chat template has to: look for loops in loops")
+            raise Told("it does far more than a chat template has to: look for loops in loops")
 
 
 def _width(value: Any) -> int:
