@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from mlora_operator.api.paths import item
 from mlora_operator.leader import Lease, Overtaken
-from mlora_operator.reconcile.kubeapi import ApiError, KubeApi, collection
+from mlora_operator.reconcile.kubeapi import ApiError, KubeApi
 
 API_VERSION = "coordination.k8s.io/v1"
 POD_NAME_VARIABLE = "MLORA_POD_NAME"
@@ -64,7 +65,7 @@ class ApiLeases:
 
     @property
     def _path(self) -> str:
-        return f"{collection(API_VERSION, 'leases', self._namespace)}/{self._name}"
+        return item(API_VERSION, "leases", self._namespace, self._name)
 
 
 def _lease(found: Mapping[str, Any]) -> Lease:

@@ -1,7 +1,8 @@
 """Log lines for people (text) or for a log store (JSON).
 
 A line about a task or a pipeline has fields that say which (``reconcile.about``). Users, passwords and queries of web
-addresses are blotted out; keys of stores never come here, since the operator only passes them on.
+addresses are redacted; keys of stores never come here, since the operator only passes them on. A record is one line, and
+the lines of its traceback are indented: no text from outside can look like a record of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from mlora_operator.settings import LogSettings
-from mlora_worker.protocol import without_credentials
+from mlora_worker.protocol import indented, one_line, without_credentials
 
 NAMES = ("task", "namespace", "generation", "pipeline")  # extra fields of a record
 
@@ -31,16 +32,17 @@ class JsonLines(logging.Formatter):
         line |= {name: value for name in NAMES if (value := getattr(record, name, None)) is not None}
         if record.exc_info:
             line["error"] = without_credentials(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # in ASCII: nothing in it ends a line anywhere
 
 
 class TextLines(logging.Formatter):
     """Time, level and message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_time(record)} {record.levelname:<7} {record.getMessage()}"
-        whole = f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-        return without_credentials(whole)
+        line = f"{_time(record)} {record.levelname:<7} {one_line(without_credentials(record.getMessage()))}"
+        if not record.exc_info:
+            return line
+        return f"{line}\n{indented(without_credentials(self.formatException(record.exc_info)))}"
 
 
 def configure_logging(settings: LogSettings, stream: TextIO = sys.stderr) -> None:

@@ -1,7 +1,8 @@
 """Log lines of a rank, as text or as JSON, and whom they are about.
 
-What is secret is blotted out of every line: the keys of the task that it is about, and users, passwords and queries of
-web addresses.
+What is secret is redacted from every line: the keys of the task that it is about, and users, passwords and queries of
+web addresses. A record is one line, and the lines of its traceback are indented: no text from outside can look like a
+record of its own.
 
 Work on one task in a pool is done inside ``about(task)``: whatever is logged there, by the store's
 client too, bears the task's name. Where many tasks are in hand at once, the line itself says which:
@@ -17,9 +18,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
-from mlora_worker.protocol import TaskPlan, without_credentials, without_keys
+from mlora_worker.protocol import TaskPlan, indented, one_line, without_credentials, without_keys
 
 FIELDS = ("task", "namespace", "generation")  # of a record about a task
 
@@ -61,7 +62,7 @@ class JsonLines(logging.Formatter):
         entry |= _whom(record)
         if record.exc_info:
             entry["error"] = _shown(self.formatException(record.exc_info))
-        return json.dumps(entry, ensure_ascii=False)
+        return json.dumps(entry)  # in ASCII: nothing in it ends a line anywhere
 
 
 class TextLines(logging.Formatter):
@@ -70,8 +71,11 @@ class TextLines(logging.Formatter):
     def __init__(self, rank: int) -> None:
         super().__init__(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
 
-    def format(self, record: logging.LogRecord) -> str:
-        return _shown(super().format(record))
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(_shown(super().formatMessage(record)))
+
+    def formatException(self, ei: Any) -> str:
+        return indented(_shown(super().formatException(ei)))
 
 
 def _shown(text: str) -> str:

@@ -56,6 +56,12 @@ class Message(BaseModel):
         return self.model_dump_json(by_alias=True, exclude_none=True)
 
 
+# Names of Kubernetes objects: whatever becomes part of a request is one, so that no text of a user is ever a path.
+DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+CONFIG_KEY = r"^[-._a-zA-Z0-9]+$"
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_NAME)]
+ConfigKey = Annotated[str, Field(min_length=1, max_length=253, pattern=CONFIG_KEY)]
+
 Count = Annotated[int, Field(strict=True, ge=1)]
 Amount = Annotated[int, Field(strict=True, ge=0)]
 Real = Annotated[float, Field(strict=True)]
@@ -185,10 +191,8 @@ class DatasetFields(Message):
 
 
 class ConfigMapReference(Message):
-    name: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        description="Name of a ConfigMap in the same namespace."
-    )
-    key: Annotated[str, Field(min_length=1, max_length=253)] = Field(
+    name: ObjectName = Field(description="Name of a ConfigMap in the same namespace.")
+    key: ConfigKey = Field(
         description="Key with the rows, where what follows its last dot tells the file's format; or with the chat template."
     )
 
@@ -957,6 +961,24 @@ def embedded_ipv4(address: IPv4Address | IPv6Address) -> IPv4Address | None:
 
 
 # --- what may be shown in logs, statuses and events -----------------------------------------------------------------
+
+# What ends a line somewhere, moves a terminal's cursor, turns text around, or cannot be written at all.
+_NOT_OF_A_LINE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def one_line(text: str) -> str:
+    """``text`` with everything that is no part of a line spelt out, such as ``\\n``: a text from outside makes no second
+    line of a log, and says nothing to a terminal.
+    """
+    return _NOT_OF_A_LINE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def indented(text: str) -> str:
+    """Several lines of a log that belong to the record above them, such as a traceback."""
+    return "\n".join(f"  {one_line(line)}" for line in text.split("\n"))
+
 
 _USER_OF_A_URL = re.compile(r"(?<=://)[^/\s'\"]+@")  # to the last @: a password may have one
 _QUERY_OF_A_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s\"]*[^\s\"']")  # but the quote that ends it

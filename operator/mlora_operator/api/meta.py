@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from mlora_worker.protocol import Addressing, Checksums, Message
+from mlora_worker.protocol import Addressing, Checksums, Message, ObjectName
 
 
 class Model(Message):
@@ -66,10 +66,8 @@ class Condition(Status):
 
 
 class SecretReference(Model):
-    name: str = Field(
-        min_length=1,
-        max_length=253,
-        description="Name of a Secret in the same namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+    name: ObjectName = Field(
+        description="Name of a Secret in the same namespace with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
     )
 
 

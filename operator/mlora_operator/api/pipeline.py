@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage, Time
 from mlora_operator.api.rules import NETWORK
-from mlora_worker.protocol import ModelFacts, StageReport, WireReport
+from mlora_worker.protocol import ModelFacts, ObjectName, StageReport, WireReport
 
 
 def _network(text: str) -> str:
@@ -180,8 +180,8 @@ class Worker(Model):
     env: tuple[Opaque, ...] = Field(default=(), max_length=1024, description="As in a container.")
     volumes: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
     volume_mounts: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a container.")
-    priority_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
-    runtime_class_name: str | None = Field(default=None, max_length=253, description="As in a pod.")
+    priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
+    runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(
         default=(),
         max_length=64,

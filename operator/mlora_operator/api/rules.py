@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlora_worker.protocol import CONFIG_KEY, DNS_NAME
+
 Path = tuple[str, ...]
 
 
@@ -54,6 +56,8 @@ REFUSALS: Mapping[str, str] = {
     COORDINATOR_URL: "must be a URL in which scheme, host, port, namespace and name may stand in braces, and nothing else",
     NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
+    DNS_NAME: "must be a name of Kubernetes: lower-case letters, digits, - and ., such as s3-credentials",
+    CONFIG_KEY: "must be a key of a ConfigMap: letters, digits, -, _ and ., such as train.jsonl",
 }
 
 

@@ -15,6 +15,7 @@ import yaml
 from kubernetes.aio import client, config
 from kubernetes.aio.config import ConfigException
 
+from mlora_operator.api.paths import checked
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError
 
@@ -64,7 +65,7 @@ class ApiServer:
         body: JSON | None = None,
         content_type: str = "application/json",
     ) -> JSON:
-        """Raises ApiError, or the client's own error when there is no answer."""
+        """Raises ApiError, or the client's own error when there is no answer; UnsafePath where a name is none."""
         answer = await self._send(method, path, query, body, content_type, _PATIENCE)
         content: JSON = _json(await answer.read())
         if answer.status >= 400:
@@ -93,7 +94,7 @@ class ApiServer:
     ) -> Any:
         request = await self._api.param_serialize(
             method,
-            path,
+            checked(path, any_kind=True),
             query_params=list((query or {}).items()),
             header_params={"Accept": "application/json", "Content-Type": content_type},
             body=body,

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from mlora_operator.api import API_VERSION, task
+from mlora_operator.api.paths import collection, item
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.apiserver import APPLY, JSON, MERGE, ApiError, ApiServer, open_api
 from mlora_operator.cli.output import CommandError
@@ -86,7 +87,7 @@ class Cluster:
         """Warning events about an object, oldest first; none when this user may not see them."""
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         try:
-            found = await self._api.request("GET", f"/api/v1/namespaces/{namespace}/events", query)
+            found = await self._api.request("GET", collection("v1", "events", namespace), query)
         except ApiError:
             return []
         return sorted(found["items"], key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
@@ -115,7 +116,7 @@ class Cluster:
     async def secret(self, name: str) -> dict[str, str]:
         """The decoded Secret. Raises CommandError when it is not there or not for this user."""
         try:
-            secret = await self._api.request("GET", f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
+            secret = await self._api.request("GET", item("v1", "secrets", self.namespace, name))
         except ApiError as error:
             if error.status in (403, 404):
                 message = (
@@ -166,8 +167,9 @@ def _root(api_version: str) -> str:
 
 
 def _task_path(namespace: str, name: str | None = None) -> str:
-    path = f"{_root(API_VERSION)}/namespaces/{namespace}/{task.PLURAL}"
-    return path if name is None else f"{path}/{name}"
+    if name is None:
+        return collection(API_VERSION, task.PLURAL, namespace)
+    return item(API_VERSION, task.PLURAL, namespace, name)
 
 
 def _selected(name: str | None) -> dict[str, str]:

@@ -160,8 +160,8 @@ def _missing(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> Acceptan
     problems = []
     if task.spec.storage.secret_ref is not None and not _is_preempted(task, snapshot, bound):
         key = Key(task.key.namespace, task.spec.storage.secret_ref.name)
-        problems.append(secret_problem(key, snapshot.secrets, "spec.storage.secretRef"))
-    problems.append(_text_problem(task, snapshot.config_maps))
+        problems.append(secret_problem(key, snapshot, "spec.storage.secretRef"))
+    problems.append(_text_problem(task, snapshot))
     return next((one for one in problems if one is not None and not (one.unread and bound)), None)
 
 
@@ -171,9 +171,15 @@ def _is_preempted(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> boo
     return reported is not None and reported.phase is TaskPhase.PREEMPTED
 
 
-def _unread(field: str, what: str) -> Acceptance:
-    told = f"{field}: {what} could not be read; it is tried again, and the operator's log says why"
-    return Acceptance(conditions.REASON_UNREADABLE, told)
+def _unread(field: str, what: str, cause: str | None = None) -> Acceptance:
+    why = f" ({cause})" if cause else ""
+    message = f"{field}: the operator cannot read {what} at present{why}; it tries again by itself"
+    return Acceptance(conditions.REASON_UNREADABLE, message)
+
+
+def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Acceptance:
+    what = f"{kind} {key.name} in namespace {key.namespace}"
+    return _unread(field, what, snapshot.unread.get((kind, key)))
 
 
 def _first_choice(
@@ -234,9 +240,10 @@ def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: Conf
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
 
 
-def _text_problem(task: Task, config_maps: ConfigMaps) -> Acceptance | None:
+def _text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
     """What is wrong with the ConfigMaps of a task's rows and chat template, or None."""
     assert task.spec is not None
+    config_maps = snapshot.config_maps
     dataset = task.spec.dataset
     for field, reference, instead in (
         ("configMapRef", dataset.config_map_ref, "dataset.inline or a file"),
@@ -246,7 +253,7 @@ def _text_problem(task: Task, config_maps: ConfigMaps) -> Acceptance | None:
             continue
         key = Key(task.key.namespace, reference.name)
         if key not in config_maps:
-            return _unread(f"spec.dataset.{field}", f"ConfigMap {key.name} in namespace {key.namespace}")
+            return _unread_object(f"spec.dataset.{field}", "ConfigMap", key, snapshot)
         there = config_maps[key]
         lacks = (
             f"no ConfigMap {reference.name}"
@@ -271,14 +278,14 @@ def keys_of_pipeline(spec: LoRAPipelineSpec) -> tuple[str, ...]:
 
 def secret_problem(
     key: Key,
-    secrets: Mapping[Key, SecretData | None],
+    snapshot: Snapshot,
     field: str,
     needed: Sequence[str] = (ACCESS_KEY, SECRET_KEY),
 ) -> Acceptance | None:
     """What is wrong with a Secret, which must hold what is ``needed``, or None; or that it could not be read."""
-    if key not in secrets:
-        return _unread(field, f"Secret {key.name} in namespace {key.namespace}")
-    data = secrets[key]
+    if key not in snapshot.secrets:
+        return _unread_object(field, "Secret", key, snapshot)
+    data = snapshot.secrets[key]
     if data is None:
         return Acceptance(
             conditions.REASON_SECRET_NOT_FOUND,

@@ -45,6 +45,7 @@ class _Surroundings(NamedTuple):
     secrets: Mapping[Key, SecretData | None]
     config_maps: Mapping[Key, Mapping[str, str] | None]
     labels: Mapping[str, Mapping[str, str]]
+    unread: Mapping[tuple[str, Key], str]
 
 
 def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
@@ -59,6 +60,7 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
         snapshot.secrets,
         snapshot.config_maps,
         snapshot.namespace_labels,
+        snapshot.unread,
     )
 
 

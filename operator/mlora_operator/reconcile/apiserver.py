@@ -15,6 +15,7 @@ from typing import Any
 from mlora_operator.api import API_VERSION, pipeline, task
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
+from mlora_operator.api.paths import item
 from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
 from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
@@ -31,7 +32,7 @@ from mlora_operator.manifests.worker import HTTP_PORT, coordinator_host
 from mlora_operator.reconcile.about import about_pipeline, about_task
 from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.groups import read_groups
-from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi, collection
+from mlora_operator.reconcile.kubeapi import JSON, ApiError, KubeApi
 from mlora_operator.reconcile.observe import key_of
 from mlora_operator.reconcile.ports import Gone, Objects, Raw, Refused, Trust
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
@@ -122,7 +123,7 @@ class ApiServer:
 
     async def read_secret(self, key: Key) -> SecretData | None:
         try:
-            found = await self._api.get(f"{collection('v1', 'secrets', key.namespace)}/{key.name}")
+            found = await self._api.get(item("v1", "secrets", key.namespace, key.name))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -131,7 +132,7 @@ class ApiServer:
 
     async def read_config_map(self, key: Key) -> Mapping[str, str] | None:
         try:
-            found = await self._api.get(f"{collection('v1', 'configmaps', key.namespace)}/{key.name}")
+            found = await self._api.get(item("v1", "configmaps", key.namespace, key.name))
         except ApiError as error:
             if error.status == 404:
                 return None
@@ -200,7 +201,7 @@ class ApiServer:
             raise
 
     async def delete_pod(self, pod: Pod) -> None:
-        path = f"{collection('v1', 'pods', pod.key.namespace)}/{pod.key.name}"
+        path = item("v1", "pods", pod.key.namespace, pod.key.name)
         logger.info(
             "deleting pod %s, for its group to start anew", pod.key, extra={"namespace": pod.key.namespace}
         )
@@ -208,7 +209,7 @@ class ApiServer:
             await self._api.delete(path, pod.uid)
 
     async def delete_pipeline(self, pipeline_: Pipeline) -> None:
-        path = f"{collection(API_VERSION, pipeline.PLURAL, pipeline_.key.namespace)}/{pipeline_.key.name}"
+        path = item(API_VERSION, pipeline.PLURAL, pipeline_.key.namespace, pipeline_.key.name)
         logger.info(
             "deleting replica %s: it is not needed any more",
             pipeline_.key,
@@ -218,7 +219,7 @@ class ApiServer:
             await self._api.delete(path, pipeline_.uid)
 
     async def delete_task(self, task_: Task) -> None:
-        path = f"{collection(API_VERSION, task.PLURAL, task_.key.namespace)}/{task_.key.name}"
+        path = item(API_VERSION, task.PLURAL, task_.key.namespace, task_.key.name)
         logger.info("deleting task %s: its time to live is over", task_.key, extra=about_task(task_))
         with _gone_when((404, 409)):
             await self._api.delete(path, task_.uid)
@@ -343,7 +344,7 @@ class ApiServer:
         the decision: a write that was late must not take back what a later one says.
         """
         meta = {"uid": about.uid, **({"resourceVersion": about.version} if about.version else {})}
-        path = f"{collection(API_VERSION, plural, about.key.namespace)}/{about.key.name}"
+        path = item(API_VERSION, plural, about.key.namespace, about.key.name)
         try:
             await self._api.merge_status(path, {"metadata": meta, "status": patch})
         except ApiError as error:

@@ -12,6 +12,7 @@ from typing import Any
 
 from kubernetes.aio import client
 
+from mlora_operator.api.paths import checked, collection, item
 from mlora_operator.manifests.names import FIELD_MANAGER
 
 JSON = dict[str, Any]
@@ -51,7 +52,7 @@ class ApiError(Exception):
 
 
 class KubeApi:
-    """Thin verbs. Each raises ApiError, or the client's own error when there is no answer.
+    """Thin verbs. Each raises ApiError, or the client's own error when there is no answer; UnsafePath where a name is none.
 
     ``permit`` is called just before each write and raises when there must be none; ``tally`` after each request.
     """
@@ -116,7 +117,8 @@ class KubeApi:
         *,
         reads_answer: bool = True,
     ) -> JSON:
-        """The answer; empty unless ``reads_answer``. Raises ApiError."""
+        """The answer; empty unless ``reads_answer``. Raises ApiError, and UnsafePath before anything is sent."""
+        checked(path)
         headers = {"Accept": accept} | ({"Content-Type": content_type} if content_type else {})
         request = await self._api.param_serialize(
             method,
@@ -143,18 +145,10 @@ class KubeApi:
         return dict(content)
 
 
-def collection(api_version: str, plural: str, namespace: str | None) -> str:
-    """Path of all objects of a kind, in one namespace or in all."""
-    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
-    return f"{root}/namespaces/{namespace}/{plural}" if namespace is not None else f"{root}/{plural}"
-
-
 def path_of(manifest: Mapping[str, Any]) -> str:
     """Path of one object."""
     meta = manifest["metadata"]
-    return (
-        f"{collection(manifest['apiVersion'], PLURALS[manifest['kind']], meta['namespace'])}/{meta['name']}"
-    )
+    return item(manifest["apiVersion"], PLURALS[manifest["kind"]], meta["namespace"], meta["name"])
 
 
 def resource_of(path: str) -> str:

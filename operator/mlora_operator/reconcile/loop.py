@@ -178,6 +178,7 @@ class Loop:
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
             config_maps=await self._lookups.config_maps(config_maps_wanted(tasks)),
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
+            unread=self._lookups.unread(),
             told_lately=written.told_lately(self._now()),
         )
 

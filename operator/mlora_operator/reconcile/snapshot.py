@@ -292,5 +292,7 @@ class Snapshot:
         default_factory=dict, repr=False
     )  # with rows; None: looked for, not there
     namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # By kind and name: why a Secret or a ConfigMap could not be read.
+    unread: Mapping[tuple[str, Key], str] = field(default_factory=dict)
     # Uids of tasks whose status was written a moment ago: if they wait in a queue, its words stay as they are.
     told_lately: frozenset[str] = frozenset()

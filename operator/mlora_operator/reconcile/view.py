@@ -132,7 +132,7 @@ def view(
     blocked = _refused_model(spec) if spec is not None and not any_address else None
     if blocked is None and spec is not None and spec.storage.secret_ref is not None:
         key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
-        blocked = secret_problem(key, snapshot.secrets, "spec.storage.secretRef", keys_of_pipeline(spec))
+        blocked = secret_problem(key, snapshot, "spec.storage.secretRef", keys_of_pipeline(spec))
         if blocked is not None and blocked.unread and _has_workers(snapshot.groups.get(pipeline.key)):
             blocked = None  # they have started, so it was there
     contact = snapshot.contacts.get(pipeline.key, Contact())

@@ -65,3 +65,25 @@ def test_credentials_in_addresses_are_blotted_out(stream: io.StringIO, style: st
         logging.getLogger("x").exception("the store at http://me:pa55@s3.local:8333 is away")
     assert "http://***@s3.local:8333 is away" in stream.getvalue()
     assert not {"pa55", "deadbeef"} & set(re.findall(r"[a-z0-9]+", stream.getvalue()))
+
+
+FORGED = "keys\n2026-01-01T00:00:00.000Z INFO    all is well\r\u2028\u0085\x1b[2J\x9b2J\u202e\ud800 {}"
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_no_text_makes_a_second_record_of_one(stream: io.StringIO, style: str) -> None:
+    """Names and answers of strangers are in messages and in errors."""
+    configure_logging(LogSettings.model_validate({"format": style}), stream)
+    logging.getLogger("x").warning("cannot read %s", FORGED)
+    try:
+        raise OSError(FORGED)
+    except OSError:
+        logging.getLogger("x").exception("cannot read %s", FORGED)
+    text = stream.getvalue()
+    text.encode()  # a lone surrogate could not be written
+    assert not set(text) & set("\r\u2028\u0085\x1b\x9b\u202e")
+    first, second, *trace = text.splitlines()
+    assert "cannot read keys\\n2026" in first
+    assert "cannot read keys\\n2026" in second
+    assert all(line.startswith("  ") for line in trace)
+    assert bool(trace) is (style == "text")

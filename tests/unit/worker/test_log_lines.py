@@ -112,3 +112,25 @@ def test_text_lines_are_for_people(stream: io.StringIO) -> None:
     set_up_logging("text", 1, "ml/toy", stream)
     log.warning("mind the gap")
     assert "rank 1 WARNING mlora_worker.somewhere: mind the gap" in stream.getvalue()
+
+
+FORGED = "keys\n2026-01-01T00:00:00.000Z INFO    all is well\r\u2028\u0085\x1b[2J\x9b2J\u202e\ud800 {}"
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_no_text_makes_a_second_record_of_one(stream: io.StringIO, style: Any) -> None:
+    """Names and answers of strangers are in messages and in errors."""
+    set_up_logging(style, 1, "ml/toy", stream)
+    log.warning("cannot read %s", FORGED)
+    try:
+        raise OSError(FORGED)
+    except OSError:
+        log.exception("cannot read %s", FORGED)
+    text = stream.getvalue()
+    text.encode()  # a lone surrogate could not be written
+    assert not set(text) & set("\r\u2028\u0085\x1b\x9b\u202e")
+    first, second, *trace = text.splitlines()
+    assert "cannot read keys\\n2026" in first
+    assert "cannot read keys\\n2026" in second
+    assert all(line.startswith("  ") for line in trace)
+    assert bool(trace) is (style == "text")

@@ -63,3 +63,53 @@ async def test_the_last_certificate_is_trusted_until_another_one_is_there() -> N
     first, second = Trust("host", "first", "Secret a"), Trust("host", "second", "Secret a")
     assert await look(None) == {}
     assert [await look(one) for one in (first, None, second)] == [{TOY: first}, {TOY: first}, {TOY: second}]
+
+
+class Refusing:
+    """A cluster in which one Secret cannot be read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.broken = True
+        self.reads: list[float] = []
+
+    async def read_secret(self, key: Key) -> dict[str, str] | None:
+        if key.name != "broken":
+            return {"a": "b"}
+        self.reads.append(self.now)
+        if self.broken:
+            raise RuntimeError("403: not\nfor you")
+        return {"a": "c"}
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+async def test_what_cannot_be_read_is_tried_later_and_later_and_its_cause_is_known(caplog: Any) -> None:
+    cluster = Refusing()
+    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    broken, fine = Key("team-a", "broken"), Key("team-a", "fine")
+    for second in range(600):
+        cluster.now = float(second)
+        assert dict(await lookups.secrets({broken, fine})) == {fine: {"a": "b"}}
+    assert dict(lookups.unread()) == {("Secret", broken): "403: not\\nfor you"}
+    waits = [later - sooner for sooner, later in zip(cluster.reads, cluster.reads[1:], strict=False)]
+    assert waits[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert len(cluster.reads) <= 17, "a minute at most between two tries, and no less"
+    assert len(caplog.messages) == len(cluster.reads)
+    cluster.broken = False
+    cluster.now += 60.0
+    assert dict(await lookups.secrets({broken, fine}))[broken] == {"a": "c"}
+    assert not lookups.unread()
+
+
+async def test_a_value_that_was_read_holds_while_it_cannot_be_read_again() -> None:
+    cluster = Refusing()
+    cluster.broken = False
+    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    broken = Key("team-a", "broken")
+    await lookups.secrets({broken})
+    cluster.broken = True
+    cluster.now = MAX_AGE
+    assert dict(await lookups.secrets({broken})) == {broken: {"a": "c"}}
+    assert not lookups.unread(), "something is known of it"

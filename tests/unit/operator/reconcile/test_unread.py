@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,3 +101,17 @@ def test_a_preempted_task_keeps_its_steps_while_its_secret_is_missing(make: Any)
     decision = decide(snapshot, make.settings(), make.now)
     assert "t1" in [one.name for one in decision.plans[TOY].tasks]
     assert decision.task_statuses[task.key].pipeline == "team-a/toy"
+
+
+def test_a_task_that_waits_for_something_unreadable_says_the_cause(make: Any) -> None:
+    task = make.task(**WITH_SECRET)
+    snapshot = replace(
+        make.snapshot(task, pipelines=(make.pipeline(),)),
+        unread={("Secret", KEYS): "403: secrets is forbidden"},
+    )
+    found = accept(task, snapshot, ())
+    assert found.reason == "Unreadable"
+    assert found.message.startswith(
+        "spec.storage.secretRef: the operator cannot read Secret keys in namespace team-a"
+    )
+    assert "(403: secrets is forbidden)" in found.message
