@@ -18,7 +18,8 @@ from typing import Any
 from mlora_worker.data.cache import RowCache
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import prepare
-from mlora_worker.data.token_rows import FolderWriter, TokenRows
+from mlora_worker.data.row_files import FolderWriter
+from mlora_worker.data.token_rows import TokenRows
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training
 from mlora_worker.storage.sources import open_sources

@@ -4,8 +4,9 @@ What lives here, from the edge to the core (imports point downwards only, ``.imp
 ``pyproject.toml`` enforce it):
 
 ``__main__``      one rank of a pipeline: reads its configuration and runs until it is told to stop
-``coordinator``   the part of rank 0 that talks to the operator, prepares data and issues work
+``coordinator``   the part of rank 0 that talks to the operator, has rows prepared and issues work
 ``pipeline``      one stage: transport, links between ranks, the loop that runs items of the stream
+``preparing``     makes rows of tasks, away from what trains
 ``lora``          the low-rank function, adapters, dropout masks, per-task optimizer
 ``model``         reads a stage's own layers, packed attention, loss
 ``data``          rows to token sequences with supervised positions

@@ -25,11 +25,11 @@ from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
 from mlora_worker.coordinator.patience import Lane
 from mlora_worker.coordinator.prepare import BaseModel
-from mlora_worker.coordinator.reading import reading_of
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.store_turns import StoreTurns
 from mlora_worker.coordinator.tls import server_context
+from mlora_worker.data.reading import reading_of
 from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
@@ -49,7 +49,16 @@ from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
-from mlora_worker.protocol import MemorySample, ModelFacts, Report, StageReport, TaskPlan, WorkerConfig
+from mlora_worker.preparing.maker import RowsHere
+from mlora_worker.protocol import (
+    MemorySample,
+    ModelFacts,
+    Report,
+    StageReport,
+    StorageAccess,
+    TaskPlan,
+    WorkerConfig,
+)
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.model_source import ModelFiles, RemoteAccess, pinned
 from mlora_worker.storage.model_source import open_model as open_model_files
@@ -158,6 +167,9 @@ class _FirstRank:
             self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
         tokenizer = load_tokenizer(folder)
 
+        def open_tasks_store(access: StorageAccess) -> Store:
+            return open_store(access, allow_files=config.allow_file_uris)
+
         def announce(item: Item, payloads: Mapping[int, bytes]) -> None:
             if config.stages > 1:
                 hub.broadcast(item.model_dump(mode="json", by_alias=True), payloads)
@@ -173,11 +185,12 @@ class _FirstRank:
         self._spans = collect.SpanCollector(recorder, config.stages, ask)
         coordinator = Coordinator(
             Surroundings(
-                base=BaseModel(config.model, architecture, facts, tokenizer),
+                base=BaseModel(config.model, architecture, facts),
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
                 microbatch_tokens=config.microbatch_tokens,
-                open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
+                open_store=open_tasks_store,
+                rows=RowsHere(tokenizer, facts.max_positions, open_tasks_store, reading_of(config)),
                 announce=announce,
                 preparing=preparing,
                 resuming=resuming,
@@ -187,7 +200,6 @@ class _FirstRank:
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
                 kept_bytes=kept_bytes(config, self._device),
-                reading=reading_of(config),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
                 memory=self._samples.all,

@@ -9,25 +9,19 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
-
-import numpy as np
 
 from mlora_worker.coordinator.evaluation import EvaluationRows
 from mlora_worker.coordinator.fingerprint import fingerprint_of
 from mlora_worker.coordinator.initial import read_initial
-from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.room import check_room
 from mlora_worker.coordinator.tasks import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.order import StepPlan
-from mlora_worker.data.prepare import Prepared, prepare
-from mlora_worker.data.rendering import tells_the_date
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
+from mlora_worker.preparing.maker import RowMaker
 from mlora_worker.protocol import (
     AdapterInfo,
-    Dataset,
     DatasetFormat,
     FailureReason,
     ModelFacts,
@@ -46,7 +40,6 @@ from mlora_worker.storage.checkpoint import DAY
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
-from mlora_worker.stream.planner import load_of, rows_per_step
 from mlora_worker.stream.targets import published_names
 
 
@@ -57,7 +50,6 @@ class BaseModel:
     source: ModelSource
     architecture: Architecture
     facts: ModelFacts
-    tokenizer: Any  # transformers.PreTrainedTokenizerFast
 
 
 def prepare_task(
@@ -67,16 +59,17 @@ def prepare_task(
     *,
     checkpoints: str,
     kept: KeptWork,
-    reading: Reading,
+    rows: RowMaker,
+    wanted: Callable[[], bool] = lambda: True,
     day: Callable[[], date] = date.today,
 ) -> PreparedTask | AdapterInfo | FinishedAdapter:
     """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already, or has
     finished it and could not publish it.
 
-    ``checkpoints``: address of its checkpoints' folder. ``day``: what a chat template that writes the date is told; asked
-    only where rows go through such a template.
+    ``checkpoints``: address of its checkpoints' folder. ``rows`` makes its rows, if they are ``wanted`` then. ``day``: what
+    a chat template that writes the date is told; asked only where rows go through such a template.
 
-    Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user.
+    Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user, and Cancelled.
     """
     published = find_published(store, task.output_uri)
     if published is not None and published.fingerprint == fingerprint(task):
@@ -106,26 +99,14 @@ def prepare_task(
         initial = read_initial(store, task.init_from.uri, task.lora, adapted)
 
     templated = task.dataset.format is not DatasetFormat.TEXT
-    today = day() if templated and tells_the_date(base.tokenizer, task.chat_template) else None
-
-    def rows_of(dataset: Dataset) -> Prepared:
-        return prepare(
-            dataset,
-            task.training,
-            base.tokenizer,
-            reading.source(store, task.storage),
-            base.facts.max_positions,
-            text=task.dataset_text,
-            template=task.chat_template,
-            day=today,
-            cache=reading.cache(task.namespace),
-        )
-
-    prepared = rows_of(task.dataset)
-    evaluation = _evaluation_rows(task, prepared, rows_of)
-    steps = StepPlan(len(prepared.rows), task.training)
+    today = day() if templated and rows.tells_the_date(task.chat_template) else None
+    made = rows.make(task, today, wanted)
+    evaluation = None
+    if task.evaluation is not None and made.evaluation is not None:
+        evaluation = EvaluationRows(task.evaluation, made.evaluation)
+    steps = StepPlan(len(made.train), task.training)
     facts = fingerprint_of(
-        task.lora, task.training, targets, prepared.rows, steps.total_steps, base.source, base.facts
+        task.lora, task.training, targets, made.train, steps.total_steps, base.source, base.facts
     )
     if task.chat_template is not None:
         facts["dataset.chatTemplate"] = hashlib.sha256(task.chat_template.encode()).hexdigest()
@@ -136,34 +117,12 @@ def prepare_task(
     if initial is not None:
         facts["lora.initFrom"] = initial.sha256
     return PreparedTask(
-        rows=prepared.rows,
-        counts=prepared.counts,
+        rows=made.train,
+        counts=made.counts,
         steps=steps,
         targets=targets,
         fingerprint=facts,
         evaluation=evaluation,
         initial=initial.state if initial is not None else None,
-        load=load_of(prepared.rows.lengths.tolist(), rows_per_step(task.training)),
+        load=made.load,
     )
-
-
-def _evaluation_rows(
-    task: TaskPlan, prepared: Prepared, rows_of: Callable[[Dataset], Prepared]
-) -> EvaluationRows | None:
-    """Raises what ``prepare`` raises, and DataError where there are no rows to evaluate on."""
-    spec = task.evaluation
-    if spec is None:
-        return None
-    rows = prepared.held_out
-    if spec.uri is not None:
-        elsewhere = {"uri": spec.uri, "uris": None, "inline": None, "config_map_ref": None}
-        whole = {"limit": spec.limit, "held_out": None, "shuffle_seed": None, "split": None}
-        rows = rows_of(task.dataset.model_copy(update=elsewhere | whole)).rows
-    if not len(rows):
-        raise DataError(
-            FailureReason.INVALID_SPEC,
-            "evaluation has no rows: name evaluation.uri, or a part of the rows to keep from training in dataset.heldOut",
-        )
-    if spec.limit is not None and len(rows) > spec.limit:
-        rows = rows.chosen(np.arange(spec.limit))
-    return EvaluationRows(spec, rows)

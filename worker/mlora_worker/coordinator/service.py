@@ -25,13 +25,13 @@ from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Pat
 from mlora_worker.coordinator.places import PIPELINES_OWN, Place, input_places, output_place
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.publish import finished_adapter, upload
-from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.reasons import told_of
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
 from mlora_worker.coordinator.telling import told
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
+from mlora_worker.preparing.maker import Cancelled, RowMaker
 from mlora_worker.protocol import (
     AdapterInfo,
     Failure,
@@ -72,6 +72,7 @@ class Surroundings:
     run_id: str
     microbatch_tokens: int
     open_store: OpenStore
+    rows: RowMaker
     announce: Announce
     preparing: Lane  # tasks that have never trained
     resuming: Lane  # the others: what they have done waits for nobody's new rows
@@ -80,7 +81,6 @@ class Surroundings:
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
     kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
-    reading: Reading = field(default_factory=Reading)  # rows: from where, and where they are kept
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
@@ -156,6 +156,7 @@ class Coordinator:
                 task.withdrawn = task.uid not in wanted and task.uid not in beyond
                 if task.withdrawn:
                     elsewhere.add(task.uid)
+                    self._with.rows.cancel(task.uid)
             for uid, task_plan in wanted.items():
                 if uid in self._tasks:
                     former = self._tasks[uid].plan
@@ -259,7 +260,8 @@ class Coordinator:
             store,
             checkpoints=folder,
             kept=self._with.kept,
-            reading=self._with.reading,
+            rows=self._with.rows,
+            wanted=lambda: not task.withdrawn,
             day=lambda: self._checkpoints.day(plan) or self._with.today(),
         )
         if not isinstance(made, PreparedTask):
@@ -356,7 +358,7 @@ class Coordinator:
 
     def _lost(self, task: TaskRun, error: Exception) -> None:
         """It cannot be prepared or published, or nobody wants that any more."""
-        if isinstance(error, Withdrawn):
+        if isinstance(error, Withdrawn | Cancelled):
             return
         reason, message = told_of(error)
         unknown = error if reason is FailureReason.INTERNAL_ERROR else None

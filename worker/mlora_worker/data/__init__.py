@@ -1,6 +1,7 @@
 """From rows that users wrote to tokens to train on.
 
 ``prepare``       all of it for one task, with the length policy and the counts that users see
+``task_rows``     what one task trains on and is evaluated on; ``reading``: from where a worker may read
 ``dataset_files`` the files of a data set, and the rows of each
 ``files``         which kind a file is; ``records`` (JSON Lines, JSON arrays, CSV), ``parquet``, ``compression``
 ``rows``          pure: the nouns between a file and its tokens
@@ -10,7 +11,7 @@
 ``rendering``     the chat template, applied; ``prefix``: shorter ways to the tokens of what it renders
 ``own_template``  a task's own chat template, in a process of its own (``template_process``), in a ``sandbox``
 ``tokenising``    many rows at a time, while the next ones are read
-``token_rows``    tokenised rows, in memory or mapped from disk; ``cache``: kept there by content
+``token_rows``    tokenised rows, in memory or mapped from files (``row_files``); ``cache``: kept on disk by content
 ``tally``         what became of the rows
 ``selection``     pure: which usable rows are trained on, and which held out
 ``order``         pure: which rows belong to which step

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlora_worker.data.token_rows import FolderWriter, TokenRows, open_rows
+from mlora_worker.data.row_files import FolderWriter, open_rows
+from mlora_worker.data.token_rows import TokenRows
 from mlora_worker.protocol import Amount, DataCounts, Message
 from mlora_worker.storage.documents import read_document
 

@@ -1,53 +1,18 @@
-"""Tokenised rows: in memory, or on disk as arrays that are mapped into memory. A row is a view.
-
-A folder holds, for n rows of t tokens together, all little-endian:
-``ids.i4``         [t]  the tokens
-``learnt.u1``      [t]  1 where the model shall learn to write that token
-``ends.i8``        [n]  where each row ends in the two above
-``supervised.i4``  [n]  labels of each row
-``weights.f8``     [n]  weight of each row; a folder without it has all 1
-"""
+"""Tokenised rows: in memory, or mapped from files (``row_files``). A row is a view."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import mmap
-import os
 import struct
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol, overload
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from mlora_worker.data.errors import DataError
-from mlora_worker.protocol import FailureReason
-
 IGNORED = -100  # label of a position that is not supervised
-
-_IDS, _LEARNT, _ENDS, _SUPERVISED = "ids.i4", "learnt.u1", "ends.i8", "supervised.i4"
-_WEIGHTS = "weights.f8"
-_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8  # on disk
 _WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
-_BUFFER = 1 << 20
-_PRIVATE = 0o600
-_MAP_FAILED = ctypes.c_void_p(-1).value
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
-_LIBC.mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
-_LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,12 +46,15 @@ class TokenRows(Sequence[TokenRow]):
         chosen: npt.NDArray[np.intp] | None = None,
         weights: npt.NDArray[np.float64] | None = None,
     ) -> None:
-        """See the module for the arrays; without ``weights`` all are 1. ``digest`` is that of all rows; ``chosen`` are
-        those that count, in order."""
+        """See ``row_files`` for the arrays; without ``weights`` all are 1. ``chosen``: those that count, in order.
+        ``digest`` is that of these rows, where it is known."""
         self._ids, self._learnt, self._ends, self._supervised = ids, learnt, ends, supervised
         self._digest = digest
         self._chosen = chosen
         self._weights = weights
+        self._whole: TokenRows | None = (
+            None  # of which these are some; itself would be a cycle, and stay mapped
+        )
 
     def __len__(self) -> int:
         return len(self._ends) if self._chosen is None else len(self._chosen)
@@ -125,15 +93,27 @@ class TokenRows(Sequence[TokenRow]):
         return self._weights if self._chosen is None else self._weights[self._chosen]
 
     def digest(self) -> str:
-        """See ``rows_digest``."""
-        return self._digest if self._digest is not None and self._chosen is None else rows_digest(self)
+        """See ``rows_digest``. Worked out once: it takes a look at every row."""
+        if self._digest is None:
+            self._digest = rows_digest(self)
+        return self._digest
 
-    def chosen(self, rows: npt.NDArray[np.intp]) -> TokenRows:
+    @property
+    def whole(self) -> TokenRows:
+        """All rows, of which these are some."""
+        return self if self._whole is None else self._whole
+
+    @property
+    def taken(self) -> npt.NDArray[np.intp] | None:
+        """Which rows of ``whole`` these are; None: all, in order."""
+        return self._chosen
+
+    def chosen(self, rows: npt.NDArray[np.intp], digest: str | None = None) -> TokenRows:
         """Some of these rows, in this order, of the same memory."""
         kept = rows if self._chosen is None else self._chosen[rows]
-        return TokenRows(
-            self._ids, self._learnt, self._ends, self._supervised, self._digest, kept, self._weights
-        )
+        some = TokenRows(self._ids, self._learnt, self._ends, self._supervised, digest, kept, self._weights)
+        some._whole = self.whole
+        return some
 
 
 def rows_digest(rows: Iterable[TokenRow]) -> str:
@@ -153,7 +133,7 @@ class RowsDigest:
         self._digest.update(row.ids.astype("<i4", copy=False).tobytes())
         self._digest.update(row.labels.astype("<i4", copy=False).tobytes())
         if row.weight != 1.0:
-            self._digest.update(_WEIGHT_FOLLOWS + _bytes_of(row.weight))
+            self._digest.update(_WEIGHT_FOLLOWS + weight_bytes(row.weight))
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -206,112 +186,13 @@ class MemoryWriter:
             np.concatenate(self._learnt) if self._learnt else np.empty(0, np.bool_),
             ends,
             np.array(self._supervised, np.int32),
-            weights=_unless_all_one(np.array(self._weights, np.float64)),
+            weights=unless_all_one(np.array(self._weights, np.float64)),
         )
 
 
-class FolderWriter:
-    """Writes rows into ``folder``, which nobody else can read. Raises OSError where there is no room; DataError
-    (InvalidSpec) before there are more than ``most_bytes``: the disk is shared with others' rows.
-    """
-
-    def __init__(self, folder: Path, most_bytes: int) -> None:
-        self.folder = folder
-        self._most_bytes = most_bytes
-        self._rows = 0
-        self._files = [_private(folder / name) for name in (_IDS, _LEARNT, _ENDS, _SUPERVISED, _WEIGHTS)]
-        self._digest = RowsDigest()
-        self._end = 0
-
-    def add(
-        self,
-        ids: npt.NDArray[np.int32],
-        learnt: npt.NDArray[np.bool_],
-        labels: npt.NDArray[np.int32],
-        count: int,
-        weight: float = 1.0,
-    ) -> None:
-        self._end += len(ids)
-        self._rows += 1
-        if self._end * _TOKEN_BYTES + self._rows * _ROW_BYTES > self._most_bytes:
-            raise DataError(
-                FailureReason.INVALID_SPEC,
-                f"the data set has more tokenised rows than the {self._most_bytes / 2**30:.3g} GiB of the worker's disk "
-                f"that rows may take, which its first {self._rows - 1} rows fill: set dataset.limit to fewer rows (without "
-                "dataset.shuffleSeed, which needs them all), or have the worker's row cache made larger",
-            )
-        tokens, marks, ends, supervised, weights = self._files
-        tokens.write(ids.astype("<i4", copy=False).data)
-        marks.write(learnt.view(np.uint8).data)
-        ends.write(self._end.to_bytes(8, "little"))
-        supervised.write(count.to_bytes(4, "little"))
-        weights.write(_bytes_of(weight))
-        self._digest.add(TokenRow(ids, labels, weight))
-
-    def finish(self) -> TokenRows:
-        for file in self._files:
-            file.flush()
-            os.fsync(file.fileno())
-        self.close()
-        return open_rows(self.folder, self._digest.hexdigest())
-
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
-
-
-def open_rows(folder: Path, digest: str) -> TokenRows:
-    """Maps what a ``FolderWriter`` wrote. Raises OSError or ValueError when it is not whole."""
-    ends: npt.NDArray[np.int64] = np.fromfile(folder / _ENDS, "<i8")
-    tokens = int(ends[-1]) if len(ends) else 0
-    weights = np.fromfile(folder / _WEIGHTS, "<f8") if (folder / _WEIGHTS).exists() else None
-    rows = TokenRows(
-        _mapped(folder / _IDS, "<i4", tokens),
-        _mapped(folder / _LEARNT, "?", tokens),
-        ends,
-        np.fromfile(folder / _SUPERVISED, "<i4"),
-        digest,
-        weights=None if weights is None else _unless_all_one(weights),
-    )
-    if len(rows.supervised) != len(ends) or (weights is not None and len(weights) != len(ends)):
-        raise ValueError(f"{folder} is not whole")
-    return rows
-
-
-def _unless_all_one(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
+def unless_all_one(weights: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | None:
     return None if bool((weights == 1.0).all()) else weights
 
 
-def _bytes_of(weight: float) -> bytes:
+def weight_bytes(weight: float) -> bytes:
     return struct.pack("<d", weight)
-
-
-def _mapped(path: Path, kind: str, count: int) -> npt.NDArray[Any]:
-    """Read-only, and for the kernel, too: what could be written to would count against a rank's memory budget
-    (``pipeline/budget.py``), and a task that only waits would take room from those that train. The file does not stay open,
-    as it would with ``mmap.mmap``: the rows of thousands of tasks may wait. They are read in an order that nobody can
-    foresee, so nothing is read ahead.
-    """
-    size = count * np.dtype(kind).itemsize
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size != size:
-            raise ValueError(f"{path} is not whole")
-        if not count:
-            return np.empty(0, kind)
-        address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, file.fileno(), 0)
-    if address in (None, _MAP_FAILED):
-        number = ctypes.get_errno()
-        raise OSError(number, f"{path} cannot be mapped: {os.strerror(number)}")
-    _LIBC.madvise(address, size, mmap.MADV_RANDOM)
-    memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, _LIBC.munmap, address, size).atexit = False
-    array: npt.NDArray[Any] = np.frombuffer(memory, kind)
-    array.flags.writeable = False
-    return array
-
-
-def _private(path: Path) -> BinaryIO:
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_EXCL, _PRIVATE)
-
-    return open(path, "wb", buffering=_BUFFER, opener=opener)

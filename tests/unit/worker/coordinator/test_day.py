@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.preparing.maker import RowsHere
 from mlora_worker.protocol import (
     Dataset,
     DatasetFormat,
@@ -49,21 +49,23 @@ TASK = TaskPlan(
 FOLDER = "s3://b/p/checkpoints"
 
 
-def base(dated: bool) -> BaseModel:
+BASE = BaseModel(
+    source=ModelSource(name="m", uri="s3://models/m"),
+    architecture=cast(Any, SimpleNamespace(transposed=False)),
+    facts=FACTS,
+)
+
+
+def rows(dated: bool, store: MemoryStore) -> RowsHere:
     tokenizer = byte_level_tokenizer(vocabulary=300)
     tokenizer.chat_template = ("{{ strftime_now('%d %b %Y') }}\n" if dated else "") + CHATML
-    return BaseModel(
-        source=ModelSource(name="m", uri="s3://models/m"),
-        architecture=cast(Any, SimpleNamespace(transposed=False)),
-        facts=FACTS,
-        tokenizer=tokenizer,
-    )
+    return RowsHere(tokenizer, FACTS.max_positions, lambda _: store)
 
 
 def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:
     """Of the first step, as a run of ``day`` has it."""
     made = prepare_task(
-        task, base(dated), store, checkpoints=FOLDER, kept=KeptWork(None), reading=Reading(), day=lambda: day
+        task, BASE, store, checkpoints=FOLDER, kept=KeptWork(None), rows=rows(dated, store), day=lambda: day
     )
     assert isinstance(made, PreparedTask)
     progress = Progress(
@@ -84,7 +86,8 @@ def reported(store: MemoryStore, kept: KeptWork, today: date, dated: bool) -> Ta
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
     surroundings = Surroundings(
-        base=base(dated), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
+        base=BASE, rows=rows(dated, store), stages=(stage,), run_id="run", microbatch_tokens=100,
+        open_store=lambda _: store,
         announce=lambda *_: None, preparing=inline_lane(), resuming=inline_lane(), storing=inline_lane(),
         end=pytest.fail, kept=kept, later=after(lambda _: pytest.fail("no pause")), today=lambda: today,
     )  # fmt: skip

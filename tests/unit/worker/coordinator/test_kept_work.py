@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.reading import Reading
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.protocol import (
     DataCounts,
@@ -33,6 +32,7 @@ from mlora_worker.storage.adapter import FinishedAdapter, adapter_config, find_p
 from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.kept import KeptWork
 from tests.fixtures.inline import after, inline_lane
+from tests.fixtures.makers import NoRows
 from tests.fixtures.memory_store import MemoryStore
 
 FACTS = ModelFacts(
@@ -73,7 +73,7 @@ def coordinator(store: MemoryStore, kept: KeptWork, pause: Callable[[float], Non
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
     surroundings = Surroundings(
-        base=base(), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
+        base=base(), rows=NoRows(), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
         announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_lane(),
         resuming=inline_lane(), storing=inline_lane(), end=pytest.fail, kept=kept, later=after(pause),
     )  # fmt: skip
@@ -141,7 +141,7 @@ def test_a_finished_adapter_of_another_task_spec_or_base_model_is_left_alone(
             raise AccessRefused("the output is looked at, as for any other task")
 
     with pytest.raises(AccessRefused, match="as for any other"):
-        prepare_task(task, base(), MemoryStore(refuse), checkpoints="s3://b/c", kept=kept, reading=Reading())
+        prepare_task(task, base(), MemoryStore(refuse), checkpoints="s3://b/c", kept=kept, rows=NoRows())
 
 
 def test_what_is_kept_goes_with_its_task_and_what_is_of_others_stays(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ PREPARED = PreparedTask(
 def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
     architecture = read_architecture(write_tiny_model(tmp_path_factory.mktemp("base")))
     source = ModelSource(name="acme/tiny", uri="file:///models/tiny", revision="v1")
-    return BaseModel(source, architecture, facts_of(architecture, 2, torch.float32), None)
+    return BaseModel(source, architecture, facts_of(architecture, 2, torch.float32))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from mlora_worker.protocol import (
 from mlora_worker.storage.checkpoint import Progress, TaskState
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
+from tests.fixtures.makers import NoRows
 
 
 @dataclass
@@ -58,6 +59,7 @@ def coordinator(
         run_id="run",
         microbatch_tokens=100,
         open_store=open_store,
+        rows=NoRows(),
         announce=lambda *_: None,
         preparing=preparing or inline_lane(),
         resuming=resuming or inline_lane(),

@@ -17,7 +17,8 @@ from mlora_worker.data.cache import RowCache, key_of
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.token_rows import FolderWriter, MemoryWriter, TokenRows, open_rows, rows_digest
+from mlora_worker.data.row_files import FolderWriter, open_rows
+from mlora_worker.data.token_rows import MemoryWriter, TokenRows, rows_digest
 from mlora_worker.protocol import Dataset, DatasetFields, FailureReason, StorageAccess, Training, TrainOn
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import open_store
