@@ -21,6 +21,7 @@ BENCHMARKS = {
     "preempt": "steps that an urgent task waits for another one's place",
     "data": "rows per second from a file to a first step over the tokenizers library alone",
     "operator": "thousands of tasks before a real API server: answers, writes, memory, restart, first step",
+    "fuzz": "hostile objects before a real API server: does one leave its namespace, or stop the operator?",
     "chaos": "ranks, operator and store that fail again and again: is anything lost?",
     "quality": "adapters made here against PEFT's own, on questions that neither was trained on",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",

@@ -17,22 +17,20 @@ through all phases within seconds, as many at once as the memory model lets in.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import secrets
-import subprocess
 import sys
 import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.operator_parts.crowd import SECRET, Crowd
 from bench.operator_parts.process import Operator
+from bench.operator_parts.scene import ROOT, coordinators, own_namespace
 from bench.operator_parts.server import Access, Server, access, install_resources, refuse_company
 from bench.operator_parts.warm import Warm, first_steps
 from bench.options import parser, repetitions
@@ -43,7 +41,6 @@ from tests.cluster import lifecycle
 from tests.cluster.layout import this_state
 from tests.fixtures.api_proxy import ApiProxy, Request
 
-ROOT = Path(__file__).parent.parent
 CAPACITY = 335 * 2**20  # bytes of a stage: some 20 tasks fit at once
 IDLE_TIMEOUT = 5  # seconds
 GOALS = {
@@ -113,7 +110,7 @@ async def measure(size: Size, where: Access, part: str | None) -> dict[str, Any]
                 figures |= await _with_many(size, server, proxy, kubeconfig, Path(folder))
                 _print_more(figures)  # the rest takes minutes
             if part != "many":
-                async with _namespace(server) as namespace:
+                async with own_namespace(server, "bench-operator") as namespace:
                     warm = Warm(server, namespace, kubeconfig, Path(folder) / "warm")
                     steps = await first_steps(warm, size.warm)
                 figures |= {"first_step_s": _percentile(steps, 50), "first_step_most_s": max(steps)}
@@ -124,8 +121,8 @@ async def _with_many(
     size: Size, server: Server, proxy: ApiProxy, kubeconfig: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
     models = tuple(f"Bench/Model-{number}" for number in range(size.pipelines))
-    async with _namespace(server) as namespace:
-        with _coordinators() as url:
+    async with own_namespace(server, "bench-operator") as namespace:
+        with coordinators(CAPACITY) as url:
             settings = {
                 "namespace": namespace,
                 "watchNamespaces": [namespace],
@@ -218,36 +215,6 @@ def _kind(request: Request) -> str:
     parts = request.path.partition("?")[0].split("/")
     after = parts[parts.index("namespaces") + 2 :] if "namespaces" in parts else parts
     return f"{request.method} {after[0]}" + (f" {after[2]}" if len(after) > 2 else "")
-
-
-@contextlib.contextmanager
-def _coordinators() -> Iterator[str]:
-    """The setting ``coordinatorUrl`` that leads to them."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.operator_parts.coordinator", str(CAPACITY)],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        port = process.stdout.readline().strip()
-        yield f"http://127.0.0.1:{port}/{{namespace}}/{{name}}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@contextlib.asynccontextmanager
-async def _namespace(server: Server) -> AsyncIterator[str]:
-    name = f"bench-operator-{secrets.token_hex(4)}"
-    await server.create(
-        "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-    )
-    try:
-        yield name
-    finally:
-        await server.delete(f"/api/v1/namespaces/{name}")
 
 
 async def _prepare(server: Server, namespace: str, models: Sequence[str]) -> None:

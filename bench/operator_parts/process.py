@@ -87,9 +87,16 @@ class Operator:
         except (urllib.error.URLError, OSError):
             return False
 
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
     @property
     def last_words(self) -> str:
-        return self._log.read_text(errors="replace")[-3000:]
+        return self.log[-3000:]
 
     @property
     def peak_mib(self) -> float:

@@ -76,6 +76,14 @@ class Server:
     async def create(self, path: str, manifest: Mapping[str, Any]) -> JSON:
         return await self._ask("POST", path, manifest)
 
+    async def try_create(self, path: str, manifest: Mapping[str, Any]) -> int:
+        """The HTTP status, whatever the server says of it."""
+        body, headers = json.dumps(manifest), {"Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=PATIENCE)
+        async with self._open.post(path, data=body, headers=headers, timeout=timeout) as answer:
+            await answer.read()
+            return answer.status
+
     async def apply(self, path: str, manifest: Mapping[str, Any]) -> JSON:
         """Server-side apply."""
         query = "?fieldManager=bench&force=true"
