@@ -362,10 +362,11 @@ class Coordinator:
             return
         reason, message = told_of(error)
         unknown = error if reason is FailureReason.INTERNAL_ERROR else None
-        log.warning("task %s failed: %s: %s", task.name, reason, message, exc_info=unknown)
         with self._changed:
             task.fail(reason, message)
+            words = task.failure.message if task.failure is not None else ""  # as it may be shown
             self._note_change()
+        log.warning("task %s failed: %s: %s", task.name, reason, words, exc_info=unknown)
 
     # --- with the lock held -------------------------------------------------------------------------------------
 
