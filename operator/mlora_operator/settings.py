@@ -27,6 +27,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
         checkpoints: {uri: s3://checkpoints}           # by default each task's own output
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
+    serving: {namespaces: []}          # whose pipelines may serve other namespaces, beside those in ``namespace``; "*": all
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
     metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
@@ -67,6 +68,7 @@ from mlora_operator.api.pipeline import (
 )
 from mlora_operator.api.problem import describe
 from mlora_operator.api.rules import COORDINATOR_URL, PIPELINE_RULES, broken
+from mlora_operator.rights import Rights, ServingSettings
 
 # Of every rank: the coordinator's HTTP, the links, the rendezvous (manifests/worker.py).
 WORKER_PORTS = frozenset({8080, 29400, 29500})
@@ -192,6 +194,7 @@ class Settings(Model):
     watch_namespaces: tuple[str, ...] = ()
     worker: WorkerDefaults
     models: tuple[CatalogueModel, ...] = ()
+    serving: ServingSettings = Field(default_factory=ServingSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
     page: PageSettings = Field(default_factory=PageSettings)
@@ -257,6 +260,10 @@ class Settings(Model):
         if self.coordinator_tls is not None:
             return self.coordinator_tls
         return not self.coordinator_url.startswith("http://")
+
+    @property
+    def rights(self) -> Rights:
+        return Rights(namespace=self.namespace, serving=frozenset(self.serving.namespaces))
 
     @property
     def namespaces(self) -> tuple[str, ...]:

@@ -141,6 +141,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "watchNamespaces" .Values.watchNamespaces
   "worker" $worker
   "models" $models
+  "serving" .Values.serving
   "log" .Values.log
   "health" .Values.health
   "page" (pick .Values.page "enabled" "port")

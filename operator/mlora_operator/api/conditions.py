@@ -14,6 +14,7 @@ FAILED = "Failed"  # it ended without an adapter; reason and message say why
 # Types of a LoRAPipeline.
 READY = "Ready"  # all stages have loaded the model and the coordinator answers
 WORKERS_AVAILABLE = "WorkersAvailable"  # all worker pods of the current group run
+SERVES_OTHERS = "ServesOthers"  # tasks of other namespaces, as its allowedNamespaces says
 STALLED = "Stalled"  # tasks train but nothing moves; the group is started anew
 
 # Reasons of Accepted.
@@ -82,6 +83,10 @@ REASON_RESTART_LIMIT = "RestartLimitReached"  # the workers failed too often in 
 REASON_CANNOT_SERVE = (
     "CannotServe"  # the workers refuse the model or their configuration; trying again would not help
 )
+
+# Reasons of ServesOthers.
+REASON_OWN_NAMESPACE_ONLY = "OwnNamespaceOnly"  # its namespace has no right to serve others
+REASON_RIGHT_GIVEN = "RightGiven"  # it has that right now
 
 # Reasons of Stalled.
 REASON_NO_PROGRESS = "NoProgress"  # tasks train, but no microbatch comes back

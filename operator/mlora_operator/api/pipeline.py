@@ -322,7 +322,9 @@ class LearnedMemory(Status):
 
 
 class PipelineStatus(Status):
-    conditions: tuple[Condition, ...] = Field(default=(), description="Ready, WorkersAvailable, Stalled.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Ready, WorkersAvailable, Stalled, ServesOthers."
+    )
     observed_generation: int | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )

@@ -13,6 +13,7 @@ from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import DEFAULT_NAMESPACE, Manifests, PipelineManifest, Place, TaskManifest
 from mlora_operator.reconcile.snapshot import Key, SecretData
+from mlora_operator.rights import EVERY, ServingSettings
 from mlora_operator.settings import CatalogueModel, Settings, WorkerDefaults
 
 Dtype = Literal["float32", "bfloat16"]
@@ -74,6 +75,7 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
         ),
         allow_file_uris=True,
         allow_private_endpoints=True,
+        serving=ServingSettings(namespaces=(EVERY,)),  # all manifests are one user's
     )
     return World(
         tasks=tuple(_task(one, wishes) for one in manifests.tasks),

@@ -54,8 +54,7 @@ def service(world: World, now: datetime) -> Service:
             },
         )
         return [
-            (task, accept(task, snapshot, world.settings.models, made_in=world.settings.namespace))
-            for task in tasks
+            (task, accept(task, snapshot, world.settings.models, world.settings.rights)) for task in tasks
         ]
 
     made = {one.wanted.name: one.wanted for _, one in accepted(pipelines) if one.wanted is not None}

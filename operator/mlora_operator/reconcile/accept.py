@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlora_operator.api import conditions
-from mlora_operator.api.meta import NamespacesFrom, Storage
+from mlora_operator.api.meta import Storage
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
+from mlora_operator.reconcile.serving import CATALOGUE, precedence, standing, takes
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
+from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import ConfigMapReference, StorageAccess, TaskPhase
 
@@ -45,26 +47,28 @@ def accept(
     task: Task,
     snapshot: Snapshot,
     catalogue: Sequence[CatalogueModel],
+    rights: Rights,
     suits: Suits = lambda *_: True,
-    made_in: str | None = None,
 ) -> Acceptance:
     """Whether and where an unfinished task is served.
 
     1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
        Secret that is being replaced, nor a changed rule about namespaces, nor a spec that this version of the operator does
-       not understand throws it out.
+       not understand throws it out. Which pipeline that is, its status says; a pipeline's own word for it counts only
+       where it may serve the task's namespace.
     2. One whose pipeline cannot be asked any more, or serves another model now, is not given to others before it is sure
        that the workers there do not train it: there would be two of it, writing to one place.
     3. Its spec must hold, and its Secret must be there with both keys. What cannot be read is not taken for missing: a task
        that is accepted stays so, a new one waits. One that was preempted stays even where its Secret is missing, since its
        steps lie with the workers.
-    4. Of the pipelines that serve the base model and take the namespace: the one it is bound to already, else
-       one in its own namespace, else the oldest, else by name. Replicas do not count: which of them has a task that its
-       user's pipeline takes is decided for all tasks together (``replicas``). Before all that, one that ``suits`` the task:
-       so a new task passes one that is given up, or whose memory is too small, and one that has made no step leaves it.
-    5. Else the catalogue's pipeline is made, in the namespace ``made_in``, unless it is there and does not take the
-       namespace, or another one has its name.
+    4. Of the pipelines that serve the base model, may serve the namespace and take it (``takes``): the one it is bound to
+       already, else by ``precedence``: its own namespace's, the catalogue's, the operator's, those of namespaces that were
+       given the right; of these the oldest, then by name. Replicas do not count: which of them has a task that its user's
+       pipeline takes is decided for all tasks together (``replicas``). Before all that, one that ``suits`` the task: so a
+       new task passes one that is given up, or whose memory is too small, and one that has made no step leaves it.
+    5. The catalogue's pipeline is made where it would go first and is not there, unless another one has its name.
     """
+    own = task.key.namespace
     serving = [one for one in snapshot.pipelines if _serves(one, task)]
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
@@ -72,13 +76,16 @@ def accept(
     # It may train in a replica already though its status could not be written yet.
     for one in serving:
         contact = snapshot.contacts.get(one.key)
-        if contact is not None and task.uid in contact.tasks and contact.keeps(task):
+        says_so = contact is not None and task.uid in contact.tasks and contact.keeps(task)
+        if says_so and rights.may_serve(one.key.namespace, own):
             return _accepted(one)
     if bound is None and _may_train_still(task, snapshot):
         told = f"waits for the workers of {task.status.pipeline}"
         return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
     if task.spec is None:
         return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
+    if bound is not None and not rights.may_serve(bound.key.namespace, own):
+        bound = None
     if bound is not None and bound.replica is not None and not any(one.key == bound.home for one in serving):
         return _accepted(bound)  # nobody can deal it to another replica
 
@@ -88,39 +95,61 @@ def accept(
     if missing is not None:
         return missing
 
-    takes = [(one, _takes(one, task.key.namespace, snapshot.namespace_labels)) for one in serving]
-    allowed = [one for one, does in takes if does or (does is None and one.key == home)]
-    if allowed:
-        return _accepted(_first_choice(task, allowed, home, snapshot, suits))
-    if any(does is None for _, does in takes):
-        return _unread("spec.baseModel", f"the labels of namespace {task.key.namespace}")
+    answers = [(one, takes(one, own, snapshot.namespace_labels, rights)) for one in serving]
+    allowed = [one for one, does in answers if does or (does is None and one.key == home)]
+    chosen = _first_choice(task, allowed, home, snapshot, suits, rights) if allowed else None
     offered = next((model for model in catalogue if model.name == task.spec.base_model), None)
-    taken = (
-        _with_its_name(offered, made_in, snapshot) if offered is not None and made_in is not None else None
-    )
-    if offered is not None and taken is None and not any(one.catalogue_hash for one in serving):
+    taken = _with_its_name(offered, rights.namespace, snapshot) if offered is not None else None
+    makes = offered is not None and taken is None
+    if chosen is not None and not (
+        makes and chosen.key != home and standing(chosen, own, rights) > CATALOGUE
+    ):
+        return _accepted(chosen)
+    if chosen is None and any(does is None for _, does in answers):
+        return _unread("spec.baseModel", f"the labels of namespace {own}")
+    if makes and offered is not None:
         return Acceptance(
             conditions.REASON_CREATING_PIPELINE,
             f"a pipeline for {offered.name} is being made from the catalogue",
             wanted=offered,
         )
-    if serving:
-        names = ", ".join(sorted(str(one.key) for one in serving))
+    return _unserved(task, snapshot, catalogue, serving, taken, rights)
+
+
+def _unserved(
+    task: Task,
+    snapshot: Snapshot,
+    catalogue: Sequence[CatalogueModel],
+    serving: Sequence[Pipeline],
+    taken: Pipeline | None,
+    rights: Rights,
+) -> Acceptance:
+    """Why nobody serves it, without a word of pipelines that could not. ``taken``: what stands in the catalogue's place."""
+    assert task.spec is not None
+    own, model = task.key.namespace, task.spec.base_model
+    shared = sorted(str(one.key) for one in serving if rights.serves_others(one.key.namespace))
+    if shared:
         return Acceptance(
             conditions.REASON_NAMESPACE_NOT_ALLOWED,
-            f"{task.spec.base_model} is served by {names}, which takes no tasks of namespace "
-            f"{task.key.namespace} (spec.allowedNamespaces): ask its owner, or make a LoRAPipeline here",
+            f"{model} is served by {', '.join(shared)}, but not for namespace {own} (spec.allowedNamespaces): "
+            "ask the platform team to let it in",
         )
     if taken is not None:
         return Acceptance(
             conditions.REASON_NO_PIPELINE,
-            f"the catalogue has {task.spec.base_model}, but LoRAPipeline {taken.key}, whose name its pipeline has, "
+            f"the catalogue has {model}, but LoRAPipeline {taken.key}, whose name its pipeline has, "
             f"{_instead(taken)}: ask the platform team to delete or correct it",
+        )
+    if serving:
+        return Acceptance(
+            conditions.REASON_NAMESPACE_NOT_ALLOWED,
+            f"{model} is served in other namespaces, for their own tasks only: ask the platform team to serve it to "
+            f"namespace {own}, too; {_offer(task, snapshot, catalogue, rights)}",
         )
     return Acceptance(
         conditions.REASON_NO_PIPELINE,
-        f"no pipeline serves {task.spec.base_model} and the operator's catalogue does not have it; "
-        f"{_offer(task, snapshot, catalogue)}",
+        f"no pipeline serves {model} and the operator's catalogue does not have it; "
+        f"{_offer(task, snapshot, catalogue, rights)}",
     )
 
 
@@ -183,7 +212,12 @@ def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Accep
 
 
 def _first_choice(
-    task: Task, allowed: Sequence[Pipeline], home: Key | None, snapshot: Snapshot, suits: Suits
+    task: Task,
+    allowed: Sequence[Pipeline],
+    home: Key | None,
+    snapshot: Snapshot,
+    suits: Suits,
+    rights: Rights,
 ) -> Pipeline:
     """A pipeline that was given up is forgotten to be so once no task wants it. Its tasks would go to and fro between two
     such, so they leave it only for one whose workers are up."""
@@ -198,9 +232,7 @@ def _first_choice(
         key=lambda one: (
             one.key not in fit,
             one.key != home,
-            one.key.namespace != task.key.namespace,
-            one.created,
-            one.key,
+            *precedence(one, task.key.namespace, rights),
         ),
     )
 
@@ -345,30 +377,13 @@ def _serves(pipeline: Pipeline, task: Task) -> bool:
     return task.spec is None or pipeline.spec.model.name == task.spec.base_model
 
 
-def _takes(pipeline: Pipeline, namespace: str, labels: Mapping[str, Mapping[str, str]]) -> bool | None:
-    """None where that cannot be said, since the namespace's labels could not be read."""
-    assert pipeline.spec is not None
-    allowed = pipeline.spec.allowed_namespaces
-    match allowed.from_:
-        case NamespacesFrom.ALL:
-            return True
-        case NamespacesFrom.SAME:
-            return pipeline.key.namespace == namespace
-        case NamespacesFrom.SELECTOR:
-            held = labels.get(namespace)
-            if held is None:
-                return None
-            wanted = allowed.selector or {}
-            return bool(wanted) and all(held.get(name) == value for name, value in wanted.items())
-
-
-def _offer(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel]) -> str:
+def _offer(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel], rights: Rights) -> str:
     specs: list[LoRAPipelineSpec] = [
         one.spec
         for one in snapshot.pipelines
-        if one.spec is not None and _takes(one, task.key.namespace, snapshot.namespace_labels)
+        if one.spec is not None and takes(one, task.key.namespace, snapshot.namespace_labels, rights)
     ]
     names = sorted({*(spec.model.name for spec in specs), *(model.name for model in catalogue)})
     if not names:
-        return "no base model is served yet: make a LoRAPipeline for it"
+        return "no base model is served to this namespace yet: ask the platform team for one"
     return f"base models that are served: {', '.join(names)}"

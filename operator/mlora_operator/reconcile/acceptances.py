@@ -30,7 +30,7 @@ def acceptances(
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
-    found = settle(found, everyone, snapshot.pipelines, memo.held)
+    found = settle(found, everyone, snapshot.pipelines, settings.rights, memo.held)
     return within_queues(found, open_tasks, snapshot.contacts)
 
 
@@ -72,6 +72,7 @@ class _Judge:
         self, open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
     ) -> None:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
+        self._rights = settings.rights
         self._suits = Suitability(open_tasks, snapshot)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)
@@ -99,7 +100,7 @@ class _Judge:
 
     def _made(self, task: Task) -> Acceptance:
         settings = self._settings
-        found = accept(task, self._snapshot, settings.models, self._suits, settings.namespace)
+        found = accept(task, self._snapshot, settings.models, self._rights, self._suits)
         if settings.allow_private_endpoints:
             return found
         return _reachable(task, found, self._snapshot.contacts)

@@ -74,6 +74,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
                 snapshot,
                 any_address=settings.allow_private_endpoints,
                 now=now,
+                rights=settings.rights,
             ),
             memo,
             now,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Task
+from mlora_operator.rights import Rights
 
 Folder = tuple[str, ...]  # the store, then the parts of the path; for S3 the bucket is the first of them
 
@@ -45,6 +47,7 @@ def settle(
     acceptances: Mapping[Key, Acceptance],
     tasks: Iterable[Task],
     pipelines: Iterable[Pipeline],
+    rights: Rights,
     held: Held | None = None,
 ) -> dict[Key, Acceptance]:
     """``acceptances`` of the unfinished among ``tasks``, without those whose output is not theirs.
@@ -54,7 +57,8 @@ def settle(
        holds nothing: it goes last, and is kept out as soon as somebody else has the place. Resumed, it is as if it were
        new: others that were suspended may have been accepted for the same place.
     2. Of several new ones, the older goes first.
-    3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are.
+    3. Nobody writes where a pipeline keeps checkpoints or a base model, nor where its own rows are. What a pipeline keeps
+       that has no right to serve others is of no concern to tasks of other namespaces: it may name any bucket.
 
     Another namespace's task is not named: who may write where is no affair of a stranger's. ``held``: as former calls left
     it, so that only what has changed since is looked up.
@@ -76,7 +80,7 @@ def settle(
         return settled
     held = held if held is not None else Held()
     held.keep(holders)
-    reserved = list(_reserved(pipelines))
+    reserved = list(_reserved(pipelines, rights))
     for task in sorted(new, key=lambda one: (_is_idle(one), one.created, one.key, one.uid)):
         found = acceptances[task.key]
         if found.pipeline is None and found.wanted is None:
@@ -169,13 +173,25 @@ def _says(task: Task, other: Task, where: str) -> str:
     return f"task {other.key.name} writes {where}: delete that task, or {_OTHER}"
 
 
-def _misplaced(task: Task, reserved: Iterable[tuple[Folder, str, bool]]) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """``above``: it may not even lie below an output. ``against``: the one namespace whose tasks it concerns; None: all."""
+
+    folder: Folder
+    what: str
+    above: bool
+    against: str | None
+
+
+def _misplaced(task: Task, reserved: Iterable[_Reserved]) -> str | None:
     assert task.spec is not None
     place = _output(task)
-    for other, what, both_ways in reserved:
-        inside = place[: len(other)] == other
-        if inside or (both_ways and overlap(place, other)):
-            return f"it overlaps with the folder where a pipeline keeps {what}: {_OTHER}"
+    for one in reserved:
+        if one.against is not None and one.against != task.key.namespace:
+            continue
+        inside = place[: len(one.folder)] == one.folder
+        if inside or (one.above and overlap(place, one.folder)):
+            return f"it overlaps with the folder where a pipeline keeps {one.what}: {_OTHER}"
     for uri in task.spec.dataset.addresses:
         rows = folder(task.spec.storage.endpoint, uri)
         if rows[: len(place)] == place or ("*" not in uri and place[: len(rows)] == rows):
@@ -183,15 +199,16 @@ def _misplaced(task: Task, reserved: Iterable[tuple[Folder, str, bool]]) -> str 
     return None
 
 
-def _reserved(pipelines: Iterable[Pipeline]) -> Iterator[tuple[Folder, str, bool]]:
-    """Folder, what lies there, and whether it may not even lie below an output."""
+def _reserved(pipelines: Iterable[Pipeline], rights: Rights) -> Iterator[_Reserved]:
     for pipeline in pipelines:
         if pipeline.spec is None:
             continue
+        own = pipeline.key.namespace
+        against = None if rights.serves_others(own) else own
         endpoint, checkpoints = pipeline.spec.storage.endpoint, pipeline.spec.checkpoints.uri
         if checkpoints is not None:
-            yield folder(endpoint, checkpoints), "checkpoints", True
-        yield folder(endpoint, pipeline.spec.model.uri), "a base model", False
+            yield _Reserved(folder(endpoint, checkpoints), "checkpoints", True, against)
+        yield _Reserved(folder(endpoint, pipeline.spec.model.uri), "a base model", False, against)
 
 
 def _output(task: Task) -> Folder:

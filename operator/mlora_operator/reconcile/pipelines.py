@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mlora_operator.api import conditions as c
-from mlora_operator.api.meta import timestamp
+from mlora_operator.api.meta import NamespacesFrom, timestamp
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.units import parse_duration
 from mlora_operator.memory.learned import to_status
@@ -94,7 +94,7 @@ def pipeline_status(
     plan.
     """
     state, wishes = _course(view, wish, fares, turn, now)
-    wishes += _stalled(view, fares)
+    wishes += _stalled(view, fares) + _serves_others(view)
     status, report = view.pipeline.status, view.present_report
     changes: dict[str, object] = {
         "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
@@ -191,6 +191,17 @@ def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     if held.status == "True" and (view.report is not None or fares.given_up is not None):
         return (Wish(c.STALLED, "False", c.REASON_STARTED_ANEW, "the workers were started anew"),)
     return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _serves_others(view: View) -> tuple[Wish, ...]:
+    """Spoken of once it has meant to without the right, and as long as it means to."""
+    if view.claims_in_vain is not None:
+        return (Wish(c.SERVES_OTHERS, "False", c.REASON_OWN_NAMESPACE_ONLY, view.claims_in_vain),)
+    assert view.pipeline.spec is not None
+    means_to = view.pipeline.spec.allowed_namespaces.from_ is not NamespacesFrom.SAME
+    if not means_to or condition(view.pipeline.status.conditions, c.SERVES_OTHERS) is None:
+        return ()
+    return (Wish(c.SERVES_OTHERS, "True", c.REASON_RIGHT_GIVEN, "it may serve tasks of other namespaces"),)
 
 
 def _available(view: View, wish: Size, now: datetime) -> Wish:

@@ -9,7 +9,7 @@ from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.accept import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.answers import Answers
 from mlora_operator.reconcile.places import ordered
-from mlora_operator.reconcile.snapshot import Contact, Key, SecretData, Task
+from mlora_operator.reconcile.snapshot import Key, SecretData, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
@@ -31,7 +31,8 @@ def next_plan(
     operator has told it nothing. A suspended one stays as long as the coordinator has
     its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
-    those that it has; one that the coordinator does not have either waits. What ConfigMaps hold
+    those that it has; one that the coordinator does not have either waits. A pipeline that may not serve a task's namespace
+    (any more) is sent no keys of it: the task trains on with those that are there. What ConfigMaps hold
     stays what this operator sent first. Workers that are to be replaced hear of nobody new: they would prepare it in vain,
     and may be too old to understand it. ``made``: plans of tasks, as far as they are known.
     """
@@ -52,12 +53,12 @@ def next_plan(
         admitted = (
             _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task)
         )
-        parts = _parts(task, admitted, view.contact, secrets, config_maps)
+        parts = _parts(task, admitted, view, secrets, config_maps)
         known = made.known(task.uid, parts)
         if known is not None:
             tasks.append(known)
             continue
-        access = storage_access(task, secrets)
+        access = storage_access(task, secrets) if view.may_have_keys_of(task) else None
         if access is not None:
             tasks.append(made.keep(task.uid, parts, _task_plan(task, parts, access)))
             continue
@@ -79,6 +80,7 @@ class _Parts(NamedTuple):
     admitted: bool
     started: bool
     keys: SecretData | None
+    may_have_keys: bool
     dataset_text: str | None
     template_text: str | None
 
@@ -86,18 +88,19 @@ class _Parts(NamedTuple):
 def _parts(
     task: Task,
     admitted: bool,
-    contact: Contact,
+    view: View,
     secrets: Mapping[Key, SecretData | None],
     config_maps: Mapping[Key, Mapping[str, str] | None],
 ) -> _Parts:
     assert task.spec is not None
-    texts = contact.texts_of(task)
+    texts, may_have_keys = view.contact.texts_of(task), view.may_have_keys_of(task)
     return _Parts(
         task.spec,
         task.generation,
         admitted,
         bool(task.status.step),
-        secrets.get(task.secret) if task.secret is not None else None,
+        secrets.get(task.secret) if task.secret is not None and may_have_keys else None,
+        may_have_keys,
         texts.rows or dataset_text(task, config_maps),
         texts.template or template_text(task, config_maps),
     )

@@ -103,6 +103,8 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "False", c.REASON_SECRET_INCOMPLETE): "Warning",
     (c.READY, "False", c.REASON_RESTART_LIMIT): "Warning",
     (c.READY, "False", c.REASON_CANNOT_SERVE): "Warning",
+    (c.SERVES_OTHERS, "False"): "Warning",
+    (c.SERVES_OTHERS, "True"): "Normal",
     (c.STALLED, "True"): "Warning",
     (c.STALLED, "False"): "Normal",
 }

@@ -13,6 +13,7 @@ from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.accept import Acceptance, keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.endpoints import forbidden_model
 from mlora_operator.reconcile.observe import parse_time
+from mlora_operator.reconcile.serving import claims_in_vain
 from mlora_operator.reconcile.snapshot import (
     Contact,
     Group,
@@ -23,6 +24,7 @@ from mlora_operator.reconcile.snapshot import (
     Task,
     condition,
 )
+from mlora_operator.rights import Rights
 from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
 
 # A store may refuse for so long what a task has done before workers that are to be replaced are replaced all the same.
@@ -48,6 +50,12 @@ class View:
         False  # its workers are replaced though tasks train: others have waited for that long enough
     )
     stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
+    serves_others: bool = False  # its namespace has the right to
+    claims_in_vain: str | None = None  # why it serves its own namespace alone though it says otherwise
+
+    def may_have_keys_of(self, task: Task) -> bool:
+        """A task that was here before the right was taken away trains on with the keys that it has."""
+        return self.serves_others or task.key.namespace == self.pipeline.key.namespace
 
     @property
     def report(self) -> Report | None:
@@ -126,8 +134,11 @@ def view(
     *,
     any_address: bool = False,
     now: datetime | None = None,
+    rights: Rights | None = None,
 ) -> View:
-    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``."""
+    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``.
+    ``rights`` None: of no interest, so that it has none.
+    """
     spec = pipeline.spec
     blocked = _refused_model(spec) if spec is not None and not any_address else None
     if blocked is None and spec is not None and spec.storage.secret_ref is not None:
@@ -149,6 +160,8 @@ def view(
         blocked=blocked,
         rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),
         stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
+        serves_others=rights is not None and rights.serves_others(pipeline.key.namespace),
+        claims_in_vain=claims_in_vain(pipeline, rights) if rights is not None else None,
     )
 
 

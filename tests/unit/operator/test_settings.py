@@ -33,6 +33,21 @@ def test_the_own_namespace_is_watched_with_the_others() -> None:
     assert settings.namespaces == ("mlora-system", "team-a", "team-b")
 
 
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        ("", {"mlora-system"}),
+        ("serving: {namespaces: [team-b]}\n", {"mlora-system", "team-b"}),
+        ("serving: {namespaces: ['*']}\n", {"mlora-system", "team-a", "team-b"}),
+    ],
+)
+def test_which_namespaces_have_the_right_to_serve_others(text: str, others: set[str]) -> None:
+    rights = parse_settings(LEAST + text, "x").rights
+    namespaces = ("mlora-system", "team-a", "team-b")
+    assert {one for one in namespaces if rights.serves_others(one)} == others
+    assert all(rights.may_serve(one, one) for one in namespaces)
+
+
 def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
     settings = parse_settings(
         LEAST + "models: [{name: Org/M, uri: 's3://m', stages: 2, idleTimeout: 1h}]\n", "x"
@@ -71,6 +86,8 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         ),
         (LEAST + "coordinatorTls: false\ncoordinatorUrl: 'https://{host}'\n", "coordinatorTls is false"),
         (LEAST + "coordinatorTls: 'no'\n", "coordinatorTls"),
+        (LEAST + "serving: {namespaces: ['team_a']}\n", "serving.namespaces[0]"),
+        (LEAST + "serving: {namespaces: 'team-a'}\n", "serving.namespaces"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],

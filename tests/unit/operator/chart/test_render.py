@@ -55,6 +55,7 @@ def test_the_default_values_make_settings_that_the_operator_takes(render: Render
     assert settings.namespaces == ()
     assert settings.worker.image == "mlora-worker:0.1.0"
     assert settings.models == ()
+    assert not settings.rights.serves_others("team-a")
 
 
 def test_catalogue_entries_take_over_the_defaults_and_override_them(render: Render) -> None:
@@ -93,6 +94,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     objects = render(
         {
             "watchNamespaces": ["team-a"],
+            "serving": {"namespaces": ["ml-platform"]},
             "imagePullSecrets": [{"name": "key"}],
             "worker": {"image": {"repository": "registry/worker", "tag": "7", "pullPolicy": "Never"}},
             "log": {"format": "text", "level": "debug"},
@@ -104,6 +106,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     )
     settings = settings_of(objects)
     assert settings.namespaces == ("mlora-system", "team-a")
+    assert settings.serving.namespaces == ("ml-platform",)
     assert settings.worker.model_dump() == {
         "image": "registry/worker:7",
         "image_pull_policy": "Never",
@@ -273,6 +276,8 @@ def test_the_crds_can_be_left_out(render: Render) -> None:
 def test_the_notes_name_the_models(render: Render) -> None:
     assert MODEL["name"] in render({"models": [MODEL]})["NOTES", ""]["text"]
     assert "make a LoRAPipeline" in render({})["NOTES", ""]["text"]
+    text = render({"serving": {"namespaces": ["ml-platform"]}})["NOTES", ""]["text"]
+    assert "into namespace mlora-system or ml-platform" in text
 
 
 def test_the_lease_is_the_only_one_that_the_operator_may_write(render: Render) -> None:

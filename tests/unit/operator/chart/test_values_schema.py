@@ -85,6 +85,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a probe that never waits": ({"health": {"maxSilenceSeconds": 0}}, "maxSilenceSeconds"),
     "root": ({"runAsUser": 0}, "runAsUser"),
     "an unknown pull policy": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    "a namespace that serves and is none": ({"serving": {"namespaces": ["Team_A"]}}, "serving"),
     "a namespace twice": ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
 }
 

@@ -16,7 +16,7 @@ def decided(make: Any, tasks: list[Any], reported: list[Any], **limits: Any) -> 
     pipeline = make.pipeline(allowedNamespaces={"from": "All"}, namespaceLimits=limits)
     contact = Contact(report=make.report(*reported))
     snapshot = make.snapshot(*tasks, pipelines=(pipeline,), group=make.group(), contact=contact)
-    return decide(snapshot, make.settings(), make.now)
+    return decide(snapshot, make.settings(serving={"namespaces": ["team-a"]}), make.now)
 
 
 def admitted(made: Any) -> set[str]:

@@ -77,7 +77,8 @@ def answers(
 ) -> dict[str, tuple[str, str]]:
     """Name to reason and message of Accepted."""
     fields.setdefault("pipelines", (make.pipeline(allowedNamespaces={"from": "All"}),))
-    made = decide(make.snapshot(*tasks, contact=contact, **fields), make.settings(), make.now)
+    settings = make.settings(serving={"namespaces": ["team-a"]})
+    made = decide(make.snapshot(*tasks, contact=contact, **fields), settings, make.now)
     return {
         str(key): (status.conditions[0].reason, status.conditions[0].message)
         for key, status in made.task_statuses.items()
@@ -211,6 +212,24 @@ def test_nobody_writes_where_a_pipeline_keeps_its_own(
 ) -> None:
     pipeline = make.pipeline(checkpoints={"uri": "s3://ckpt/p/"})
     assert bool(refused(make, make.task(output={"uri": output}), pipelines=(pipeline,))) is in_use, story
+
+
+@pytest.mark.parametrize(
+    ("story", "namespace", "kept", "in_use"),
+    [
+        ("a stranger's checkpoints", "team-m", {"checkpoints": {"uri": "s3://adapters"}}, False),
+        ("a stranger's model", "team-m", {"model": {"uri": "s3://adapters/t1"}}, False),
+        ("its own namespace's", "team-a", {"checkpoints": {"uri": "s3://adapters"}}, True),
+        ("the platform's", "mlora-system", {"checkpoints": {"uri": "s3://adapters"}}, True),
+    ],
+)
+def test_a_pipeline_reserves_places_against_those_whom_it_may_serve(
+    make: Any, story: str, namespace: str, kept: Any, in_use: bool
+) -> None:
+    """Whoever may make a pipeline may write any bucket into it."""
+    other = make.pipeline("other", namespace, allowedNamespaces={"from": "All"}, **kept)
+    found = refused(make, make.task(), pipelines=(make.pipeline(age=9999), other))
+    assert bool(found) is in_use, story
 
 
 @pytest.mark.parametrize(

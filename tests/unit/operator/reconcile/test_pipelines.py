@@ -302,7 +302,12 @@ def test_a_corrected_entry_reaches_its_pipeline(make: Any) -> None:
         ("somebody else's", {"catalogue_hash": None, "spec": None}, "NoPipelineForModel", "somebody else's"),
         ("made wrong by hand", {"spec": None, "problem": "x"}, "NoPipelineForModel", "is not understood"),
         ("given another model by hand", {"spec": "another"}, "NoPipelineForModel", "serves Org/Another"),
-        ("for its own namespace", {"catalogue_hash": None}, "NamespaceNotAllowed", "takes no tasks"),
+        (
+            "for its own namespace",
+            {"catalogue_hash": None},
+            "NamespaceNotAllowed",
+            "not for namespace team-a",
+        ),
     ],
 )
 def test_nobody_waits_for_a_pipeline_that_is_not_made_since_its_name_is_taken(

@@ -57,7 +57,8 @@ def decision(make: Any, *tasks: Task, contact: Contact, age: float = 0, **pipeli
     snapshot = make.snapshot(
         *tasks, group=make.group(), contact=contact, pipelines=(make.pipeline(**pipeline),)
     )
-    return decide(snapshot, make.settings(), make.now + timedelta(seconds=age))
+    settings = make.settings(serving={"namespaces": ["team-a"]})
+    return decide(snapshot, settings, make.now + timedelta(seconds=age))
 
 
 def admitted(plan: Plan | None) -> dict[str, bool]:

@@ -10,10 +10,12 @@ import pytest
 from mlora_operator.reconcile.accept import accept
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import Plan
 
 TOY, KEYS = Key("team-a", "toy"), Key("team-a", "keys")
+RIGHTS = Rights("mlora-system", frozenset({"team-a"}))
 WITH_SECRET = {"storage": {"secretRef": {"name": "keys"}}}
 WITH_ROWS = {"dataset": {"uri": None, "configMapRef": {"name": "rows", "key": "rows.jsonl"}}}
 SELECTS = {"allowedNamespaces": {"from": "Selector", "selector": {"gpu": "yes"}}}
@@ -34,15 +36,16 @@ def test_an_accepted_task_stays_so_and_a_new_one_waits(make: Any, task: Any, pip
     for fields, reason in ((accepted(make, **task), "Accepted"), (task, "Unreadable")):
         one = make.task(**fields)
         snapshot = make.snapshot(one, pipelines=(make.pipeline(**pipeline),))
-        assert accept(one, snapshot, catalogue).reason == reason
-    status = decide(snapshot, make.settings(), make.now).task_statuses[one.key]
+        assert accept(one, snapshot, catalogue, RIGHTS).reason == reason
+    settings = make.settings(serving={"namespaces": ["team-a"]})
+    status = decide(snapshot, settings, make.now).task_statuses[one.key]
     assert (status.state, status.reason) == ("Pending", "Unreadable")
 
 
 def test_a_new_task_goes_where_no_labels_have_to_be_read(make: Any) -> None:
     task = make.task()
     snapshot = make.snapshot(task, pipelines=(make.pipeline(**SELECTS), make.pipeline("open")))
-    found = accept(task, snapshot, ())
+    found = accept(task, snapshot, (), RIGHTS)
     assert found.pipeline is not None
     assert found.pipeline.key.name == "open"
 
