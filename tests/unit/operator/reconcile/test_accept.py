@@ -10,7 +10,7 @@ import pytest
 from mlora_operator.manifests.pipeline import pipeline_manifest
 from mlora_operator.reconcile.accept import accept, storage_access
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.reconcile.snapshot import Contact, Key, Replica
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
 
@@ -188,6 +188,13 @@ def test_one_that_waits_there_leaves(make: Any) -> None:
     assert made.plans[Key(MALLORY, "x")].tasks == ()
     status = made.task_statuses[Key("team-a", "t1")]
     assert (status.state, status.reason, status.pipeline) == ("Rejected", "NamespaceNotAllowed", None)
+
+
+def test_nor_does_one_stay_at_what_calls_itself_a_replica_there(make: Any) -> None:
+    """A task stays at a replica whose pipeline is gone, since nobody can deal it to another one."""
+    task = make.task(status={"pipeline": f"{MALLORY}/x"})
+    pipeline = replace(make.pipeline("x", MALLORY, **EVERYONE), replica=Replica("gone", 1, "hash"))
+    assert outcome(make, task, pipeline, catalogue=CATALOGUE) == ("CreatingPipeline", None)
 
 
 def served(make: Any, allowed: str, *, given: bool = False, before: Any = ()) -> Any:
