@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlora_worker.data.compression import Undecodable, arrow_or_undecodable
+from mlora_worker.data.row_bounds import MOST_VALUES, too_many_values
 from mlora_worker.data.rows import Flaw, Record
 from mlora_worker.storage.lines import LONGEST_LINE
 from mlora_worker.storage.sources import Source
@@ -46,15 +47,19 @@ def parquet_rows(
         number = 0
         for batch in file.iter_batches(_rows_at_once(footer.metadata), columns=there, use_threads=False):
             sizes = sum((_sizes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+            values = sum((_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
             named = list(zip(batch.schema.names, batch.columns, strict=True))
             for row, size in enumerate(sizes):
                 number += 1
+                if values[row] > MOST_VALUES:
+                    yield Record(number, too_many_values())
+                    continue
                 if size > longest:
                     yield Record(
                         number, Flaw(f"has {size} bytes; a row may have at most {longest / 2**20:g} MiB")
                     )
                 else:
-                    yield Record(number, {name: values[row].as_py() for name, values in named})
+                    yield Record(number, {name: column[row].as_py() for name, column in named})
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what damaged pages raise
         raise Undecodable(f"is no Parquet file that can be read ({str(error)[:200]})") from None
 
@@ -104,6 +109,24 @@ def _sizes(column: Any) -> npt.NDArray[np.int64]:
     if types.is_primitive(kind) or types.is_null(kind):
         return np.full(len(column), 8, np.int64)
     return np.array([column.slice(row, 1).nbytes for row in range(len(column))], np.int64)
+
+
+def _values(column: Any) -> npt.NDArray[np.int64]:
+    """[rows] values that each value of an Arrow array is made of, itself and the names in objects with them."""
+    from pyarrow import types
+
+    kind = column.type
+    one = np.ones(len(column), np.int64)
+    if types.is_fixed_size_list(kind):
+        inner = _values(column.values)[column.offset * kind.list_size :][: len(column) * kind.list_size]
+        return one + np.asarray(inner.reshape(len(column), kind.list_size).sum(1), np.int64)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
+        before = np.concatenate([[0], np.cumsum(_values(column.values))])
+        offsets = column.offsets.to_numpy(zero_copy_only=False)
+        return np.asarray(one + before[offsets[1:]] - before[offsets[:-1]], np.int64)
+    if types.is_struct(kind):
+        return sum((1 + _values(column.field(place)) for place in range(kind.num_fields)), one)
+    return one
 
 
 class _Ranged(io.RawIOBase):

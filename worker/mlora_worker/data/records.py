@@ -9,9 +9,17 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from mlora_worker.data.row_bounds import (
+    MOST_COLUMNS,
+    MOST_COMMAS,
+    MOST_VALUES,
+    has_too_many_values,
+    too_many_values,
+)
 from mlora_worker.data.rows import Flaw, Record
 from mlora_worker.storage.lines import LONGEST_LINE, LineTooLong, split_lines
 
@@ -48,15 +56,23 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
     """
     csv.field_size_limit(LONGEST_LINE)
     broken: list[Record] = []
-    begins, held = 1, 0  # of the row that is read now: its first line, and bytes so far
+    begins, held, commas = 1, 0, 0  # of the row that is read now: its first line, bytes and commas so far
 
     def texts() -> Iterator[str]:
-        nonlocal held
+        nonlocal held, commas
         for number, line in _numbered_lines(pieces):
             flaw = line if isinstance(line, Flaw) else None
             held += 0 if isinstance(line, Flaw) else len(line) + 1
+            commas += 0 if isinstance(line, Flaw) else line.count(b",")
             if held > longest + 1:
                 broken.append(Record(begins, Flaw(str(LineTooLong(longest)))))
+                return
+            if commas > MOST_COMMAS:
+                broken.append(
+                    Record(
+                        begins, Flaw(f"has more than {MOST_COMMAS:,} commas; is this the right file format?")
+                    )
+                )
                 return
             if not isinstance(line, Flaw):
                 try:
@@ -71,7 +87,7 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
     reader = csv.reader(texts(), strict=True)
     header: list[str] | None = None
     while True:
-        begins, held = reader.line_num + 1, 0
+        begins, held, commas = reader.line_num + 1, 0, 0
         try:
             row = next(reader, None)
         except csv.Error as error:
@@ -86,9 +102,12 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
             continue
         if header is None:
             header = row
-            twice = sorted({name for name in header if header.count(name) > 1})
+            twice = sorted(name for name, times in Counter(header).items() if times > 1)
             if twice:
                 yield Record(begins, Flaw(f"names the column {twice[0]!r} more than once"))
+                return
+            if len(header) > MOST_COLUMNS:
+                yield Record(begins, Flaw(f"names {len(header):,} columns, and may name {MOST_COLUMNS:,}"))
                 return
         elif len(row) != len(header):
             yield Record(begins, Flaw(f"has {len(row)} values, the first row names {len(header)} columns"))
@@ -106,13 +125,17 @@ def _numbered_lines(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes | Flaw
 
 
 def _object_of(text: bytes, advice: str) -> dict[str, Any] | Flaw:
+    if has_too_many_values(text):
+        return too_many_values()
     try:
         row = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         return Flaw(f"not UTF-8 at byte {error.start + 1}")
     except json.JSONDecodeError as error:
         return Flaw(f"not JSON ({error.msg} at column {error.colno}); {advice}")
-    except (ValueError, RecursionError):  # absurdly long numbers, absurdly deep nesting
+    except RecursionError:
+        return Flaw("nests lists and objects too deeply to be read")
+    except ValueError:  # absurdly long numbers
         return Flaw("not JSON that can be read")
     if not isinstance(row, dict):
         return Flaw(f"is {_json_kind(row)}, not an object; {advice}")
@@ -193,8 +216,11 @@ class _ArrayScan:
         start = place = self._at
         if self._window[start : start + 1] not in (b"{", b"[", b'"'):
             return self._scalar(start)
-        depth = 0
+        depth = steps = 0
         while True:
+            steps += 1
+            if steps > 3 * MOST_VALUES:  # each value has two brackets or a text, at most, and a name
+                return too_many_values()
             found = _BRACKETS.search(self._window, place)
             if found is None:
                 place = len(self._window) - start

@@ -153,7 +153,7 @@ def test_an_empty_completion_is_dropped(answer: str) -> None:
         (b'{"prompt": "a", "completion": 42}', "column 'completion' is a number, not text"),
         (b'{"prompt": null, "completion": "b"}', "column 'prompt' is null, not text"),
         (b'{"prompt": "a", "completion": "\\ud800"}', "half a surrogate pair"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 100_000, "nests lists and objects too deeply"),
     ],
 )
 def test_an_invalid_row_names_the_file_the_line_and_the_flaw(line: bytes, told: str) -> None:
