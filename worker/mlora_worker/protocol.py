@@ -13,6 +13,8 @@ are not numbers.
 
 Both apply one rule about network addresses, too: ``is_refused``; and one about what may be shown: ``without_credentials``.
 
+Every number, text and list in here has bounds (``bounds.py``); a test walks all types.
+
 Pure: pydantic only.
 """
 
@@ -30,8 +32,43 @@ from ipaddress import (
 )
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_serializer,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+
+from mlora_worker.bounds import (
+    MOST_KEY,
+    MOST_MODULES,
+    MOST_STAGES,
+    MOST_TASKS,
+    MOST_TEXT,
+    Layer,
+    Layers,
+    LocalPath,
+    LongName,
+    Name,
+    Port,
+    Seconds,
+    Stage,
+    Stages,
+    Text,
+    Uri,
+    Whole,
+    Width,
+    Word,
+    Words,
+    cut_to,
+)
+from mlora_worker.bounds import Amount as Amount
+from mlora_worker.bounds import Count as Count
+from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
 REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 2  # 2: TaskReport.crowded_out and released
@@ -61,10 +98,6 @@ DNS_NAME = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 CONFIG_KEY = r"^[-._a-zA-Z0-9]+$"
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=DNS_NAME)]
 ConfigKey = Annotated[str, Field(min_length=1, max_length=253, pattern=CONFIG_KEY)]
-
-Count = Annotated[int, Field(strict=True, ge=1)]
-Amount = Annotated[int, Field(strict=True, ge=0)]
-Real = Annotated[float, Field(strict=True)]
 
 # --- what a user writes (part of the LoRATask spec) ---------------------------------------------------------------
 
@@ -408,20 +441,23 @@ class Checksums(StrEnum):
     WHEN_SUPPORTED = "whenSupported"
 
 
+StoreKey = Annotated[SecretStr, Field(max_length=MOST_KEY)]
+
+
 class StorageAccess(Message):
     """An S3-compatible endpoint with the keys to use there. Keys travel in the plan only, never in status or logs."""
 
-    endpoint: str | None = None
-    region: str = "us-east-1"
+    endpoint: Uri | None = None
+    region: Word = "us-east-1"
     addressing: Addressing = Addressing.AUTO
     checksums: Checksums = Checksums.AUTO
-    ca_certificate: str | None = (
+    ca_certificate: Text | None = (
         None  # PEM of those who may sign the store's certificate; None: the usual ones
     )
-    access_key: SecretStr | None = None
-    secret_key: SecretStr | None = None
-    session_token: SecretStr | None = None
-    hub_token: SecretStr | None = None  # for hf:// data sets
+    access_key: StoreKey | None = None
+    secret_key: StoreKey | None = None
+    session_token: StoreKey | None = None
+    hub_token: StoreKey | None = None  # for hf:// data sets
 
     @field_serializer("access_key", "secret_key", "session_token", "hub_token", when_used="json-unless-none")
     def _reveal(self, value: SecretStr) -> str:
@@ -431,26 +467,26 @@ class StorageAccess(Message):
 class TaskPlan(Message):
     """One task as the coordinator shall see it. ``admitted`` False: fetch and tokenise its rows, then wait."""
 
-    uid: str = Field(min_length=1)
-    namespace: str
-    name: str
+    uid: Annotated[Word, Field(min_length=1)]
+    namespace: Name
+    name: Name
     generation: Amount | None = None  # of its spec, for logs
-    priority: int = 0
+    priority: Whole = 0
     admitted: bool = False
     started: bool = (
         False  # it has trained before: what its store refuses is waited out, for its checkpoints may be there
     )
-    base_model: str
+    base_model: Name
     lora: LoRAConfig
     dataset: Dataset
-    dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
-    template_text: str | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
+    dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
+    template_text: Text | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
     training: Training
     evaluation: Evaluation | None = None
     init_from: InitFrom | None = None
-    output_uri: str
+    output_uri: Uri
     output_dtype: AdapterDtype = AdapterDtype.FLOAT32
-    base_model_name: str | None = None  # what adapter_config.json says instead of the pipeline's name for it
+    base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
     @property
@@ -463,7 +499,7 @@ class Plan(Message):
     """The whole wish. A task that is no longer listed is unloaded and forgotten; its training is abandoned."""
 
     generation: Amount
-    tasks: tuple[TaskPlan, ...] = ()
+    tasks: Annotated[tuple[TaskPlan, ...], Field(max_length=MOST_TASKS)] = ()
 
     def to_json(self) -> str:
         """Without what is as it is by default: a worker of a former version does not know the newest fields, and has to
@@ -513,7 +549,7 @@ class FailureReason(StrEnum):
 
 class Failure(Message):
     reason: FailureReason
-    message: str = Field(max_length=2048)
+    message: Words
 
 
 class DataCounts(Message):
@@ -521,10 +557,12 @@ class DataCounts(Message):
 
     rows: Amount = Field(description="Rows read.")
     used: Amount = Field(description="Rows that are trained on.")
-    dropped: dict[str, Amount] = Field(default={}, description="Rows left out, counted by the rule's name.")
-    first_dropped: dict[str, tuple[int, ...]] = Field(
-        default={}, description="The first line numbers that each rule left out."
+    dropped: Annotated[dict[Word, Amount], Field(max_length=256)] = Field(
+        default={}, description="Rows left out, counted by the rule's name."
     )
+    first_dropped: Annotated[
+        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024)]], Field(max_length=256)
+    ] = Field(default={}, description="The first line numbers that each rule left out.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
     held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
     beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
@@ -535,8 +573,8 @@ class DataCounts(Message):
 
 
 class AdapterInfo(Message):
-    uri: str = Field(description="Prefix of the adapter's files.")
-    sha256: str = Field(description="SHA-256 of the weights' file.")
+    uri: Uri = Field(description="Prefix of the adapter's files.")
+    sha256: Word = Field(description="SHA-256 of the weights' file.")
     bytes: Amount = Field(description="Size of all files together.")
 
 
@@ -560,7 +598,7 @@ class EvaluationRecord(Message):
 
 
 class TaskReport(Message):
-    uid: str
+    uid: Word
     phase: TaskPhase
     step: Amount = 0
     total_steps: Amount = 0
@@ -592,15 +630,15 @@ class TaskReport(Message):
 class ModuleShape(Message):
     """A linear module that may be targeted, with its place in the pipeline; the same in consecutive layers of a stage."""
 
-    stage: Amount = Field(description="The stage that holds it.")
-    name: str = Field(description="Last part of the module's path, such as q_proj.")
-    in_features: Count = Field(description="Length of its input.")
-    out_features: Count = Field(description="Length of its output.")
-    count: Count = Field(description="How many such modules the stage holds, one in each layer.")
-    path: str = Field(
+    stage: Stage = Field(description="The stage that holds it.")
+    name: Name = Field(description="Last part of the module's path, such as q_proj.")
+    in_features: Width = Field(description="Length of its input.")
+    out_features: Width = Field(description="Length of its output.")
+    count: Layers = Field(description="How many such modules the stage holds, one in each layer.")
+    path: LongName = Field(
         default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj."
     )
-    first_layer: Amount = Field(default=0, description="First of the layers that have it.")
+    first_layer: Layer = Field(default=0, description="First of the layers that have it.")
 
     @property
     def inside(self) -> str:
@@ -614,14 +652,31 @@ class ModuleShape(Message):
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
-    hidden_size: Count = Field(description="Length of a token's hidden state.")
-    intermediate_size: Count = Field(description="Width of the feed-forward part.")
-    layers: Count = Field(description="Decoder layers of all stages.")
-    attention_heads: Count = Field(description="Query heads of a layer.")
-    vocab_size: Count = Field(description="Entries of the vocabulary.")
-    max_positions: Count = Field(description="Longest row in tokens that the model knows positions for.")
-    dtype_bytes: Count = Field(description="Bytes of one frozen weight.")
-    modules: tuple[ModuleShape, ...] = Field(description="The linear modules that may be targeted.")
+    hidden_size: Width = Field(description="Length of a token's hidden state.")
+    intermediate_size: Width = Field(description="Width of the feed-forward part.")
+    layers: Layers = Field(description="Decoder layers of all stages.")
+    attention_heads: Width = Field(description="Query heads of a layer.")
+    vocab_size: Width = Field(description="Entries of the vocabulary.")
+    max_positions: Width = Field(description="Longest row in tokens that the model knows positions for.")
+    dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+        description="Bytes of one frozen weight."
+    )
+    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES)] = Field(
+        description="The linear modules that may be targeted."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> ModelFacts:
+        """Whoever counts modules goes through all layers of each, so their sum is bounded, too."""
+        if sum(module.count for module in self.modules) > MOST_MODULES:
+            raise ValueError(f"modules: more than {MOST_MODULES} in all layers together")
+        for module in self.modules:
+            if module.path and module.first_layer + module.count > self.layers:
+                raise ValueError(
+                    f"modules: {module.path} would be in layer {module.first_layer + module.count - 1}, and there are "
+                    f"{self.layers} layers"
+                )
+        return self
 
     def __hash__(self) -> int:
         """Answers are remembered by it: of all modules, it would cost more than they do."""
@@ -629,13 +684,15 @@ class ModelFacts(Message):
 
 
 class StageReport(Message):
-    stage: Amount = Field(description="Number of the stage, from 0.")
-    first_layer: Amount = Field(description="First decoder layer, from 0.")
-    last_layer: Amount = Field(description="Last decoder layer, inclusive.")
-    device: str = Field(description="What it computes on, such as cuda:0.")
+    stage: Stage = Field(description="Number of the stage, from 0.")
+    first_layer: Layer = Field(description="First decoder layer, from 0.")
+    last_layer: Layer = Field(description="Last decoder layer, inclusive.")
+    device: Word = Field(description="What it computes on, such as cuda:0.")
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
     capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
-    input_groups: tuple[tuple[str, ...], ...] = Field(
+    input_groups: Annotated[
+        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES)], ...], Field(max_length=4096)
+    ] = Field(
         default=(),
         description="Linear modules of a layer that read the same input, in the order of their calls.",
     )
@@ -645,7 +702,7 @@ class MemorySample(Message):
     """What one microbatch took of one stage's memory, in bytes above what was there before it came. Other microbatches
     that the stage holds meanwhile are not in it."""
 
-    stage: Amount
+    stage: Stage
     tokens: Amount
     squared_tokens: Amount  # sum over rows of length^2
     supervised: Amount = 0  # positions that the loss is taken of; 0 on all stages but the last
@@ -662,7 +719,7 @@ class MemorySample(Message):
         0  # of the budget at its peak, with weights, adapters and all else in flight; 0: not known
     )
     item: Amount = 0  # its number in the stream
-    seconds: Annotated[float, Field(strict=True, ge=0)] = 0.0  # of forward and backward together
+    seconds: Seconds = 0.0  # of forward and backward together
     calibration: bool = False  # it was made up, and no task's
 
     @property
@@ -673,8 +730,8 @@ class MemorySample(Message):
 class MemoryExhausted(Message):
     """Memory ran out on a stage though each of these tasks fits alone: they were too many together."""
 
-    stage: Amount
-    tasks: tuple[str, ...]  # uids of all that were in training
+    stage: Stage
+    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]  # uids of all that were in training
 
 
 class WireReport(Message):
@@ -687,19 +744,34 @@ class WireReport(Message):
     concurrent_tasks: Amount = Field(default=0, description="Most tasks with a step in the pipeline at once.")
 
 
+MOST_SAMPLES = 64 * MOST_STAGES
+
+
 class Report(Message):
     """The coordinator's whole state. ``run_id`` is new with every start of the group (a rendezvous)."""
 
-    run_id: str
+    run_id: Word
     sequence: Amount
     plan_generation: Amount
     ready: bool  # all stages have loaded the model
     facts: ModelFacts | None = None
-    stages: tuple[StageReport, ...] = ()
-    tasks: tuple[TaskReport, ...] = ()
-    memory: tuple[MemorySample, ...] = ()  # the newest of each stage
-    exhausted: tuple[MemoryExhausted, ...] = ()  # the newest
+    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = ()
+    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS)] = ()
+    memory: Annotated[
+        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES)
+    ] = ()  # the newest of each stage
+    exhausted: Annotated[tuple[MemoryExhausted, ...], Field(max_length=256)] = ()  # the newest
     wire: WireReport = WireReport()
+
+    @model_validator(mode="after")
+    def _is_of_these_stages(self) -> Report:
+        if self.facts is not None and self.stages:
+            far = max((module.stage for module in self.facts.modules), default=-1)
+            if far >= len(self.stages):
+                raise ValueError(
+                    f"facts: a module is on stage {far}, and there are {len(self.stages)} stages"
+                )
+        return self
 
     def as_understood_by(self, format: int) -> Report:
         """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
@@ -715,10 +787,10 @@ class Report(Message):
 
 
 class ModelSource(Message):
-    name: str  # the name users write as baseModel, and what adapter_config.json says
-    uri: str  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
-    revision: str | None = None
-    commit: str | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
+    name: Name  # the name users write as baseModel, and what adapter_config.json says
+    uri: Uri  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
+    revision: Word | None = None
+    commit: Word | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
 
 
@@ -726,24 +798,24 @@ class WorkerConfig(Message):
     """Start configuration of every rank of a pipeline, as JSON in ``MLORA_WORKER_CONFIG``; the rank's own number is in
     ``MLORA_RANK``, or the trailing number of ``MLORA_POD_NAME``."""
 
-    pipeline: str  # namespace/name, for logs
+    pipeline: LongName  # namespace/name, for logs
     model: ModelSource
-    stages: Count
-    coordinator_host: str  # where rank 0 is reached by the other ranks
-    http_port: Amount = 8080
-    link_port: Amount = 29400  # descriptors and reports between ranks
-    rendezvous_port: Amount = 29500  # torch.distributed's store
-    token_file: str
-    tls_dir: str | None = None  # holds tls.crt and tls.key, re-read when they change; None: plain HTTP
-    storage_endpoint: str | None = None  # of the model; its keys are files below storage_keys_dir
-    storage_region: str = "us-east-1"
+    stages: Stages
+    coordinator_host: LongName  # where rank 0 is reached by the other ranks
+    http_port: Port = 8080
+    link_port: Port = 29400  # descriptors and reports between ranks
+    rendezvous_port: Port = 29500  # torch.distributed's store
+    token_file: LocalPath
+    tls_dir: LocalPath | None = None  # holds tls.crt and tls.key, re-read when they change; None: plain HTTP
+    storage_endpoint: Uri | None = None  # of the model; its keys are files below storage_keys_dir
+    storage_region: Word = "us-east-1"
     storage_addressing: Addressing = Addressing.AUTO
     storage_checksums: Checksums = Checksums.AUTO
-    storage_keys_dir: str | None = (
+    storage_keys_dir: LocalPath | None = (
         None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt, HF_TOKEN; re-read at each use
     )
-    cache_dir: str = "/tmp/mlora"
-    checkpoints_uri: str | None = (
+    cache_dir: LocalPath = "/tmp/mlora"
+    checkpoints_uri: Uri | None = (
         None  # with the model's keys; None: below each task's own output, with its keys
     )
     termination_seconds: Amount = 60  # between SIGTERM and the end, to write checkpoints
@@ -758,16 +830,16 @@ class WorkerConfig(Message):
     calibrate: bool = True  # measure a few made-up microbatches before the first task is let in
     measure_every: Count = 64  # of microbatches that are like former ones, one in so many is measured
     allow_file_uris: bool = False  # file:// datasets and outputs: `mlora run` only
-    allowed_networks: tuple[
-        str, ...
+    allowed_networks: Annotated[
+        tuple[Word, ...], Field(max_length=1024)
     ] = ()  # CIDR: http(s) data sets may lie there though it is loopback, link-local, ...
-    hub_endpoint: str = HUB_ENDPOINT
+    hub_endpoint: Uri = HUB_ENDPOINT
     model_cache_bytes: Amount = (
         100 * 2**30
     )  # of a remote model's weights that are kept below cache_dir; 0: none
     dataset_cache_bytes: Amount = 20 * 2**30  # of tokenised rows that are kept below cache_dir
     log_format: Literal["text", "json"] = "text"
-    metrics_port: Count | None = None  # of each rank's /metrics, in a pod; None: there is none
+    metrics_port: Port | None = None  # of each rank's /metrics, in a pod; None: there is none
 
 
 # --- what is asked before anything is trained: `mlora plan` asks ``mlora_worker.survey`` over its standard input -------
@@ -776,11 +848,11 @@ class WorkerConfig(Message):
 class TaskQuestion(Message):
     """A task whose fit to the model, and whose rows, shall be looked at."""
 
-    uid: str
+    uid: Word
     lora: LoRAConfig
     dataset: Dataset
-    dataset_text: str | None = None  # what the ConfigMap of dataset.configMapRef holds
-    template_text: str | None = None  # what that of dataset.chatTemplateRef holds
+    dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
+    template_text: Text | None = None  # what that of dataset.chatTemplateRef holds
     training: Training
     storage: StorageAccess | None = None  # None: its rows are not read
 
@@ -789,20 +861,20 @@ class SurveyQuestion(Message):
     """A base model as it would be cut, and tasks for it. Keys are in it: it travels through a pipe, never as arguments."""
 
     model: ModelSource
-    stages: Count
+    stages: Stages
     storage: StorageAccess = StorageAccess()  # of the model; without keys, the identity that the SDK finds
-    hub_endpoint: str = HUB_ENDPOINT
-    cache_dir: str = "/tmp/mlora"
+    hub_endpoint: Uri = HUB_ENDPOINT
+    cache_dir: LocalPath = "/tmp/mlora"
     sample_rows: Amount = 0  # of each data set, at most; 0: none
-    tasks: tuple[TaskQuestion, ...] = ()
+    tasks: Annotated[tuple[TaskQuestion, ...], Field(max_length=MOST_TASKS)] = ()
 
 
 class StageShape(Message):
     """What one stage will hold."""
 
-    stage: Amount
-    first_layer: Amount
-    last_layer: Amount  # inclusive
+    stage: Stage
+    first_layer: Layer
+    last_layer: Layer  # inclusive
     parameters: Amount  # of the frozen weights, embedding and head with them
     resident_bytes: Amount  # of the same, as ``StageReport`` measures them
 
@@ -818,22 +890,25 @@ class RowSummary(Message):
 
 
 class TaskAnswer(Message):
-    uid: str
+    uid: Word
     rows: RowSummary | None = None
     failure: Failure | None = None  # the task would fail with this before its first step
-    unread: str | None = None  # why its rows could not be read here, which a cluster may well be able to
+    unread: Words | None = None  # why its rows could not be read here, which a cluster may well be able to
 
 
 class SurveyAnswer(Message):
     """``failure`` set: the model cannot be served so, and nothing else is there."""
 
     facts: ModelFacts | None = None
-    stages: tuple[StageShape, ...] = ()
-    tasks: tuple[TaskAnswer, ...] = ()
+    stages: Annotated[tuple[StageShape, ...], Field(max_length=MOST_STAGES)] = ()
+    tasks: Annotated[tuple[TaskAnswer, ...], Field(max_length=MOST_TASKS)] = ()
     failure: Failure | None = None
 
 
 # --- what `mlora validate --data` asks ``mlora_worker.look`` over its standard input ------------------------------------
+
+
+MOST_SHOWN = 10_000  # rows
 
 
 class LookQuestion(Message):
@@ -842,17 +917,17 @@ class LookQuestion(Message):
     model: ModelSource  # of it, the tokenizer alone is read
     model_storage: StorageAccess = StorageAccess()  # without keys, the identity that the SDK finds
     storage: StorageAccess = StorageAccess()  # of the rows, in the same way
-    hub_endpoint: str = HUB_ENDPOINT
-    cache_dir: str = "/tmp/mlora"
+    hub_endpoint: Uri = HUB_ENDPOINT
+    cache_dir: LocalPath = "/tmp/mlora"
     dataset: Dataset
     training: Training
-    show: Amount = 3  # rows to show
+    show: Annotated[int, Field(strict=True, ge=0, le=MOST_SHOWN)] = 3  # rows to show
 
 
 class ShownPart(Message):
     """Some of a row's tokens as text; control and special tokens are in it."""
 
-    text: str
+    text: Annotated[str, BeforeValidator(cut_to(MOST_TEXT)), Field(max_length=MOST_TEXT)]
     learnt: bool
 
 
@@ -869,8 +944,10 @@ class LookAnswer(Message):
 
     counts: DataCounts | None = None
     longest: Amount = 0
-    histogram: tuple[HistogramBar, ...] = ()
-    shown: tuple[tuple[ShownPart, ...], ...] = ()  # the first rows
+    histogram: Annotated[tuple[HistogramBar, ...], Field(max_length=1024)] = ()
+    shown: Annotated[
+        tuple[Annotated[tuple[ShownPart, ...], Field(max_length=2**21)], ...], Field(max_length=MOST_SHOWN)
+    ] = ()  # the first rows
     failure: Failure | None = None
 
 
@@ -880,9 +957,9 @@ class LookAnswer(Message):
 class MergeQuestion(Message):
     """Local folders: of a PEFT adapter, of its base with safetensors, and one to make."""
 
-    adapter: str
-    base: str
-    output: str
+    adapter: LocalPath
+    base: LocalPath
+    output: LocalPath
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # None: that of the base
 
 
@@ -890,7 +967,7 @@ class MergeAnswer(Message):
     """``failure`` set: nothing was written."""
 
     bytes: Amount = 0
-    dtype: str = ""
+    dtype: Word = ""
     failure: Failure | None = None
 
 
@@ -900,9 +977,9 @@ MANIFEST_NAME = "manifest.json"
 
 
 class ManifestFile(Message):
-    name: str
+    name: LongName
     bytes: Amount
-    sha256: str
+    sha256: Word
 
 
 class AdapterManifest(Message):
@@ -910,15 +987,15 @@ class AdapterManifest(Message):
     (uid and spec), so that a restarted worker knows its own finished work."""
 
     version: Literal[1] = 1
-    task_uid: str
-    namespace: str
-    name: str
-    fingerprint: str
-    base_model: str
+    task_uid: Word
+    namespace: Name
+    name: Name
+    fingerprint: Word
+    base_model: Name
     step: Amount
     loss: Real | None
     evaluation: EvaluationRecord | None = None  # of the published weights
-    files: tuple[ManifestFile, ...]
+    files: Annotated[tuple[ManifestFile, ...], Field(max_length=1024)]
 
 
 # --- addresses that only a worker can reach: the operator judges what is written, a worker what it is led to --------

@@ -9,7 +9,11 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mlora_worker.bounds import Amount, cut_to
 from mlora_worker.protocol import Addressing, Checksums, Message, ObjectName
+
+LONGEST_TIME = 64  # characters
+LONGEST_MESSAGE = 4096  # characters of a condition's message
 
 
 class Model(Message):
@@ -39,16 +43,16 @@ _YEARS = range(1970, 9000)  # a time plus or minus any duration of a spec is one
 def _readable(text: object) -> object:
     """None for what is no time. Whoever may write statuses may have written anything there."""
     try:
-        known = not isinstance(text, str) or parse_time(text).year in _YEARS
+        known = not isinstance(text, str) or (len(text) <= LONGEST_TIME and parse_time(text).year in _YEARS)
     except (ValueError, OverflowError):
         known = False
     return text if known else None
 
 
-_IS_TIME = Field(json_schema_extra={"format": "date-time"})
+_IS_TIME = Field(max_length=LONGEST_TIME, json_schema_extra={"format": "date-time"})
 # A time in a status. One that cannot be read is as if it were not there, or in a condition, which has to have one, long
 # ago: so no object stops what is decided about all others.
-Time = Annotated[str | None, BeforeValidator(_readable), _IS_TIME]
+Time = Annotated[Annotated[str, _IS_TIME] | None, BeforeValidator(_readable)]
 LastTime = Annotated[str, BeforeValidator(lambda text: _readable(text) or _BEGIN), _IS_TIME]
 
 
@@ -58,9 +62,13 @@ class Condition(Status):
     type: Annotated[str, Field(max_length=64, description="What the condition says something about.")]
     status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
     reason: Annotated[str, Field(max_length=128, description="One CamelCase word: why.")]
-    message: Annotated[str, Field(max_length=4096, description="The same for people, with what to do.")] = ""
+    message: Annotated[
+        str,
+        BeforeValidator(cut_to(LONGEST_MESSAGE)),
+        Field(max_length=LONGEST_MESSAGE, description="The same for people, with what to do."),
+    ] = ""
     observed_generation: Annotated[
-        int, Field(description="The generation of the spec that this speaks of.")
+        Amount, Field(description="The generation of the spec that this speaks of.")
     ] = 0
     last_transition_time: Annotated[LastTime, Field(description="When status last changed.")]
 

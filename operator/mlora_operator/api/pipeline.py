@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from mlora_operator.api.bounded import bounded
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage, Time
 from mlora_operator.api.rules import NETWORK
+from mlora_worker.bounds import MOST_STAGES, Amount, LongName, Stage, Word, Words
 from mlora_worker.protocol import ModelFacts, ObjectName, StageReport, WireReport
 
 
@@ -34,8 +36,11 @@ Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
+NamespaceName = Annotated[str, Field(max_length=253)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
-Opaque = dict[str, Any]
+Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
+MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on
 
 
 class BaseModelSource(Model):
@@ -65,7 +70,7 @@ class AllowedNamespaces(Model):
         alias="from",
         description="Same: the pipeline's own namespace; All; Selector: namespaces with the labels of selector.",
     )
-    selector: dict[str, LabelValue] | None = Field(
+    selector: dict[LabelKey, LabelValue] | None = Field(
         default=None, max_length=64, description="Labels that a namespace must have (with from: Selector)."
     )
 
@@ -91,7 +96,7 @@ class Scheduling(Model):
         default="10m",
         description="After a task has waited so long for a place, no task of lower or equal rank gets one before it.",
     )
-    weights: dict[str, Weight] = Field(
+    weights: dict[NamespaceName, Weight] = Field(
         default_factory=dict,
         max_length=1000,
         description="fairShare: weights by namespace; 1 for one that is not named.",
@@ -172,7 +177,7 @@ class Worker(Model):
     resources: Opaque = Field(
         default_factory=dict, description="As in a container; one GPU per pod is usual."
     )
-    node_selector: dict[str, LabelValue] = Field(
+    node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=64, description="As in a pod."
     )
     tolerations: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
@@ -256,12 +261,17 @@ class LoRAPipelineSpec(Model):
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")
 
 
+MOST_PODS = 1024  # of a group that are remembered
+
+
 class WorkersSeen(Status):
     """The worker pods as they were when restarts were last counted."""
 
-    pods: tuple[str, ...] = Field(default=(), description="Uids of the pods.")
-    first: str = Field(default="", description="Uid of the coordinator's pod.")
-    starts: int = Field(default=0, description="How often the coordinator was started again in that pod.")
+    pods: Annotated[tuple[Word, ...], Field(max_length=MOST_PODS)] = Field(
+        default=(), description="Uids of the pods."
+    )
+    first: Word = Field(default="", description="Uid of the coordinator's pod.")
+    starts: Amount = Field(default=0, description="How often the coordinator was started again in that pod.")
     replaced: bool = Field(
         default=False, description="A pod was replaced since, so the next restart is no failure."
     )
@@ -271,13 +281,13 @@ class StartSeen(Status):
     """Workers that do not all get a place, remembered until they all have been ready."""
 
     since: Time = Field(default=None, description="Since when some have no place.")
-    lack: str | None = Field(default=None, description="What is missing: Quota, Room or Other.")
-    words: str = Field(default="", description="What the quota, the scheduler or the kubelet says.")
-    attempts: int = Field(default=0, description="How often those that had a place were ended, too.")
+    lack: Word | None = Field(default=None, description="What is missing: Quota, Room or Other.")
+    words: Words = Field(default="", description="What the quota, the scheduler or the kubelet says.")
+    attempts: Amount = Field(default=0, description="How often those that had a place were ended, too.")
     again: Time = Field(
         default=None, description="When all start again at the latest; absent while they try."
     )
-    others: int = Field(
+    others: Amount = Field(
         default=0,
         description="Most workers of other pipelines meanwhile; fewer means that something was freed.",
     )
@@ -286,12 +296,12 @@ class StartSeen(Status):
 class LearnedLine(Status):
     """Bytes of a microbatch in one regard. Numbers are text, as elsewhere in a status."""
 
-    coefficients: tuple[str, ...] = Field(
+    coefficients: Annotated[tuple[Word, ...], Field(max_length=64)] = Field(
         default=(),
         description="Bytes: constant, per token, per squared token, per supervised position, per row of logits, and "
         "the smaller terms (docs/operators/memory.md).",
     )
-    interval: str = Field(
+    interval: Word = Field(
         default="0", description="By how much more it may be, as part of what is predicted."
     )
 
@@ -299,15 +309,15 @@ class LearnedLine(Status):
 class LearnedMemory(Status):
     """What microbatches take of one stage's memory, as measured."""
 
-    stage: int = Field(description="Number of the stage, from 0.")
-    origin: str = Field(
+    stage: Stage = Field(description="Number of the stage, from 0.")
+    origin: Word = Field(
         default="",
         description="Of what it was learned: changes with the model, the stages and what computes.",
     )
-    image: str | None = Field(default=None, description="Image of the workers that measured it.")
-    samples: int = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
-    widest: int = Field(default=0, description="Tokens of the widest of them.")
-    correction: str = Field(
+    image: LongName | None = Field(default=None, description="Image of the workers that measured it.")
+    samples: Amount = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
+    widest: Amount = Field(default=0, description="Tokens of the widest of them.")
+    correction: Word = Field(
         default="1", description="Factor on what is predicted, above 1 after memory ran out."
     )
     kept: LearnedLine = Field(
@@ -322,28 +332,30 @@ class LearnedMemory(Status):
 
 
 class PipelineStatus(Status):
-    conditions: tuple[Condition, ...] = Field(
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=64)] = Field(
         default=(), description="Ready, WorkersAvailable, Stalled, ServesOthers."
     )
-    observed_generation: int | None = Field(
+    observed_generation: Amount | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )
-    state: str | None = Field(default=None, description="Idle, Waiting, Starting, Ready, Stalled or Failed.")
-    replicas: int | None = Field(default=None, description="Worker pods wanted now.")
-    members: int | None = Field(
+    state: Word | None = Field(default=None, description="Idle, Waiting, Starting, Ready, Stalled or Failed.")
+    replicas: Amount | None = Field(default=None, description="Worker pods wanted now.")
+    members: Amount | None = Field(
         default=None,
         description="Pipelines that share the tasks: this one and its replicas. Absent where spec.replicas has only one.",
     )
-    ready_replicas: int | None = Field(default=None, description="Worker pods that answer.")
-    restarts: int | None = Field(
+    ready_replicas: Amount | None = Field(default=None, description="Worker pods that answer.")
+    restarts: Amount | None = Field(
         default=None, description="Failures of the workers in a row, each of which restarted all of them."
     )
     last_restart: Time = Field(default=None, description="When such a failure was last seen.")
-    last_failure: str | None = Field(default=None, description="What the workers said last when they failed.")
-    given_up: str | None = Field(
+    last_failure: Words | None = Field(
+        default=None, description="What the workers said last when they failed."
+    )
+    given_up: Word | None = Field(
         default=None, description="Why the workers are not started again: a reason of Ready."
     )
-    revision: str | None = Field(
+    revision: Word | None = Field(
         default=None,
         description="Of the workers' configuration (spec and default image) that restarts and refusals are counted for.",
     )
@@ -351,14 +363,14 @@ class PipelineStatus(Status):
         default=None, description="The worker pods as they were when restarts were last counted."
     )
     start: StartSeen | None = Field(default=None, description="Why not all workers start, while that is so.")
-    active_tasks: int | None = Field(default=None, description="Tasks that train now.")
-    waiting_tasks: int | None = Field(default=None, description="Tasks that wait for this pipeline.")
+    active_tasks: Amount | None = Field(default=None, description="Tasks that train now.")
+    waiting_tasks: Amount | None = Field(default=None, description="Tasks that wait for this pipeline.")
     idle_since: Time = Field(default=None, description="Since when no task needs the pipeline.")
     updating_since: Time = Field(
         default=None,
         description="Since when tasks wait for workers that are to be replaced and finish what they train.",
     )
-    plan_generation: int | None = Field(
+    plan_generation: Annotated[int, Field(strict=True, ge=0, le=MOST_PLANS)] | None = Field(
         default=None, description="Generation of the last plan sent to the coordinator."
     )
     facts: ModelFacts | None = Field(
@@ -369,9 +381,9 @@ class PipelineStatus(Status):
         description="Bytes and tokens that crossed between the stages of the present workers, as of when the "
         "pipeline last had no task in training.",
     )
-    stages: tuple[StageReport, ...] = Field(
+    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = Field(
         default=(), description="The stages with their layers and memory."
     )
-    memory: tuple[LearnedMemory, ...] = Field(
+    memory: Annotated[tuple[LearnedMemory, ...], Field(max_length=MOST_STAGES)] = Field(
         default=(), description="What was learned of each stage's memory; a restart goes on from it."
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from mlora_operator.api.meta import Condition, Model, Status, Storage, Time
+from mlora_worker.bounds import Amount, LongName, Word, cut_to
 from mlora_worker.protocol import (
     AdapterDtype,
     AdapterInfo,
@@ -22,6 +23,8 @@ KIND = "LoRATask"
 PLURAL = "loratasks"
 
 
+LONGEST_RETRY = 1024  # characters of the annotation mlora.dev/retry that count
+Retry = Annotated[str, BeforeValidator(cut_to(LONGEST_RETRY)), Field(max_length=LONGEST_RETRY)]
 Seconds = Annotated[int, Field(strict=True, ge=1, le=315_360_000)]  # ten years at most
 
 
@@ -86,51 +89,51 @@ class LoRATaskSpec(Model):
 
 
 class TaskStatus(Status):
-    conditions: tuple[Condition, ...] = Field(
+    conditions: Annotated[tuple[Condition, ...], Field(max_length=64)] = Field(
         default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed."
     )
-    observed_generation: int | None = Field(
+    observed_generation: Amount | None = Field(
         default=None, description="The generation of the spec last acted upon."
     )
-    state: str | None = Field(
+    state: Word | None = Field(
         default=None, description="One word for kubectl get: the most telling condition."
     )
-    reason: str | None = Field(default=None, description="Reason of that condition, for kubectl get.")
-    pipeline: str | None = Field(
+    reason: Word | None = Field(default=None, description="Reason of that condition, for kubectl get.")
+    pipeline: LongName | None = Field(
         default=None, description="namespace/name of the LoRAPipeline that serves the task."
     )
-    step: int | None = Field(default=None, description="Optimizer steps done.")
-    total_steps: int | None = Field(default=None, description="Optimizer steps to do.")
-    progress: str | None = Field(default=None, description="step/totalSteps, for kubectl get.")
-    loss: str | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
-    evaluation_loss: str | None = Field(
+    step: Amount | None = Field(default=None, description="Optimizer steps done.")
+    total_steps: Amount | None = Field(default=None, description="Optimizer steps to do.")
+    progress: Word | None = Field(default=None, description="step/totalSteps, for kubectl get.")
+    loss: Word | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
+    evaluation_loss: Word | None = Field(
         default=None, description="Mean loss over the evaluation rows' supervised tokens, as last evaluated."
     )
-    best_step: int | None = Field(default=None, description="Step after which that was lowest.")
-    best_evaluation_loss: str | None = Field(default=None, description="The lowest such loss.")
-    tokens_per_second: str | None = Field(
+    best_step: Amount | None = Field(default=None, description="Step after which that was lowest.")
+    best_evaluation_loss: Word | None = Field(default=None, description="The lowest such loss.")
+    tokens_per_second: Word | None = Field(
         default=None, description="Tokens of this task per second of wall time."
     )
-    checkpoint_step: int | None = Field(
+    checkpoint_step: Amount | None = Field(
         default=None, description="Step of the newest complete checkpoint; what a failure costs begins there."
     )
-    resumed_step: int | None = Field(
+    resumed_step: Amount | None = Field(
         default=None, description="Step from which the present run went on; absent when it began anew."
     )
-    preemptions: int | None = Field(
+    preemptions: Amount | None = Field(
         default=None, description="How often a task that goes first took the place."
     )
-    restarts: int | None = Field(
+    restarts: Amount | None = Field(
         default=None, description="How often the task started again after a failure that was not its own."
     )
-    run: str | None = Field(
+    run: Word | None = Field(
         default=None,
         description="Run of the worker group in which the task trains; another one means a restart.",
     )
-    retries: int | None = Field(
+    retries: Amount | None = Field(
         default=None, description="How often a failed task was tried again on demand."
     )
-    retry: str | None = Field(
+    retry: Retry | None = Field(
         default=None, description="Value of the annotation mlora.dev/retry that was last seen or acted upon."
     )
     retry_time: Time = Field(

@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from mlora_operator.api.meta import NamespacesFrom, Status, timestamp
+from mlora_operator.api.meta import NamespacesFrom, timestamp
 from mlora_operator.api.meta import parse_time as parse_time  # of objects and statuses
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import describe
+from mlora_operator.api.readable import readable
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
-from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Replica, Task
 
 Raw = Mapping[str, Any]
 Spec = TypeVar("Spec", bound=BaseModel)
-AnyStatus = TypeVar("AnyStatus", bound=Status)
 
 
 def read_task(raw: Raw, *, allow_file_uris: bool, before: Task | None = None) -> Task:
@@ -46,11 +46,17 @@ def read_task(raw: Raw, *, allow_file_uris: bool, before: Task | None = None) ->
         generation=meta.get("generation", 0),
         spec=spec,
         problem=problem,
-        status=_status(TaskStatus, raw),
+        status=readable(TaskStatus, raw.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         version=meta.get("resourceVersion", ""),
-        retry=(meta.get("annotations") or {}).get(RETRY),
+        retry=_retry(meta.get("annotations") or {}),
     )
+
+
+def _retry(annotations: Mapping[str, str]) -> str | None:
+    """As much of the annotation as a status holds of it: the two are compared."""
+    value = annotations.get(RETRY)
+    return value[:LONGEST_RETRY] if value is not None else None
 
 
 def read_pipeline(raw: Raw) -> Pipeline:
@@ -64,7 +70,7 @@ def read_pipeline(raw: Raw) -> Pipeline:
         generation=meta.get("generation", 0),
         spec=spec,
         problem=problem,
-        status=_status(PipelineStatus, raw),
+        status=readable(PipelineStatus, raw.get("status") or {}),
         deleting="deletionTimestamp" in meta,
         version=meta.get("resourceVersion", ""),
         catalogue_hash=meta.get("annotations", {}).get(CATALOGUE_HASH),
@@ -195,11 +201,3 @@ def _file_uris(spec: LoRATaskSpec) -> str | None:
     if not fields:
         return None
     return f"{' and '.join(fields)}: file:// works with `mlora run` only; use an s3:// URI in a cluster"
-
-
-def _status(model: type[AnyStatus], raw: Raw) -> AnyStatus:
-    """A status that cannot be read, written by hand or by another version, is written anew."""
-    try:
-        return model.model_validate(raw.get("status") or {})
-    except ValidationError:
-        return model()

@@ -8,13 +8,13 @@ microbatches go between. What follows depends on the task's own losses alone, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
+from mlora_worker.bounds import is_within
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.data.weights import relative, weighted_sum
 from mlora_worker.protocol import Evaluation, EvaluationRecord
@@ -92,7 +92,7 @@ class Assessment:
     def record(self) -> EvaluationRecord | None:
         """None when the loss is no number."""
         loss = self.loss_sum / self.weighted
-        if not math.isfinite(loss):
+        if not is_within(loss):
             return None
         return EvaluationRecord(
             step=self.step,

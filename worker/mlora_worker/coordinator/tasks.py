@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from mlora_worker.bounds import is_within
 from mlora_worker.coordinator.evaluation import Assessment, Best, EvaluationRows, after
 from mlora_worker.coordinator.history import History
 from mlora_worker.coordinator.trials import Charge
@@ -305,8 +306,8 @@ class TaskRun:
             return
         loss = flight.loss_sum * flight.weight
         norm = math.sqrt(flight.squared_norm) if flight.squared_norm >= 0 else math.nan
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
+        if not (is_within(loss) and is_within(norm)):
+            what = f"loss {loss}" if not is_within(loss) else f"gradient norm {norm}"
             self.fail(
                 FailureReason.NON_FINITE_LOSS,
                 f"step {flight.step} of {self.total_steps} gave {what}; no adapter was published. "

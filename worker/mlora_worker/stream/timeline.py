@@ -6,25 +6,28 @@ Times are integer nanoseconds on one clock, so that equal moments are equal. The
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from mlora_worker.bounds import MOST_STAGES, MOST_TASKS, Amount, LongName, Stage, Whole, Word
 from mlora_worker.protocol import Message
 
 Kind = Literal["forward", "backward", "update", "evaluate"]
+MOST_SPANS = 2**20
 
 
 class Span(Message):
     """One stage was busy with one thing from ``start`` to ``end`` (nanoseconds)."""
 
-    stage: int
+    stage: Stage
     kind: Kind
-    number: int  # of the microbatch; for an update, of the item that it came with
-    tasks: tuple[str, ...]  # uids, in the order of the microbatch's segments
-    tokens: int
-    start: int
-    end: int
+    number: Whole  # of the microbatch; for an update, of the item that it came with
+    # uids, in the order of the microbatch's segments
+    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]
+    tokens: Amount
+    start: Whole
+    end: Whole
 
     @property
     def duration(self) -> int:
@@ -34,10 +37,18 @@ class Span(Message):
 class Timeline(Message):
     """Spans of all stages of one pipeline. ``GET /v1/timeline`` answers with it."""
 
-    stages: int
-    spans: tuple[Span, ...]
-    names: dict[str, str] = Field(default={})  # uid -> what to show of a task, where it is not the uid
-    clock: str = "simulated"  # what the times are: simulated, host or device
+    stages: Annotated[int, Field(strict=True, ge=0, le=MOST_STAGES)]
+    spans: Annotated[tuple[Span, ...], Field(max_length=MOST_SPANS)]
+    # uid -> what to show of a task, where it is not the uid
+    names: Annotated[dict[Word, LongName], Field(max_length=MOST_TASKS)] = Field(default={})
+    clock: Word = "simulated"  # what the times are: simulated, host or device
+
+    @model_validator(mode="after")
+    def _is_of_these_stages(self) -> Timeline:
+        far = max((span.stage for span in self.spans), default=-1)
+        if far >= self.stages:
+            raise ValueError(f"spans: one is of stage {far}, and there are {self.stages} stages")
+        return self
 
     def name(self, task: str) -> str:
         return self.names.get(task, task)
