@@ -13,12 +13,14 @@ from mlora_operator.reconcile.serving import CATALOGUE, precedence, standing, ta
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
+from mlora_worker.bounds import MOST_KEY
 from mlora_worker.protocol import ConfigMapReference, StorageAccess, TaskPhase
 
 ACCESS_KEY = "AWS_ACCESS_KEY_ID"
 HUB_TOKEN = "HF_TOKEN"
 SECRET_KEY = "AWS_SECRET_ACCESS_KEY"
 SESSION_TOKEN = "AWS_SESSION_TOKEN"
+_KEYS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
 CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 
@@ -330,6 +332,13 @@ def secret_problem(
             conditions.REASON_SECRET_INCOMPLETE,
             f"{field}: Secret {key.name} in namespace {key.namespace} has no {' and no '.join(missing)}",
         )
+    too_long = [name for name in _KEYS if _is_too_long(data.get(name, ""))]
+    if too_long:
+        return Acceptance(
+            conditions.REASON_SECRET_INCOMPLETE,
+            f"{field}: in Secret {key.name} in namespace {key.namespace}, {' and '.join(too_long)} must have at most "
+            f"{MOST_KEY} characters; put the key alone there",
+        )
     return None
 
 
@@ -345,12 +354,23 @@ def storage_access(
     data = secrets.get(Key(task.key.namespace, storage.secret_ref.name)) or {}
     if not data.get(ACCESS_KEY, "").strip() or not data.get(SECRET_KEY, "").strip():
         return None
+    if any(_is_too_long(data.get(name, "")) for name in _KEYS):
+        return None
     return access_with(storage, data)
 
 
+def _is_too_long(key: str) -> bool:
+    return len(key.strip()) > MOST_KEY
+
+
 def access_with(storage: Storage, keys: Mapping[str, str]) -> StorageAccess:
-    """A store as a manifest has it, with what a Secret holds, white space stripped; an empty value is none."""
-    held = {name: value.strip() or None for name, value in keys.items()}
+    """A store as a manifest has it, with what a Secret holds, white space stripped; an empty value is none, nor is one
+    that is too long to be a key."""
+    held = {
+        name: value.strip() or None
+        for name, value in keys.items()
+        if name not in _KEYS or not _is_too_long(value)
+    }
     return StorageAccess.model_validate(
         {
             "endpoint": storage.endpoint,

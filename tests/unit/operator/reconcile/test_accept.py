@@ -275,6 +275,8 @@ def test_the_catalogues_pipeline_is_not_made_twice(make: Any) -> None:
     [
         ("not there", None, "SecretNotFound"),
         ("half", {"AWS_ACCESS_KEY_ID": "id"}, "SecretIncomplete"),
+        ("a file in the place of a key", {**KEYS, "AWS_ACCESS_KEY_ID": "x" * 20_000}, "SecretIncomplete"),
+        ("a token without end", {**KEYS, "HF_TOKEN": "x" * 20_000}, "SecretIncomplete"),
         ("only white space", {**KEYS, "AWS_SECRET_ACCESS_KEY": " \n"}, "SecretIncomplete"),
         ("whole", KEYS, "Accepted"),
     ],
