@@ -26,7 +26,7 @@ REASON_SECRET_NOT_FOUND = "SecretNotFound"  # storage.secretRef names a Secret t
 REASON_CONFIG_MAP_NOT_FOUND = (
     "ConfigMapNotFound"  # dataset.configMapRef names one, or a key, that is not there (yet)
 )
-REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # the Secret lacks AWS_ACCESS_KEY_ID or AWS_SECRET_ACCESS_KEY, or has none that can be one
+REASON_SECRET_INCOMPLETE = "SecretIncomplete"  # it lacks one of the two AWS keys, or has none that can be one
 REASON_UNREADABLE = (
     "Unreadable"  # a Secret, a ConfigMap or labels could not be read: nobody knows whether they do
 )
