@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,9 +25,13 @@ from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_layers
 from mlora_worker.model.families import Family, embedding_factor_of, logit_factor_of
 from mlora_worker.model.fused import fuse
+from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transposed import StoredTransposed
+
+logger = logging.getLogger(__name__)
+_NAMED = 5  # dropped tensors in a line of the log
 
 
 class TensorSource(Protocol):
@@ -49,12 +55,19 @@ def load_stage(
     layer_range = stage_layers(architecture, stages)[stage]
     root = f"{model.base_model_prefix}."
     reader = _Reader(source, root, dtype, device)
+    dropped = leftovers(model, reader.names, [name for name in (family.old_head_name,) if name])
     first, last = stage == 0, stage == stages - 1
+    if first and dropped:
+        logger.warning(
+            "%d stored tensors are not part of a model of type %s and are not read: %s",
+            len(dropped), config.model_type, ", ".join(dropped[:_NAMED]) + (", ..." if dropped[_NAMED:] else ""),
+        )  # fmt: skip
 
     def filled(attribute: str | None) -> nn.Module | None:
         module = None if attribute is None else parts[attribute]
         if module is not None:
-            reader.fill(model, module, f"{root}{attribute}.")
+            tied = attribute == family.embedding and config.tie_word_embeddings
+            reader.fill(model, module, f"{root}{attribute}.", _head_name(model) if tied else None)
         return module
 
     layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
@@ -64,7 +77,10 @@ def load_stage(
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
     )
     norm = filled(family.norm) if last else None
-    head_weight = _head_weight(model, family, reader, embedding) if last else None
+    head_weight = None
+    if last:
+        head_weight, tied_head = _head_weight(model, family, reader, embedding)
+        architecture = replace(architecture, tied_head=tied_head)
     body = nn.ModuleList([*layers] if norm is None else [*layers, norm])
     fuse(body)
     rotary = parts[family.rotary] if family.rotary else None
@@ -96,19 +112,32 @@ def load_stage(
     )
 
 
+def _head_name(model: PreTrainedModel) -> str:
+    head = model.get_output_embeddings()
+    (name,) = (name for name, module in model.named_modules() if module is head)
+    return f"{name}.weight"
+
+
 def _head_weight(
     model: PreTrainedModel, family: Family, reader: _Reader, embedding: nn.Module | None
-) -> Tensor:
-    """[vocabulary, size]. A tied head is the embedding's weight, read again when the embedding is on another
+) -> tuple[Tensor, bool]:
+    """[vocabulary, size], and whether it is the embedding's weight, which is read again when the embedding is on another
     stage.
+
+    Of a head that config.json calls tied, the files may have one that is another: as in transformers, the files are right.
     """
-    head = model.get_output_embeddings()
+    name, shape = _head_name(model), model.get_output_embeddings().weight.shape
     if not model.config.tie_word_embeddings:
-        (name,) = (name for name, module in model.named_modules() if module is head)
-        return reader.read(f"{name}.weight", head.weight.shape, family.old_head_name)
-    if embedding is not None:
-        return next(embedding.parameters()).detach()
-    return reader.read(f"{model.base_model_prefix}.{family.embedding}.weight", head.weight.shape)
+        return reader.read(name, shape, family.old_head_name), False
+    embedded = (
+        next(embedding.parameters()).detach()
+        if embedding is not None
+        else reader.read(f"{model.base_model_prefix}.{family.embedding}.weight", shape, name)
+    )
+    if not reader.has(name, family.old_head_name):
+        return embedded, True
+    own = reader.read(name, shape, family.old_head_name)
+    return (embedded, True) if torch.equal(own, embedded) else (own, False)
 
 
 class _Reader:
@@ -116,13 +145,16 @@ class _Reader:
 
     def __init__(self, source: TensorSource, root: str, dtype: torch.dtype, device: torch.device) -> None:
         self._source, self._root, self._dtype, self._device = source, root, dtype, device
-        self._names = frozenset(source.names())
+        self.names = frozenset(source.names())
+
+    def has(self, *names: str | None) -> bool:
+        return not self.names.isdisjoint(names)
 
     def read(
         self, name: str, shape: torch.Size, other_name: str | None = None, *, transposed: bool = False
     ) -> Tensor:
         stored = next(
-            (one for one in (name, name.removeprefix(self._root), other_name) if one in self._names), None
+            (one for one in (name, name.removeprefix(self._root), other_name) if one in self.names), None
         )
         if stored is None:
             raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json asks for")
@@ -137,14 +169,22 @@ class _Reader:
         own = torch.empty(shape, dtype=self._dtype, device=self._device)
         return own.copy_(found.T if transposed else found)
 
-    def fill(self, model: PreTrainedModel, module: nn.Module, prefix: str) -> None:
-        """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``."""
+    def fill(
+        self, model: PreTrainedModel, module: nn.Module, prefix: str, other_weight: str | None = None
+    ) -> None:
+        """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``.
+        ``other_weight``: what its weight may be stored as instead."""
         _compute_buffers(model, module, self._device)
         transposed = {
             f"{name}.weight" for name, one in module.named_modules() if isinstance(one, StoredTransposed)
         }
         state = {
-            name: self.read(prefix + name, like.shape, transposed=name in transposed)
+            name: self.read(
+                prefix + name,
+                like.shape,
+                other_weight if name == "weight" else None,
+                transposed=name in transposed,
+            )
             for name, like in module.state_dict().items()
         }
         module.load_state_dict(state, strict=True, assign=True)
