@@ -36,6 +36,7 @@ from mlora_worker.coordinator.evaluation import Assessment, Best
 from mlora_worker.coordinator.explain import explain
 from mlora_worker.coordinator.tasks import Snapshot, TaskRun
 from mlora_worker.coordinator.trials import Charge, Trials
+from mlora_worker.coordinator.witness import WITNESS, witness
 from mlora_worker.log_lines import fields_of
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -111,6 +112,7 @@ class Dispatcher:
             int, Tensor
         ] = {}  # stats that are back before all their faults have been told
         self._trials = Trials()
+        self._witness: TaskRun | None = None  # one that was made up, while it is in the stream
         self.exhausted: deque[MemoryExhausted] = deque(
             maxlen=_MOST_EXHAUSTED
         )  # where memory ran out, newest last
@@ -130,6 +132,8 @@ class Dispatcher:
                 return self._unload(task)
             if task.snapshot is None:
                 return self._checkpoint(task)
+        if self._witness is not None and self._trials.next != WITNESS and self._rule.is_idle(WITNESS):
+            return self._dismiss()
         if self._winding_down:
             return self._wind_down()
         self._welcome_back()
@@ -143,6 +147,8 @@ class Dispatcher:
         for task in self._inside:
             if task.checkpoint_is_due and self._rule.is_idle(task.uid):
                 return self._checkpoint(task)
+        if self._trials.next == WITNESS and self._witness is None:
+            return self._call_witness()
         if self._trials.next is not None:
             parts = self._rule.next_alone(self._trials.next, self._row_lengths)
         else:
@@ -175,18 +181,18 @@ class Dispatcher:
             self.microbatches += 1
             self.tokens += train.tokens
         for segment, (loss_sum, squared_norm, _) in zip(train.segments, stats.tolist(), strict=True):
-            flight = self._tasks[segment.task].in_flight
+            flight = self._run(segment.task).in_flight
             assert flight is not None
             flight.loss_sum += loss_sum
             flight.squared_norm += squared_norm
             flight.void |= bool(faults)
             for fault in faults:
-                if fault.task == segment.task:
+                if fault.task == segment.task != WITNESS:
                     flight.own_fault = fault
-                elif fault.task is None:
+                elif fault.task in (None, WITNESS):
                     flight.accept(Charge(fault, train.tokens, sum(len(s.lengths) for s in train.segments)))
         for uid in self._rule.returned([segment.task for segment in train.segments]):
-            self._finish_step(self._tasks[uid])
+            self._finish_step(self._run(uid))
         self._judge()
         self._on_change()
 
@@ -266,7 +272,7 @@ class Dispatcher:
             task.repeat_step()
 
     def _judge(self) -> None:
-        verdict = self._trials.verdict([task.uid for task in self._inside if task.may_step])
+        verdict = self._trials.verdict([task.uid for task in self._inside if task.may_step], WITNESS)
         if verdict is None:
             return
         if verdict.pipeline is not None:
@@ -284,12 +290,35 @@ class Dispatcher:
         if verdict.full is not None:
             self._make_room(verdict.full, verdict.accused)
 
+    def _run(self, uid: str) -> TaskRun:
+        return self._witness if uid == WITNESS and self._witness is not None else self._tasks[uid]
+
+    def _call_witness(self) -> Entry | None:
+        """Every task fails in the same way: one that was made up is loaded, once nothing else is in the pipeline."""
+        if self._rule.in_flight:
+            return None
+        self._witness = made = witness()
+        assert made.prepared is not None
+        self._rule.join(WITNESS, made.prepared.load.tokens, made.prepared.load.rows)
+        item = Load(
+            number=self._next_number(), task=WITNESS, lora=made.plan.lora, training=made.plan.training
+        )
+        return self._issue(item)
+
+    def _dismiss(self) -> Entry:
+        self._witness = None
+        self._rule.leave(WITNESS)
+        return self._issue(Unload(number=self._next_number(), task=WITNESS))
+
     def _make_room(self, fault: Fault, accused: Sequence[str]) -> None:
         """Memory ran out for what several tasks hold together: the newest of ``accused`` leaves, behind a checkpoint of
         what it has done, and comes back when another one has left or the operator has planned anew."""
         if len(self._inside) == 1:
             return  # it passed alone, so the fault was none of memory that others hold: it goes on
-        self._crowd_out(max((self._tasks[uid] for uid in accused), key=lambda task: task.load_number), fault)
+        self._crowd_out(
+            max((self._tasks[uid] for uid in accused), key=lambda task: task.load_number),
+            fault,
+        )
 
     def _roll_back(self, task: TaskRun, fault: Fault) -> None:
         """Memory ran out for its adapter, which is broken on a stage: it leaves, and comes back as above, but goes on from
@@ -477,14 +506,14 @@ class Dispatcher:
         return self._issue(Unload(number=self._next_number(), task=task.uid))
 
     def _row_lengths(self, uid: str) -> list[int]:
-        task = self._tasks[uid]
+        task = self._run(uid)
         assert task.prepared is not None
         return [len(task.prepared.rows[row].ids) for row in task.begin_step().rows]
 
     def _train(self, parts: tuple[Part, ...]) -> Entry:
         segments, ids, labels = [], [], []
         for part in parts:
-            task = self._tasks[part.task]
+            task = self._run(part.task)
             flight = task.in_flight
             assert flight is not None
             assert task.prepared is not None

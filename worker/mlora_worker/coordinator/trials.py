@@ -9,7 +9,9 @@ Rule:
 3. A step that comes back whole clears its task. One that fails again convicts it, unless memory ran out in a microbatch of
    several rows: then the task tries again with narrower microbatches, down to single rows.
 4. If all are convicted of the same fault, and it is not about memory, it may be the pipeline's. Then a task that was not
-   accused is the *witness*: its next step travels alone, too. If that comes back whole, the convictions stand.
+   accused is the *witness*: its next step travels alone, too. If that comes back whole, the convictions stand. Where
+   several are convicted and there is no such task, the witness is one that is made up (``witness.py``): rows that no model
+   can take are their tasks' fault however many have them. Of itself, a made-up witness is never convicted.
 5. When nobody waits any more, there is a verdict. The convicted fail; of want of memory only when they are alone in the
    pipeline, else they leave it until there is more room. If memory ran out and nobody is convicted, the microbatch was too
    wide: those who shared it travel in narrower ones from then on. If that was done before, or it was of single rows, the
@@ -97,8 +99,9 @@ class Trials:
         self._accused.pop(task, None)
         self._convicted.pop(task, None)
 
-    def verdict(self, others: Sequence[str] = ()) -> Verdict | None:
-        """Once nobody waits, and once only. ``others``: tasks that could be a witness."""
+    def verdict(self, others: Sequence[str] = (), made_up: str | None = None) -> Verdict | None:
+        """Once nobody waits, and once only. ``others``: tasks that could be a witness; ``made_up``: one where none of them
+        can."""
         if self._waiting or not self._accused:
             return None
         accused, convicted, passed = self._accused, self._convicted, self._passed
@@ -106,7 +109,8 @@ class Trials:
         same = len({one.kind for one in convicted.values()}) == 1
         general = fault is not None and same and not passed and not fault.out_of_memory
         if general:
-            witness = next((task for task in others if task not in accused), None)
+            spare = (made_up,) if made_up is not None and len(convicted) > 1 else ()
+            witness = next((task for task in (*others, *spare) if task not in accused), None)
             if witness is not None:
                 self._witness = witness
                 self._waiting.append(witness)
@@ -114,6 +118,9 @@ class Trials:
         self._accused, self._convicted, self._passed = {}, {}, False
         if general and len(convicted) > 1:
             return Verdict(pipeline=fault)
+        if made_up is not None:  # it failed of another fault than they, such as the memory that they hold
+            accused.pop(made_up, None)
+            convicted.pop(made_up, None)
         if convicted:
             return Verdict(convicted=convicted)
         wide = {task: charge.tokens // 2 for task, charge in accused.items() if charge.may_be_too_wide}

@@ -485,13 +485,48 @@ def test_a_suspect_that_is_withdrawn_leaves_and_the_next_one_is_tried() -> None:
     assert b.steps_done == 2
 
 
-def test_an_error_that_every_task_meets_alone_ends_the_pipeline_and_fails_nobody() -> None:
-    a, b = prepared_task("a"), prepared_task("b")
-    play = Play(a, b)
+def fail_every_task(play: Play) -> Load:
+    """Two tasks fail together, then each alone, in the same way; gives the load of the witness that is called then."""
     play.run(items=2)
     for _ in range(3):
         train = next_train(play)
         play.dispatcher.faulted(fault(train.number))
+        come_back(play, train, faults=1)
+    assert not play.ended, "nobody has shown yet that the pipeline is at fault"
+    entry = play.dispatcher.supply()
+    assert entry is not None
+    assert isinstance(entry.item, Load)
+    return entry.item
+
+
+def test_rows_that_no_model_can_take_fail_their_tasks_and_not_the_pipeline() -> None:
+    a, b = prepared_task("a"), prepared_task("b")
+    play = Play(a, b)
+    load = fail_every_task(play)
+    assert load.lora.rank == 1
+    witness = next_train(play)
+    assert [(one.task, sum(one.lengths)) for one in witness.segments] == [(load.task, 8)]
+    come_back(play, witness)
+    assert [task.phase for task in (a, b)] == [TaskPhase.FAILED] * 2
+    assert all(task.failure is not None and "ValueError: odd" in task.failure.message for task in (a, b))
+    assert not play.ended
+    left = play.run()
+    assert sorted((item.kind, getattr(item, "task", "")) for item in left) == [
+        ("unload", "a"), ("unload", "b"), ("unload", load.task),
+    ]  # fmt: skip
+    c = play.tasks["c"] = prepared_task("c")
+    assert kinds(play.run()) == ["load", "train", "train", "save", "unload"]
+    assert c.steps_done == 2
+
+
+@pytest.mark.parametrize("whose", [None, "witness"], ids=["of the microbatch", "of its adapter"])
+def test_an_error_that_every_task_meets_alone_ends_the_pipeline_and_fails_nobody(whose: str | None) -> None:
+    a, b = prepared_task("a"), prepared_task("b")
+    play = Play(a, b)
+    fail_every_task(play)
+    for _ in range(2):
+        train = next_train(play)
+        play.dispatcher.faulted(fault(train.number, task=whose))
         come_back(play, train, faults=1)
     assert [str(error) for error in play.ended] == ["every task fails in forward on stage 0: ValueError: odd"]
     assert [task.phase for task in (a, b)] == [TaskPhase.TRAINING] * 2

@@ -225,3 +225,26 @@ def test_single_rows_cannot_be_narrowed_so_the_pipeline_is_too_full_at_once() ->
     verdict = trials.verdict()
     assert verdict is not None
     assert verdict.full is not None
+
+
+def test_a_made_up_witness_is_called_where_nobody_else_can_be_one_and_is_never_convicted() -> None:
+    trials = Trials()
+    for task in ("a", "b"):
+        trials.accuse(task, charge())
+    for task in ("a", "b"):
+        trials.accuse(task, charge())
+    assert trials.verdict((), "made up") is None
+    assert trials.next == "made up"
+    trials.accuse("made up", charge(memory=True, error="OutOfMemoryError: x"))
+    trials.accuse("made up", charge(memory=True, rows=1, error="OutOfMemoryError: x"))
+    verdict = trials.verdict((), "made up")
+    assert verdict is not None
+    assert verdict.pipeline is None
+    assert verdict.convicted.keys() == {"a", "b"}
+
+
+def test_one_task_that_fails_alone_needs_no_made_up_witness() -> None:
+    trials = Trials()
+    for _ in range(2):
+        trials.accuse("a", charge())
+    assert trials.verdict((), "made up") == Verdict(convicted={"a": fault("ValueError: odd")})
