@@ -46,9 +46,16 @@ def look(question: LookQuestion) -> LookAnswer:
             allowed_networks=ALL_NETWORKS,
             hub_endpoint=question.hub_endpoint,
         )
-        longest = int(read_config(folder).max_position_embeddings)
-        template = question.dataset.chat_template
-        prepared = prepare(question.dataset, question.training, tokenizer, source, longest, template=template)
+        config = read_config(folder)
+        prepared = prepare(
+            question.dataset,
+            question.training,
+            tokenizer,
+            source,
+            int(config.max_position_embeddings),
+            template=question.dataset.chat_template,
+            vocabulary=int(config.vocab_size),
+        )
     except (DataError, ModelError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))
     rows = prepared.rows

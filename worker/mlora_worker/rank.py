@@ -190,7 +190,9 @@ class _FirstRank:
                 run_id=run_id,
                 microbatch_tokens=config.microbatch_tokens,
                 open_store=open_tasks_store,
-                rows=RowsHere(tokenizer, facts.max_positions, open_tasks_store, reading_of(config)),
+                rows=RowsHere(
+                    tokenizer, facts.max_positions, facts.vocab_size, open_tasks_store, reading_of(config)
+                ),
                 announce=announce,
                 preparing=preparing,
                 resuming=resuming,

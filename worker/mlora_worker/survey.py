@@ -86,6 +86,7 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
             tokenizer,
             source,
             facts.max_positions,
+            vocabulary=facts.vocab_size,
             text=task.dataset_text,
             template=template,
             most_rows=sample,

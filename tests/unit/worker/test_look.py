@@ -101,3 +101,16 @@ def test_stores_are_addressed_as_the_files_say_or_else_the_environment(
     assert store.origin("s3://b/k") == endpoint
     with store._calling("read", "s3://b/k") as client:
         assert client.meta.config.s3["addressing_style"] == style
+
+
+def test_a_row_that_the_model_cannot_take_is_told_before_it_is_submitted(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    for file in tiny_model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 8}))
+    failure = ask(tmp_path, ("a", "b")).failure
+    assert failure is not None
+    assert failure.reason is FailureReason.INVALID_ROW
+    assert "embedding has 8 rows" in failure.message

@@ -57,8 +57,10 @@ def prepare(
     day: date | None = None,
     cache: RowCache | None = None,
     most_rows: int | None = None,
+    vocabulary: int | None = None,
 ) -> Prepared:
-    """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes.
+    """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes,
+    ``vocabulary`` how many rows its embedding has: a tokenizer may know more tokens (None: rows are not held against it).
 
     ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
     ``day``: what a template that writes the date is told; None: today.
@@ -71,7 +73,8 @@ def prepare(
     day = day or date.today()
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
-        rows, counts = _usable(files, encoder, training, _renderer_hash(tokenizer, template, day), cache)
+        renderer = _renderer_hash(tokenizer, template, day)
+        rows, counts = _usable(files, encoder, training, renderer, cache, vocabulary)
     if not len(rows):
         raise nothing_left(files.name, counts)
     chosen = select(len(rows), dataset, training.seed)
@@ -127,23 +130,28 @@ def _checked_encoder(
 
 
 def _usable(
-    files: DatasetFiles, encoder: ChatEncoder, training: Training, renderer: str, cache: RowCache | None
+    files: DatasetFiles,
+    encoder: ChatEncoder,
+    training: Training,
+    renderer: str,
+    cache: RowCache | None,
+    vocabulary: int | None,
 ) -> tuple[TokenRows, DataCounts]:
     """Every row that can be trained on, whatever is chosen of them later."""
     if cache is None:
-        return _tokenised(files, encoder, training, MemoryWriter())
+        return _tokenised(files, encoder, training, MemoryWriter(), vocabulary)
     versions = files.versions()
     key = None
     if versions is not None:
         lengths = [training.max_seq_length, training.overlong.value]
-        key = key_of(versions, renderer, [files.options(), *lengths])
+        key = key_of(versions, renderer, [files.options(), *lengths, vocabulary])
         kept = cache.find(key)
         if kept is not None:
             return kept.rows, kept.counts
 
     def written(cache: RowCache) -> tuple[TokenRows, DataCounts]:
         with cache.writing() as writer:
-            rows, counts = _tokenised(files, encoder, training, writer)
+            rows, counts = _tokenised(files, encoder, training, writer, vocabulary)
             if files.versions() != versions:
                 raise StoreUnreachable(
                     f"{files.name} changed while it was read: start again when it is complete"
@@ -163,7 +171,11 @@ def _usable(
 
 
 def _tokenised(
-    files: DatasetFiles, encoder: ChatEncoder, training: Training, writer: RowWriter
+    files: DatasetFiles,
+    encoder: ChatEncoder,
+    training: Training,
+    writer: RowWriter,
+    vocabulary: int | None,
 ) -> tuple[TokenRows, DataCounts]:
     tally = Tally()
     for file in files.each():
@@ -174,6 +186,8 @@ def _tokenised(
                     if isinstance(made, Drop):
                         tally.drop(made, line)
                         continue
+                    if vocabulary is not None and made.ids.max() >= vocabulary:
+                        raise RowRefused(line, _unknown_token(made.ids, vocabulary, encoder))
                     writer.add(made.ids, made.supervised, made.labels, made.count, made.weight)
                     tally.use(truncated=made.truncated)
                     if tally.used == files.most_used:
@@ -184,6 +198,16 @@ def _tokenised(
             break
     rows = writer.finish()
     return rows, tally.counts(rows)
+
+
+def _unknown_token(ids: npt.NDArray[np.int32], vocabulary: int, encoder: ChatEncoder) -> str:
+    """That the model has no embedding for a token, which a device would answer with an error that ends everybody."""
+    token = int(ids[ids >= vocabulary][0])
+    return (
+        f"has the token {encoder.token(token)!r} with number {token}, but the base model's embedding has "
+        f"{vocabulary} rows: somebody added the token to the tokenizer and not to the model. Remove the token from the row, "
+        "or serve a model whose embedding has a row for it"
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,6 +33,7 @@ def task_rows(
     *,
     day: date | None = None,
     cache: RowCache | None = None,
+    vocabulary: int | None = None,
 ) -> TaskRows:
     """What follows from looks at each row is worked out, too: the digests of what is returned, and the load.
 
@@ -50,6 +51,7 @@ def task_rows(
             template=task.chat_template,
             day=day,
             cache=cache,
+            vocabulary=vocabulary,
         )
 
     prepared = rows_of(task.dataset)

@@ -121,6 +121,11 @@ class ChatEncoder:
         if not self.has_template:
             self.check_plain()
 
+    def token(self, number: int) -> str | None:
+        """Its text in the vocabulary."""
+        found: str | None = self._backend.id_to_token(number)
+        return found
+
     @property
     def has_template(self) -> bool:
         return self._template is not None

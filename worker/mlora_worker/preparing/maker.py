@@ -43,6 +43,7 @@ class RowsHere:
 
     tokenizer: Any
     max_positions: int
+    vocabulary: int  # rows of the model's embedding
     open_store: Callable[[StorageAccess], Store]
     reading: Reading = field(default_factory=Reading)
 
@@ -54,7 +55,9 @@ class RowsHere:
             raise Cancelled(task.name)
         source = self.reading.source(self.open_store(task.storage), task.storage)
         cache = self.reading.cache(task.namespace)
-        return task_rows(task, self.tokenizer, source, self.max_positions, day=day, cache=cache)
+        return task_rows(
+            task, self.tokenizer, source, self.max_positions, day=day, cache=cache, vocabulary=self.vocabulary
+        )
 
     def cancel(self, uid: str) -> None:
         del uid

@@ -59,7 +59,7 @@ BASE = BaseModel(
 def rows(dated: bool, store: MemoryStore) -> RowsHere:
     tokenizer = byte_level_tokenizer(vocabulary=300)
     tokenizer.chat_template = ("{{ strftime_now('%d %b %Y') }}\n" if dated else "") + CHATML
-    return RowsHere(tokenizer, FACTS.max_positions, lambda _: store)
+    return RowsHere(tokenizer, FACTS.max_positions, 10**6, lambda _: store)
 
 
 def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:

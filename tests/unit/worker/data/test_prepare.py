@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlora_worker.data.cache import RowCache
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import IGNORED, Prepared, labels_of, prepare
 from mlora_worker.protocol import (
@@ -293,3 +294,27 @@ def test_texts_are_learnt_whole(tokenizer: Any) -> None:
     )
     assert tokenizer.decode(prepared.rows[0].ids) == "It is four.<|im_end|>"
     assert prepared.counts.dropped == {"EmptyText": 1}
+
+
+def test_a_token_that_the_models_embedding_has_no_row_for_is_named_with_its_line(tokenizer: Any) -> None:
+    """A pad token that was added later, for instance: a device would answer with an error that ends everybody."""
+    dataset = pairs(("a", "b"), ("c", "d"))
+    rows = prepare(dataset, Training(), tokenizer, SOURCE, 1000).rows
+    last = max(int(row.ids.max()) for row in rows)
+    assert len(prepare(dataset, Training(), tokenizer, SOURCE, 1000, vocabulary=last + 1).rows) == 2
+    with pytest.raises(DataError) as refused:
+        prepare(dataset, Training(), tokenizer, SOURCE, 1000, vocabulary=last)
+    assert refused.value.reason is FailureReason.INVALID_ROW
+    token = tokenizer.convert_ids_to_tokens(last)
+    assert f"line 1 has the token {token!r} with number {last}" in str(refused.value)
+    assert f"embedding has {last} rows" in str(refused.value)
+
+
+def test_rows_that_are_kept_for_a_larger_vocabulary_are_not_taken_for_a_smaller_one(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    cache, dataset = RowCache(tmp_path, "team-a"), pairs(("a", "b"))
+    kept = prepare(dataset, Training(), tokenizer, SOURCE, 1000, cache=cache, vocabulary=10**6).rows
+    last = max(int(row.ids.max()) for row in kept)
+    with pytest.raises(DataError, match="has the token"):
+        prepare(dataset, Training(), tokenizer, SOURCE, 1000, cache=cache, vocabulary=last)
