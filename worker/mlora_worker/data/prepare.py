@@ -205,7 +205,7 @@ def _unknown_token(ids: npt.NDArray[np.int32], vocabulary: int, encoder: ChatEnc
     token = int(ids[ids >= vocabulary][0])
     return (
         f"has the token {encoder.token(token)!r} with number {token}, but the base model's embedding has "
-        f"{vocabulary} rows: somebody added the token to the tokenizer and not to the model. Remove the token from the row, "
+        f"{vocabulary} rows: the token was added to the tokenizer and not to the model. Remove it from the row, "
         "or serve a model whose embedding has a row for it"
     )
 
