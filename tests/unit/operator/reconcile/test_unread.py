@@ -112,7 +112,7 @@ def test_a_task_that_waits_for_something_unreadable_says_the_cause(make: Any) ->
         make.snapshot(task, pipelines=(make.pipeline(),)),
         unread={("Secret", KEYS): "403: secrets is forbidden"},
     )
-    found = accept(task, snapshot, ())
+    found = accept(task, snapshot, (), RIGHTS)
     assert found.reason == "Unreadable"
     assert found.message.startswith(
         "spec.storage.secretRef: the operator cannot read Secret keys in namespace team-a"
