@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mlora_worker.coordinator.dispatch import PipelineFault
 from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
+from mlora_worker.coordinator.witness import WITNESS
 from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.model.load import load_stage
@@ -383,11 +384,22 @@ def test_two_tasks_that_fail_at_once_fail_both_and_the_third_goes_on(lab: Lab) -
 
 
 def test_an_error_that_every_task_meets_alone_is_the_pipelines_and_fails_no_task(lab: Lab) -> None:
-    injection = Injection(1, "forward", lambda train: train.segments[0].step == 2, broken_kernel)
-    found = lab.run(2, [injection])
+    def every_task(train: Train) -> bool:
+        return train.segments[0].step == 2 or train.segments[0].task == WITNESS
+
+    found = lab.run(2, [Injection(1, "forward", every_task, broken_kernel)])
     assert isinstance(found.error, PipelineFault)
     assert "stage 1: ValueError: a kernel met a shape" in str(found.error)
     assert not any(task.phase is TaskPhase.FAILED for task in found.tasks.values())
+
+
+def test_an_error_that_a_good_microbatch_does_not_meet_is_the_tasks_however_many_meet_it(lab: Lab) -> None:
+    """Rows that no model can take: the witness, which is made up, trains on real stages."""
+    injection = Injection(1, "forward", lambda train: train.segments[0].step == 2, broken_kernel)
+    found = lab.run(2, [injection])
+    assert found.error is None
+    assert all(task.phase is TaskPhase.FAILED for task in found.tasks.values())
+    assert all(task.failure.reason is FailureReason.INTERNAL_ERROR for task in found.tasks.values())
 
 
 @pytest.mark.parametrize(
