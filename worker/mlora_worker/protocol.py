@@ -156,8 +156,11 @@ class LoRAConfig(Message):
     )
 
     def __hash__(self) -> int:
-        """Patterns have no hash; what differs in them alone is told apart by equality."""
-        return hash((self.rank, self.alpha, self.dropout, self.target_modules, self.exclude_modules))
+        """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
+        by one."""
+        figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
+        modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
+        return hash((self.rank, self.alpha, self.dropout, modules, figures))
 
 
 class DatasetFormat(StrEnum):

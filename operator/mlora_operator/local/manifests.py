@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from mlora_operator.api import API_VERSION, GROUP, pipeline, task
 from mlora_operator.api.meta import Model
+from mlora_operator.api.patterns import wrong_patterns
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
@@ -210,6 +211,9 @@ def _spec(
         return None, [(("spec", *problem["loc"]), _message(problem)) for problem in error.errors()]
     filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     wrong: list[tuple[Path, str]] = [(("spec", *path), message) for path, message in broken(filled, rules)]
+    patterns = wrong_patterns(spec.lora) if isinstance(spec, LoRATaskSpec) else None
+    if patterns is not None:
+        wrong.append((("spec", *patterns[0]), patterns[1]))
     return (None, wrong) if wrong else (spec, [])
 
 

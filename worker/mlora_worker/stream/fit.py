@@ -10,6 +10,8 @@ from __future__ import annotations
 from mlora_worker.protocol import Failure, FailureReason, LoRAConfig, ModelFacts, Training
 from mlora_worker.stream.targets import Misfit, targets_of
 
+_LONGEST_MESSAGE = 2048  # of a Failure
+
 
 def misfit(facts: ModelFacts, lora: LoRAConfig, training: Training) -> Failure | None:
     """Why such a task can never be trained on this model; None when nothing speaks against it."""
@@ -17,7 +19,7 @@ def misfit(facts: ModelFacts, lora: LoRAConfig, training: Training) -> Failure |
         targets_of(facts, lora)
         check_length(facts.max_positions, training)
     except Misfit as error:
-        return Failure(reason=error.reason, message=str(error))
+        return Failure(reason=error.reason, message=str(error)[:_LONGEST_MESSAGE])
     return None
 
 

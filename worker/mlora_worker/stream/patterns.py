@@ -1,40 +1,53 @@
-"""Patterns of module paths: the regular expressions that PEFT takes, without those that can run for ever. Pure.
+"""Patterns of module paths: the regular expressions that PEFT takes, matched by RE2. Pure.
 
 A user's pattern is matched in the operator, which serves many users: a backtracking matcher would let one pattern such as
-``(.*)*x`` stop it for all. Here a pattern is a tree, and matching moves sets of positions through it. What is repeated is
-tried at most once at each position of the path, however deep repeats are nested: the work grows with the pattern's size and
-a low power of the path's length, and with nothing else.
+``(.*)*x`` stop it for all. RE2 takes time that is linear in the path, and all patterns of a field go through it together
+(``Automaton``). What that costs is known before: ``Pattern.size`` times the characters of the paths, see ``targets.py``.
 
-Known are literals, ``.``, ``\\d``, ``\\w``, escaped punctuation, classes ``[a-z]``, groups, ``|`` and the repeats
-``* + ? {m} {m,} {m,n}``; they mean what they mean in Python's ``re``. Not known: references, looking around, flags, anchors
-(a pattern is always the whole path).
+A pattern that is known here means what it means in Python's ``re``, which PEFT asks, and which must take it, too: keys of
+``rank_pattern`` are published as they are. What RE2 cannot express is refused by its name: looking around, references to
+groups, conditions, possessive repeats. So is what the two read differently, such as ``[[:alpha:]]``, and flags. Paths of
+modules are ASCII, and so are patterns.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
-_TOKEN = re.compile(
-    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|\(|\)|\||[*+?]\??|\{\d+(?:,\d*)?\}\??|.", re.DOTALL
-)
+import re2
+
+LARGEST = 2_000  # instructions of all patterns of a task; a pattern has about as many as a path that it matches is long
+
 _NAME = re.compile(r"[\w.-]+")
-_LONGEST_REPEAT = 1000
-
-Positions = int  # a set: bit i is set where position i of the path is in it
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """One path that is matched, and what is known so far: where a repeated part ends that begins at one position."""
-
-    path: str
-    known: dict[tuple[Matcher, int], Positions] = field(default_factory=dict)
-
-
-Matcher = Callable[[Search, Positions], Positions]  # where a part may end that begins at these positions
+_TOKEN = re.compile(
+    r"""\\x[0-9a-fA-F]{2} | \\.                # an escape
+    | \[\^?\]?(?:\\.|[^\]\\])*\]               # a class
+    | \(\?P<\w+> | \(\?(?:P[=>]|<[=!]|.)?      # the beginning of a special group
+    | \{,\d*\}                                 # a repeat without its least number
+    | .""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPE = re.compile(r"\\x[0-9a-fA-F]{2}|\\.", re.DOTALL)
+_CLASSES = frozenset("dDwWsS")  # letters of escapes that both know
+_CHARACTERS = frozenset("tnrfva")
+_PLACES = frozenset("bBA")
+# Python warns of them in a class, and may give them another meaning; RE2 has one for [: already.
+_AMBIGUOUS = re.compile(r"\[|--|&&|\|\||~~")
+_CANNOT = {
+    "(?=": "it looks ahead",
+    "(?!": "it looks ahead",
+    "(?<=": "it looks behind",
+    "(?<!": "it looks behind",
+    "(?P=": "it refers to a group",
+    "(?(": "it has a condition",
+    "(?>": "it has an atomic group",
+    "(?#": "it has a comment",
+}
+_FOR_ONE = 2**17  # bytes that RE2 may take to compile one pattern: some 1.3 times what ``LARGEST`` needs
+_FOR_ALL = 2**24  # bytes for the states that an automaton is in: an ample number of the largest ones
 
 
 class InvalidPattern(ValueError):
@@ -43,20 +56,28 @@ class InvalidPattern(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``str(pattern)`` is what the user wrote."""
+    """``text`` is what the user wrote, ``source`` the same for RE2, ``size`` its instructions there."""
 
     text: str
-    matcher: Matcher
+    source: bytes
+    size: int
 
-    def fullmatch(self, path: str) -> bool:
-        return self._ends(path, 1)
 
-    def matches_end(self, path: str) -> bool:
-        """Whether it is the whole path or what follows one of its dots: PEFT's rule for keys of ``rank_pattern``."""
-        return self._ends(path, 1 | sum(2 << index for index, char in enumerate(path) if char == "."))
+class Automaton:
+    """Patterns that are looked for at once. ``anywhere``: after any dot of a path, which is PEFT's rule for the keys of
+    ``rank_pattern``; else the whole path."""
 
-    def _ends(self, path: str, starts: Positions) -> bool:
-        return bool(self.matcher(Search(path), starts) >> len(path))
+    def __init__(self, patterns: Sequence[Pattern], *, anywhere: bool = False) -> None:
+        options = _options(_FOR_ALL)
+        self._set = re2.Set.FullMatchSet(options)
+        before = rb"(?:.*\.)?" if anywhere else b""
+        for one in patterns:
+            self._set.Add(before + b"(?:" + one.source + b")")
+        self._set.Compile()
+
+    def matches(self, path: str) -> Iterable[int]:
+        """Numbers of the patterns that match ``path``, in no order that matters."""
+        return self._set.Match(path.encode("ascii", "replace")) or ()
 
 
 def is_name(text: str) -> bool:
@@ -67,133 +88,85 @@ def is_name(text: str) -> bool:
 @lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> Pattern:
     """Raises InvalidPattern."""
-    parser = _Parser(text)
-    matcher = parser.alternatives()
-    if parser.next is not None:
-        raise InvalidPattern("a ) has no (")
-    return Pattern(text, matcher)
+    if not text.isascii():
+        odd = next(char for char in text if not char.isascii())
+        raise InvalidPattern(f"it has the character {odd!r}, but module paths are ASCII: leave it out")
+    source = "".join(_translated(token) for token in _TOKEN.findall(text)).encode()
+    try:
+        size = int(re2.compile(source, _options(_FOR_ONE)).programsize)
+    except re2.error as error:
+        raise InvalidPattern(_in_plain_words(error.args[0])) from None
+    if size > LARGEST:
+        raise InvalidPattern(_TOO_LARGE)
+    try:
+        re.compile(text)
+    except (re.error, RecursionError) as error:
+        raise InvalidPattern(f"Python's re, with which PEFT reads it, refuses it: {error}") from None
+    return Pattern(text, source, size)
 
 
-class _Parser:
-    """alternatives := sequence ("|" sequence)*;  sequence := (atom repeat?)*"""
+_TOO_LARGE = (
+    f"it takes more than {LARGEST} instructions, the most for all patterns of a task together: repeat less"
+)
 
-    def __init__(self, text: str) -> None:
-        self._tokens: Iterator[str] = (match.group() for match in _TOKEN.finditer(text))
-        self.next: str | None = next(self._tokens, None)
 
-    def _take(self) -> str:
-        token = self.next
-        assert token is not None
-        self.next = next(self._tokens, None)
+# What RE2 says, up to a colon with the part that is wrong.
+_WORDS = {
+    "no argument for repetition operator": "{} repeats nothing",
+    "bad repetition operator": "{} repeats a repeat",
+    "invalid repetition size": "{} is no number of times: at most 1000, the smaller one first",
+    "invalid character class range": "{} is no range of characters",
+    "missing )": "a ( has no )",
+    "unexpected )": "a ) has no (",
+    "missing ]": "a [ has no ]",
+    "trailing \\": "it ends in the middle of an escape",
+}
+
+
+def _in_plain_words(error: bytes | str) -> str:
+    told = error.decode("ascii", "replace") if isinstance(error, bytes) else error
+    if "too large" in told:
+        return _TOO_LARGE
+    what, _, part = told.partition(": ")
+    return _WORDS[what].format(part) if what in _WORDS else told
+
+
+def _translated(token: str) -> str:
+    """As RE2 has it. Raises InvalidPattern for what it does not have, or reads otherwise than Python."""
+    if token.startswith("\\"):
+        return _escape(token, _CLASSES | _CHARACTERS | _PLACES | {"Z"})
+    if token.startswith("[") and len(token) > 1:
+        odd = _AMBIGUOUS.search(_ESCAPE.sub("", token[1:]))
+        if odd is not None:
+            raise InvalidPattern(f"{odd.group()} has two meanings in a class: escape it with \\")
+        return _ESCAPE.sub(lambda found: _escape(found.group(), _CLASSES | _CHARACTERS), token)
+    if token.startswith("(?") and token != "(?:" and not token.startswith("(?P<"):
+        told = _CANNOT.get(token, "it sets flags or has a group of an unknown kind")
+        raise InvalidPattern(
+            f"{told} ({token}), which is not supported: say what matches, with | and classes"
+        )
+    if token.startswith("{,"):
+        return "{0" + token[1:]
+    return token
+
+
+def _escape(token: str, known: frozenset[str]) -> str:
+    letter = token[1:2]
+    if letter == "x" and len(token) == 4:
         return token
-
-    def alternatives(self) -> Matcher:
-        branches = [self._sequence()]
-        while self.next == "|":
-            self._take()
-            branches.append(self._sequence())
-        if len(branches) == 1:
-            return branches[0]
-
-        def run(search: Search, starts: Positions) -> Positions:
-            ends = 0
-            for branch in branches:
-                ends |= branch(search, starts)
-            return ends
-
-        return run
-
-    def _sequence(self) -> Matcher:
-        parts: list[Matcher] = []
-        while self.next is not None and self.next not in ("|", ")"):
-            atom = self._atom()
-            if self.next is not None and _repeats(self.next):
-                atom = _repeated(atom, *_bounds(self._take()))
-                if self.next is not None and _repeats(self.next):
-                    raise InvalidPattern(f"{self.next} repeats a repeat")
-            parts.append(atom)
-
-        def run(search: Search, positions: Positions) -> Positions:
-            for part in parts:
-                positions = part(search, positions)
-            return positions
-
-        return run
-
-    def _atom(self) -> Matcher:
-        token = self._take()
-        if token in ("(", "(?:"):
-            if self.next is not None and self.next.startswith("?"):
-                raise InvalidPattern("groups with (?...) are not known, but for (?:...)")
-            inner = self.alternatives()
-            if self.next != ")":
-                raise InvalidPattern("a ( has no )")
-            self._take()
-            return inner
-        if _repeats(token):
-            raise InvalidPattern(f"{token} repeats nothing")
-        if token in ("^", "$", "[", "\\"):
-            raise InvalidPattern(f"{token} is not known; a pattern is always the whole path")
-        if token.startswith("\\") and token[1].isalnum() and token not in (r"\d", r"\w"):
-            raise InvalidPattern(f"{token} is not known")
-        try:
-            char = re.compile(token, re.DOTALL)
-        except re.error as error:
-            raise InvalidPattern(f"{token}: {error}") from None
-
-        def run(search: Search, starts: Positions) -> Positions:
-            path, ends = search.path, 0
-            for at in _each(starts):
-                if at < len(path) and char.fullmatch(path[at]):
-                    ends |= 2 << at
-            return ends
-
-        return run
+    if letter.isdigit():
+        raise InvalidPattern(
+            f"it refers to a group ({token}), which is not supported: write out what matches"
+        )
+    if letter.isalpha() and letter not in known:
+        raise InvalidPattern(f"{token} is not known here")
+    return r"\z" if letter == "Z" else token
 
 
-def _repeats(token: str) -> bool:
-    return token[0] in "*+?" or (token[0] == "{" and len(token) > 1)
-
-
-def _bounds(token: str) -> tuple[int, int | None]:
-    """Fewest and most times; None: any number. Whether it is greedy decides nothing for a whole match."""
-    if token[0] in "*+?":
-        return {"*": (0, None), "+": (1, None), "?": (0, 1)}[token[0]]
-    low, comma, high = token.rstrip("?")[1:-1].partition(",")
-    most = int(high) if high else (None if comma else int(low))
-    if max(int(low), most or 0) > _LONGEST_REPEAT or (most is not None and most < int(low)):
-        raise InvalidPattern(f"{token} is no number of times")
-    return int(low), most
-
-
-def _repeated(part: Matcher, least: int, most: int | None) -> Matcher:
-    def once(search: Search, starts: Positions) -> Positions:
-        ends = 0
-        for at in _each(starts):
-            found = search.known.get((part, at))
-            if found is None:
-                found = search.known[part, at] = part(search, 1 << at)
-            ends |= found
-        return ends
-
-    def run(search: Search, starts: Positions) -> Positions:
-        for _ in range(least):
-            after = once(search, starts)
-            if after == starts:  # nothing is left, or more times reach no more
-                break
-            starts = after
-        reached, fresh, times = starts, starts, least
-        while fresh and (most is None or times < most):
-            fresh = once(search, fresh) & ~reached
-            reached |= fresh
-            times += 1
-        return reached
-
-    return run
-
-
-def _each(positions: Positions) -> Iterator[int]:
-    while positions:
-        lowest = positions & -positions
-        yield lowest.bit_length() - 1
-        positions ^= lowest
+def _options(bytes_: int) -> re2.Options:
+    options = re2.Options()
+    options.max_mem = bytes_
+    options.encoding = re2.Options.Encoding.LATIN1  # a character is one instruction
+    options.never_capture = True
+    options.log_errors = False
+    return options

@@ -23,21 +23,16 @@ from functools import lru_cache
 from typing import TypeVar
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
-from mlora_worker.stream.patterns import InvalidPattern, Pattern, compile_pattern, is_name
+from mlora_worker.stream.entries import Chosen, Entries, Paths, check_work, entries_of, shown
+from mlora_worker.stream.entries import Misfit as Misfit
+from mlora_worker.stream.patterns import is_name
 
 ALL_LINEAR = "all-linear"
 _NAMES_TOLD = 12
+_COMPARED, _LONGEST_NAME = 8, 64  # entries that are compared with real names, and characters of each
 _OUTSIDE = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe")
 
 _Figure = TypeVar("_Figure", int, float)
-
-
-class Misfit(ValueError):
-    """``str(error)`` names what does not fit, with its figure, and says what to do."""
-
-    def __init__(self, reason: FailureReason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +81,24 @@ def modules_of(facts: ModelFacts) -> tuple[Module, ...]:
     return tuple(sorted(found, key=lambda module: module.layer))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
+def _paths_of(facts: ModelFacts) -> Paths:
+    return Paths(tuple(module.path for module in modules_of(facts)))
+
+
+@lru_cache(maxsize=64)
 def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     """The modules that ``lora`` adapts, layer by layer. Raises Misfit."""
-    modules = modules_of(facts)
-    chosen = _excluded(lora, _in_layers(lora, facts, _asked(lora, modules)), modules)
-    ranks = _figures("rankPattern", lora.rank_pattern, lora.rank, chosen)
-    alphas = _figures("alphaPattern", lora.alpha_pattern, lora.alpha, chosen)
+    modules, paths, entries = modules_of(facts), _paths_of(facts), entries_of(lora)
+    check_work(entries, paths)
+    asked = entries.targets.matched(paths)
+    chosen = _in_layers(lora, facts, _asked(lora, asked, modules), asked, modules)
+    chosen = _excluded(chosen, entries.excluded.matched(paths), modules)
+    ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, modules, paths)
+    alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, modules, paths)
     targets = tuple(
         Target(module, rank, alpha, alpha / (math.sqrt(rank) if lora.use_rslora else rank))
-        for module, rank, alpha in zip(chosen, ranks, alphas, strict=True)
+        for module, rank, alpha in zip(_picked(modules, chosen), ranks, alphas, strict=True)
     )
     for target in targets:
         side = min(target.module.in_features, target.module.out_features)
@@ -114,10 +117,8 @@ def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
     try:
         return {target.path: target.rank for target in targets_of(facts, lora)}
     except Misfit:
-        names = [entry for entry in lora.target_modules if is_name(entry)]
-        modules = modules_of(facts)
-        found = set().union(*(_matching("targetModules", name, modules) for name in names))
-        return dict.fromkeys(found, lora.rank)
+        found = _union(_paths_of(facts).by_end.get(entry, 0) for entry in lora.target_modules)
+        return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
 
 
 def published_names(facts: ModelFacts, targets: Iterable[Target]) -> tuple[str, ...]:
@@ -147,24 +148,27 @@ def _is_unambiguous(inside: str, insides: Iterable[str]) -> bool:
     return not any(other.endswith(f".{inside}") for other in insides)
 
 
-def _asked(lora: LoRAConfig, modules: Sequence[Module]) -> list[Module]:
-    entries = dict.fromkeys(lora.target_modules)
-    if ALL_LINEAR in entries:
-        if len(entries) > 1:
+def _asked(lora: LoRAConfig, asked: Mapping[str, Chosen], modules: Sequence[Module]) -> Chosen:
+    if ALL_LINEAR in asked:
+        if len(asked) > 1:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"targetModules: {ALL_LINEAR} stands alone; remove the other names or {ALL_LINEAR}",
             )
-        return list(modules)
-    found = {entry: _matching("targetModules", entry, modules) for entry in entries}
-    unknown = [entry for entry, paths in found.items() if not paths]
+        return (1 << len(modules)) - 1
+    unknown = [entry for entry in dict.fromkeys(lora.target_modules) if not asked[entry]]
     if unknown:
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("targetModules", unknown, modules))
-    wanted = set().union(*found.values())
-    return [module for module in modules if module.path in wanted]
+    return _union(asked.values())
 
 
-def _in_layers(lora: LoRAConfig, facts: ModelFacts, chosen: list[Module]) -> list[Module]:
+def _in_layers(
+    lora: LoRAConfig,
+    facts: ModelFacts,
+    chosen: Chosen,
+    asked: Mapping[str, Chosen],
+    modules: Sequence[Module],
+) -> Chosen:
     if not lora.layers_to_transform:
         return chosen
     layers = set(lora.layers_to_transform)
@@ -172,87 +176,92 @@ def _in_layers(lora: LoRAConfig, facts: ModelFacts, chosen: list[Module]) -> lis
     if beyond:
         raise Misfit(
             FailureReason.INVALID_SPEC,
-            f"layersToTransform: {', '.join(map(str, beyond))} is no layer of the model, "
+            f"layersToTransform: {shown(map(str, beyond))} is no layer of the model, "
             f"which has {facts.layers}, numbered from 0",
         )
-    kept = [module for module in chosen if module.layer in layers]
-    for entry in lora.target_modules if ALL_LINEAR not in lora.target_modules else ():
-        if not _matching("targetModules", entry, kept):
+    kept = chosen & _union(1 << at for at, module in enumerate(modules) if module.layer in layers)
+    for entry in lora.target_modules if ALL_LINEAR not in asked else ():
+        if not asked[entry] & kept:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
-                f"targetModules: {entry} matches no module of the layers in layersToTransform",
+                f"targetModules: {shown([entry])} matches no module of the layers in layersToTransform",
             )
     return kept
 
 
-def _excluded(lora: LoRAConfig, chosen: list[Module], modules: Sequence[Module]) -> list[Module]:
-    gone: set[str] = set()
-    for entry in dict.fromkeys(lora.exclude_modules):
-        paths = _matching("excludeModules", entry, chosen)
-        if not paths:
-            if _matching("excludeModules", entry, modules):
-                raise Misfit(
-                    FailureReason.INVALID_SPEC,
-                    f"excludeModules: {entry} takes nothing away, for targetModules does not have it: remove it",
-                )
-            raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
-        gone |= paths
-    kept = [module for module in chosen if module.path not in gone]
+def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], modules: Sequence[Module]) -> Chosen:
+    for entry, found in excluded.items():
+        if found & chosen:
+            continue
+        if found:
+            raise Misfit(
+                FailureReason.INVALID_SPEC,
+                f"excludeModules: {shown([entry])} takes nothing away, for targetModules does not have it: remove it",
+            )
+        raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
+    kept = chosen & ~_union(excluded.values())
     if not kept:
         raise Misfit(FailureReason.INVALID_SPEC, "excludeModules takes away all of targetModules")
     return kept
 
 
 def _figures(
-    field: str, pattern: Mapping[str, _Figure], usual: _Figure, chosen: Sequence[Module]
+    entries: Entries,
+    pattern: Mapping[str, _Figure],
+    usual: _Figure,
+    chosen: Chosen,
+    modules: Sequence[Module],
+    paths: Paths,
 ) -> list[_Figure]:
     """One for each of ``chosen``. Keys have no order in a Kubernetes object, so two that disagree are refused."""
-    figures: dict[str, tuple[str, _Figure]] = {}
+    field, matched = entries.field, entries.matched(paths)
+    own: list[tuple[str, _Figure, Chosen]] = []
     for key in sorted(pattern):
-        found = [module.path for module in chosen if _compiled(field, key).matches_end(module.path)]
+        found, figure = matched[key] & chosen, pattern[key]
         if not found:
-            raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown(field, [key], chosen))
-        for path in found:
-            former = figures.get(path)
-            if former is not None and former[1] != pattern[key]:
-                raise Misfit(
-                    FailureReason.INVALID_SPEC, f"{field}: {former[0]} and {key} disagree about {path}"
-                )
-            figures[path] = key, pattern[key]
-    return [figures[module.path][1] if module.path in figures else usual for module in chosen]
+            raise Misfit(
+                FailureReason.UNKNOWN_TARGET_MODULE, _unknown(field, [key], _picked(modules, chosen))
+            )
+        for former, other, there in own:
+            if other != figure and there & found:
+                path = _picked(modules, there & found)[0].path
+                told = f"{field}: {shown([former])} and {shown([key])} disagree about {path}"
+                raise Misfit(FailureReason.INVALID_SPEC, told)
+        own.append((key, figure, found))
+    figures = {at: figure for _, figure, found in own for at in _positions(found)}
+    return [figures.get(at, usual) for at in _positions(chosen)]
 
 
-def _matching(field: str, entry: str, modules: Iterable[Module]) -> set[str]:
-    """Paths that ``entry`` of ``field`` matches."""
-    if is_name(entry):
-        end = f".{entry}"
-        return {module.path for module in modules if module.path == entry or module.path.endswith(end)}
-    pattern = _compiled(field, entry)
-    return {module.path for module in modules if pattern.fullmatch(module.path)}
+def _union(each: Iterable[Chosen]) -> Chosen:
+    found = 0
+    for one in each:
+        found |= one
+    return found
 
 
-def _compiled(field: str, entry: str) -> Pattern:
-    try:
-        return compile_pattern(entry)
-    except InvalidPattern as error:
-        raise Misfit(FailureReason.INVALID_SPEC, f"{field}: {entry} is no valid pattern: {error}") from None
+def _positions(chosen: Chosen) -> list[int]:
+    return [at for at, bit in enumerate(reversed(bin(chosen))) if bit == "1"]
+
+
+def _picked(modules: Sequence[Module], chosen: Chosen) -> list[Module]:
+    return [modules[at] for at in _positions(chosen)]
 
 
 def _unknown(field: str, entries: Sequence[str], modules: Sequence[Module]) -> str:
     """What matches nothing, with the names that are nearest, or all of them where they are few."""
     names = tuple(dict.fromkeys(module.name for module in modules))
-    told = f"{field}: {', '.join(entries)} is no linear module of the model's decoder layers"
+    told = f"{field}: {shown(entries)} is no linear module of the model's decoder layers"
     if any(entry.rpartition(".")[2] in _OUTSIDE for entry in entries):
         told += " (the head and the embeddings never get an adapter)"
     near = [
         near
-        for entry in entries
-        for near in get_close_matches(entry.rpartition(".")[2], names, n=2, cutoff=0.6)
+        for entry in entries[:_COMPARED]
+        for near in get_close_matches(entry.rpartition(".")[2][:_LONGEST_NAME], names, n=2, cutoff=0.6)
     ]
     if near:
         told += f"; did you mean {' or '.join(dict.fromkeys(near))}?"
-    shown = ", ".join(names[:_NAMES_TOLD]) + (", ..." if len(names) > _NAMES_TOLD else "")
-    told += f"; there are {shown} (or {ALL_LINEAR})"
+    listed = ", ".join(names[:_NAMES_TOLD]) + (", ..." if len(names) > _NAMES_TOLD else "")
+    told += f"; there are {listed} (or {ALL_LINEAR})"
     if any(not is_name(entry) for entry in entries):
         told += f"; a pattern must match a whole path such as {modules[0].path}"
     return told

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mlora_operator.local.manifests import Manifests, read_manifests
@@ -221,3 +223,18 @@ def test_two_tasks_may_not_write_to_the_same_place() -> None:
     (problem,) = read(task("a"), task("b").replace("s3://adapters/b", "s3://adapters/a/")).problems
     assert (problem.object, problem.field) == ("LoRATask/b", "spec.output.uri")
     assert "LoRATask/a" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("lora", "field", "told"),
+    [
+        ("targetModules: [q_proj, '(?<=self_attn).q_proj']", "targetModules", "it looks behind"),
+        ("excludeModules: ['(q)_\\1roj']", "excludeModules", "it refers to a group"),
+        ("rankPattern: {'*.mlp': 4}", "rankPattern", r"\* repeats nothing"),
+        ("alphaPattern: {'.{0,999}.{0,999}.{0,999}': 4}", "alphaPattern", "more than 2000 instructions"),
+    ],
+)
+def test_patterns_that_no_model_could_be_asked_for_are_refused(lora: str, field: str, told: str) -> None:
+    (problem,) = read(task().replace("{rank: 16}", f"{{{lora}}}")).problems
+    assert (problem.line, problem.field) == (7, f"spec.lora.{field}")
+    assert re.search(told, problem.message)
