@@ -50,6 +50,18 @@ LocalPath = Annotated[str, Field(max_length=4096)]  # of a local file
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
 
 
+def at_most(entries: int) -> BeforeValidator:
+    """Of a mapping: looked at before its entries are, since each wrong one makes an error of a kilobyte. Lists have
+    ``fail_fast`` for that."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > entries:
+            raise ValueError(f"must have at most {entries} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
 def is_within(number: float) -> bool:
     """Whether a ``Real`` may be it; NaN and infinity may not."""
     return abs(number) <= MOST_REAL

@@ -64,6 +64,7 @@ from mlora_worker.bounds import (
     Width,
     Word,
     Words,
+    at_most,
     cut_to,
 )
 from mlora_worker.bounds import Amount as Amount
@@ -560,11 +561,13 @@ class DataCounts(Message):
 
     rows: Amount = Field(description="Rows read.")
     used: Amount = Field(description="Rows that are trained on.")
-    dropped: Annotated[dict[Word, Amount], Field(max_length=256)] = Field(
+    dropped: Annotated[dict[Word, Amount], Field(max_length=256), at_most(256)] = Field(
         default={}, description="Rows left out, counted by the rule's name."
     )
     first_dropped: Annotated[
-        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024)]], Field(max_length=256)
+        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024, fail_fast=True)]],
+        Field(max_length=256),
+        at_most(256),
     ] = Field(default={}, description="The first line numbers that each rule left out.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
     held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
@@ -664,7 +667,7 @@ class ModelFacts(Message):
     dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
         description="Bytes of one frozen weight."
     )
-    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES)] = Field(
+    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] = Field(
         description="The linear modules that may be targeted."
     )
 
@@ -694,7 +697,8 @@ class StageReport(Message):
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
     capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
     input_groups: Annotated[
-        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES)], ...], Field(max_length=4096)
+        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES, fail_fast=True)], ...],
+        Field(max_length=4096, fail_fast=True),
     ] = Field(
         default=(),
         description="Linear modules of a layer that read the same input, in the order of their calls.",
@@ -734,7 +738,9 @@ class MemoryExhausted(Message):
     """Memory ran out on a stage though each of these tasks fits alone: they were too many together."""
 
     stage: Stage
-    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]  # uids of all that were in training
+    tasks: Annotated[
+        tuple[Word, ...], Field(max_length=MOST_TASKS, fail_fast=True)
+    ]  # uids of all that were in training
 
 
 class WireReport(Message):
@@ -758,12 +764,14 @@ class Report(Message):
     plan_generation: Amount
     ready: bool  # all stages have loaded the model
     facts: ModelFacts | None = None
-    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = ()
-    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS)] = ()
+    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES, fail_fast=True)] = ()
+    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS, fail_fast=True)] = ()
     memory: Annotated[
-        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES)
+        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES, fail_fast=True)
     ] = ()  # the newest of each stage
-    exhausted: Annotated[tuple[MemoryExhausted, ...], Field(max_length=256)] = ()  # the newest
+    exhausted: Annotated[
+        tuple[MemoryExhausted, ...], Field(max_length=256, fail_fast=True)
+    ] = ()  # the newest
     wire: WireReport = WireReport()
 
     @model_validator(mode="after")
