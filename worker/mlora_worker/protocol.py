@@ -156,12 +156,22 @@ class LoRAConfig(Message):
         description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
     )
 
+    @property
+    def served_rank(self) -> int:
+        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there."""
+        largest = max((self.rank, *self.rank_pattern.values()))
+        return next(rank for rank in SERVED_RANKS if rank >= largest)
+
     def __hash__(self) -> int:
         """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
         by one."""
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
         modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+# The values that vLLM takes for --max-lora-rank.
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class DatasetFormat(StrEnum):
@@ -582,6 +592,10 @@ class AdapterInfo(Message):
     uri: Uri = Field(description="Prefix of the adapter's files.")
     sha256: Word = Field(description="SHA-256 of the weights' file.")
     bytes: Amount = Field(description="Size of all files together.")
+    max_lora_rank: Rank | None = Field(
+        default=None,
+        description="The smallest --max-lora-rank with which vLLM serves it; written by the operator.",
+    )
 
 
 class StepRecord(Message):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlora_operator.reconcile.snapshot import Task
-from mlora_worker.protocol import TaskReport
+from mlora_worker.protocol import AdapterInfo, TaskReport
 
 
 def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
         changes["checkpoint_step"] = reported.checkpoint_step
     speed = reported.tokens_per_second
     changes["tokens_per_second"] = None if speed is None else f"{speed:.0f}"
-    changes["adapter"] = reported.adapter
+    changes["adapter"] = _served(task, reported.adapter)
     if not reported.step and reported.resumed_step is None and task.status.step:
         return changes
     step = max(reported.step, reported.resumed_step or 0)
@@ -34,3 +34,10 @@ def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
     if reported.best is not None:
         changes |= {"best_step": reported.best.step, "best_evaluation_loss": f"{reported.best.loss:.4f}"}
     return changes
+
+
+def _served(task: Task, adapter: AdapterInfo | None) -> AdapterInfo | None:
+    """With what a server has to be told, which follows from the spec alone: coordinators of all versions leave it out."""
+    if adapter is None or task.spec is None:
+        return adapter
+    return adapter.model_copy(update={"max_lora_rank": task.spec.lora.served_rank})

@@ -25,9 +25,18 @@ from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.targets import Target
 
+_SHOWN = 100  # characters of a value
 _NAMED = 3  # tensors that a message names
 _LARGEST_CONFIG = 2**20  # bytes; also what names and shapes may take beside the weights
 _WIDEST = 8  # bytes of a number in the file: float64
+# Of a PEFT configuration: what does not change what the adapter computes, or is compared below or by the tensors' names.
+_WITHOUT_MEANING = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+        "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version",
+        "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+    }
+)  # fmt: skip
 # Starts that change the base's weights, too, so that the adapter fits none that is as it was.
 _PLAIN_STARTS = (None, True, False, "gaussian")
 
@@ -117,6 +126,13 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
                 f"initFrom.uri: the adapter at {uri} has {name} {json.dumps(found)}, the task {json.dumps(mine)}; they "
                 "must be the same"
             )
+    known = wanted.keys() | _WITHOUT_MEANING
+    unknown = next((name for name, value in config.items() if value and name not in known), None)
+    if unknown is not None:
+        raise UnfitAdapter(
+            f"initFrom.uri: the adapter at {uri} has {unknown} {json.dumps(config[unknown])[:_SHOWN]}, which may change "
+            "what it computes and is not known here; name an adapter of plain LoRA"
+        )
     start = config.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise UnfitAdapter(

@@ -35,6 +35,7 @@ from mlora_worker.storage.adapter import (
     fingerprint,
     named_base,
     published_info,
+    same_config,
 )
 from mlora_worker.storage.checkpoint import DAY
 from mlora_worker.storage.kept import KeptWork
@@ -90,7 +91,7 @@ def prepare_task(
         targets,
         fan_in_fan_out=base.architecture.transposed,
     )
-    if finished is not None and finished.config == config:
+    if finished is not None and same_config(finished.config, config):
         return finished
     check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)

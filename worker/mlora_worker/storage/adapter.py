@@ -66,10 +66,14 @@ def adapter_config(
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
     ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
-    ``fan_in_fan_out``: the base has its weights transposed (GPT-2)."""
+    ``fan_in_fan_out``: the base has its weights transposed (GPT-2).
+
+    PEFT refuses a file with a field that its version does not know. So what came after 0.5 stands there only where it is
+    not at its default: such an adapter needs that version anyway.
+    """
     if not base_model.strip() or not target_modules:
         raise ValueError("an adapter's configuration needs a base model and target modules")
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -86,13 +90,21 @@ def adapter_config(
         if lora.init_lora_weights is InitialWeights.DEFAULT
         else lora.init_lora_weights.value,
         "modules_to_save": None,
-        "exclude_modules": None,
         "layers_to_transform": None,
         "layers_pattern": None,
+    }
+    newer = {
         "rank_pattern": dict(sorted(lora.rank_pattern.items())),
         "alpha_pattern": {key: _number(alpha) for key, alpha in sorted(lora.alpha_pattern.items())},
         "use_rslora": lora.use_rslora,
-        "use_dora": False,
+    }
+    return config | {name: value for name, value in newer.items() if value}
+
+
+def same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two configurations say the same: what is empty, or false, may be left out."""
+    return {key: value for key, value in one.items() if value} == {
+        key: value for key, value in other.items() if value
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig as PeftLoraConfig
 from safetensors.torch import load, save
 
 from mlora_worker.coordinator.expected import expected_tensors
@@ -159,3 +160,32 @@ def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, co
     folder.write(f"{URI}/adapter_config.json", content)
     with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is no JSON"):
         read_initial(folder, URI, LORA, TARGETS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lora_bias": True},
+        {"layer_replication": [[0, 2]]},
+        {"target_parameters": ["mlp.experts.down_proj"]},
+        {"trainable_token_indices": [1]},
+        {"alora_invocation_tokens": [1, 2]},
+        {"use_qalora": True},
+        {"something_of_next_year": {"a": 1}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_name(
+    folder: MemoryStore, change: dict[str, Any]
+) -> None:
+    config = json.loads(folder.read(f"{URI}/adapter_config.json"))
+    folder.write(f"{URI}/adapter_config.json", json.dumps(config | change).encode())
+    with pytest.raises(UnfitAdapter, match=next(iter(change))):
+        read_initial(folder, URI, LORA, TARGETS)
+
+
+def test_every_field_that_todays_peft_writes_by_default_is_taken(folder: MemoryStore) -> None:
+    theirs = PeftLoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=["q_proj"]).to_dict()
+    theirs = {name: sorted(value) if isinstance(value, set) else value for name, value in theirs.items()}
+    folder.write(f"{URI}/adapter_config.json", json.dumps(theirs).encode())
+    read_initial(folder, URI, LORA, TARGETS)
