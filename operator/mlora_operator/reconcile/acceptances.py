@@ -64,6 +64,10 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
     )
 
 
+# Of a new task that nobody has looked into yet: its status stays as it is.
+_LATER = Acceptance(conditions.REASON_ACCEPTED, "waits to be looked into", held=True)
+
+
 class _Judge:
     """The first two rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters is
     how they fare: nothing is remembered then."""
@@ -87,9 +91,12 @@ class _Judge:
         )
 
     def acceptance(self, task: Task) -> Acceptance:
+        heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
+        if task.uid in self._snapshot.unjudged and not task.accepted and heard is None:
+            return _LATER
         if task.spec is None or self._serve[task.spec.base_model] > 1:
             return self._made(task)
-        made_of = (task, self._around, self._heard.get(task.uid))
+        made_of = (task, self._around, heard, wrong)
         known = self._known.known(task.uid, made_of)
         if known is None:
             return self._known.keep(task.uid, made_of, self._made(task))

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
-from mlora_worker.stream.entries import Chosen, Entries, Paths, check_work, entries_of, shown
+from mlora_worker.stream.entries import MOST_WORK, Chosen, Entries, Paths, check_work, entries_of, shown
 from mlora_worker.stream.entries import Misfit as Misfit
 from mlora_worker.stream.patterns import is_name
 
@@ -109,6 +109,14 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
                 f"({target.module.in_features} x {target.module.out_features}): use at most {side}",
             )
     return targets
+
+
+def steps_of(facts: ModelFacts, lora: LoRAConfig) -> int:
+    """That it takes at most to find the targets: what patterns cost, see ``entries.MOST_WORK``."""
+    try:
+        return min(entries_of(lora).size * _paths_of(facts).characters, MOST_WORK)
+    except Misfit:
+        return MOST_WORK
 
 
 @lru_cache(maxsize=1024)
