@@ -114,6 +114,8 @@ class WorkerDefaults(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: tuple[Opaque, ...] = ()
     metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    # User and group of the workers' processes; None: the cluster chooses.
+    run_as_user: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = 65532
 
 
 class LogSettings(Model):

@@ -37,6 +37,7 @@ Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
 LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
+AnnotationValue = Annotated[str, Field(max_length=4096)]
 NamespaceName = Annotated[str, Field(max_length=253)]
 # A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
@@ -185,6 +186,21 @@ class Worker(Model):
     env: tuple[Opaque, ...] = Field(default=(), max_length=1024, description="As in a container.")
     volumes: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
     volume_mounts: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a container.")
+    pod_labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="More labels of the pods, such as those that a cluster's policies ask for; the operator's own stay.",
+    )
+    pod_annotations: dict[LabelKey, AnnotationValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="More annotations of the pods; the operator's own stay.",
+    )
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description="ServiceAccount of the pods, for an identity of a cloud or rights that a cluster's policies ask for; "
+        "no token of the cluster is mounted.",
+    )
     priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(
