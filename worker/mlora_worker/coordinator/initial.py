@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,8 @@ from mlora_worker.coordinator.tasks import InitialState
 from mlora_worker.lora.adapter import peft_keys
 from mlora_worker.protocol import FailureReason, LoRAConfig
 from mlora_worker.storage.adapter import CONFIG_NAME, WEIGHTS_NAME, find_published
-from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.documents import plain_json
+from mlora_worker.storage.errors import ObjectNotFound, StorageError, TooLarge
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.targets import Target
@@ -59,12 +59,10 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     Raises StorageError, and ``UnfitAdapter`` for one of another shape. Its dropout and its base model's name are not
     compared: the one may be changed at will, the other is spelt in many ways.
     """
-    _check_size(store, join(uri, CONFIG_NAME), _LARGEST_CONFIG)
     _check_config(_read_config(store, uri), lora, uri)
     wanted = expected_tensors(targets)
     numbers = sum(rows * columns for rows, columns in wanted.values())
-    _check_size(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
-    data = store.read(join(uri, WEIGHTS_NAME))
+    data = _read(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
     digest = hashlib.sha256(data).hexdigest()
     manifest = find_published(store, uri)
     if manifest is not None and digest not in {file.sha256 for file in manifest.files}:
@@ -82,25 +80,24 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     return InitialAdapter(InitialState(parts.get(0, {}), payloads), digest)
 
 
-def _check_size(store: Store, uri: str, most: int) -> None:
-    """It is read whole. Where there is none, its reader says so."""
-    with suppress(ObjectNotFound):
-        size = store.size(uri)
-        if size > most:
-            raise UnfitAdapter(
-                f"initFrom.uri: {uri} has {size} bytes, more than an adapter of this task's shape could have ({most})"
-            )
+def _read(store: Store, uri: str, most: int) -> bytes:
+    try:
+        return store.read(uri, most)
+    except TooLarge:
+        raise UnfitAdapter(
+            f"initFrom.uri: {uri} has more bytes than an adapter of this task's shape could have ({most})"
+        ) from None
 
 
 def _read_config(store: Store, uri: str) -> dict[str, Any]:
     try:
-        found = json.loads(store.read(join(uri, CONFIG_NAME)))
+        found = plain_json(_read(store, join(uri, CONFIG_NAME), _LARGEST_CONFIG))
     except ObjectNotFound:
         raise StorageError(
             FailureReason.INVALID_SPEC,
             f"initFrom.uri: there is no {CONFIG_NAME} below {uri}: name the folder of a PEFT adapter",
         ) from None
-    except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
+    except ValueError as error:
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON object")

@@ -37,10 +37,10 @@ from mlora_worker.storage.adapter import (
     published_info,
     same_config,
 )
-from mlora_worker.storage.checkpoint import DAY
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import DAY
 from mlora_worker.stream.targets import published_names
 
 

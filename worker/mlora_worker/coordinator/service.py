@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mlora_worker.coordinator.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
@@ -28,6 +29,7 @@ from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reasons import told_of
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
 from mlora_worker.coordinator.telling import told
+from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -47,9 +49,9 @@ from mlora_worker.protocol import (
     WireReport,
 )
 from mlora_worker.storage.adapter import FinishedAdapter, fingerprint
-from mlora_worker.storage.checkpoint import TaskState
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import TaskState
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline
@@ -113,6 +115,7 @@ class Coordinator:
             tasks=self._tasks,
             open_place=self._open_place,
             place=self._checkpoint_place,
+            shapes_of=self._shapes_of,
             kept=surroundings.kept,
             kept_bytes=surroundings.kept_bytes,
             lane=surroundings.storing,
@@ -349,6 +352,9 @@ class Coordinator:
                 cleans=True,
             ),
         )
+
+    def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, int]]:
+        return expected_tensors(resolve_targets(self._with.base.facts, task.lora))
 
     def _checkpoint_place(self, task: TaskPlan) -> Place:
         return output_place(task) if self._with.checkpoint_place is None else PIPELINES_OWN

@@ -35,6 +35,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.documents import read_document, version_of
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.model_card import model_card
 from mlora_worker.storage.scratch import save_tensors, sha256_of
 from mlora_worker.storage.store import Store
@@ -235,7 +236,7 @@ def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
     """
     place = join(output_uri, MANIFEST_NAME)
     try:
-        data = store.read(place)
+        data = store.read(place, DOCUMENT)
         version = version_of(data)
         if isinstance(version, int) and version > VERSION:
             raise StorageError(
