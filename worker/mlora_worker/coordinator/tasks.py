@@ -502,7 +502,7 @@ class TaskRun:
     def _rate(self) -> float | None:
         """Tokens a second; None where there is no such number."""
         rate = self.tokens_done / self.seconds if self.seconds > 0 else math.inf
-        return rate if math.isfinite(rate) else None
+        return rate if is_within(rate) else None
 
     @property
     def _is_released(self) -> bool:

@@ -26,7 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mlora_worker.protocol import Count, FailureReason, ManifestFile, Message
+from mlora_worker.bounds import Count, Word
+from mlora_worker.protocol import FailureReason, ManifestFile, Message
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.agreement import (
     check_agreement,
@@ -61,9 +62,9 @@ class DamagedCheckpoint(Exception):
 
 
 class CheckpointManifest(Message):
-    version: int = VERSION
+    version: Count = VERSION
     step: Count
-    task_uid: str
+    task_uid: Word
     files: Annotated[tuple[ManifestFile, ...], Field(max_length=64)]
 
 

@@ -10,15 +10,33 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from mlora_worker.protocol import Amount, Count, EvaluationRecord, FailureReason, Message, Real, StepRecord
+from mlora_worker.bounds import (
+    MOST_MODULES,
+    Amount,
+    Count,
+    LongName,
+    Name,
+    Real,
+    Seconds,
+    Whole,
+    Word,
+)
+from mlora_worker.protocol import EvaluationRecord, FailureReason, Message, StepRecord
 
 PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS = "parameters.", "firstMoments.", "secondMoments."
 PREFIXES = (PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS)
 # In the same file: the adapter that evaluated best, and the lines of losses.
 _BEST, _HISTORY = "best.", "history"
 
-Seconds = Annotated[float, Field(strict=True, ge=0, le=2**40)]
-Fact = str | int | float | bool | tuple[str, ...] | None
+FactText = Annotated[str, Field(max_length=4096)]
+Fact = (
+    FactText
+    | Whole
+    | Real
+    | bool
+    | Annotated[tuple[FactText, ...], Field(max_length=2 * MOST_MODULES)]
+    | None
+)
 Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name that a user understands
 
 DAY = "dataset.date"  # on which its rows were rendered first, where the template writes the date
@@ -53,9 +71,9 @@ class Progress(Message):
     tokens: Amount
     seconds: Seconds  # of training
     evaluation: EvaluationProgress | None = None
-    task_uid: str
-    task: str  # namespace/name
-    fingerprint: dict[str, Fact]
+    task_uid: Word
+    task: LongName  # namespace/name
+    fingerprint: Annotated[dict[Name, Fact], Field(max_length=1024)]
 
 
 @dataclass(frozen=True, slots=True)

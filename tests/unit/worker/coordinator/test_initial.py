@@ -180,7 +180,7 @@ def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, co
 def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_name(
     folder: MemoryStore, change: dict[str, Any]
 ) -> None:
-    config = json.loads(folder.read(f"{URI}/adapter_config.json"))
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
     folder.write(f"{URI}/adapter_config.json", json.dumps(config | change).encode())
     with pytest.raises(UnfitAdapter, match=next(iter(change))):
         read_initial(folder, URI, LORA, TARGETS)

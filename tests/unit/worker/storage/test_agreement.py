@@ -13,9 +13,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from mlora_worker.protocol import EvaluationRecord, StepRecord
+from mlora_worker.protocol import EvaluationRecord, Message, StepRecord
 from mlora_worker.storage.agreement import LARGEST_HISTORY, most_bytes
-from mlora_worker.storage.checkpoint import newest_progress, newest_state, write_checkpoint
+from mlora_worker.storage.checkpoint import (
+    CheckpointManifest,
+    newest_progress,
+    newest_state,
+    write_checkpoint,
+)
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.files import FileStore
 from mlora_worker.storage.task_state import (
@@ -27,6 +32,7 @@ from mlora_worker.storage.task_state import (
     Wanted,
 )
 from mlora_worker.storage.uri import file_path, file_uri
+from tests.bounds import unbounded
 
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 SHAPES = {NAME: (3, 4)}
@@ -115,7 +121,7 @@ def test_a_checkpoint_of_the_task_is_taken_up(folder: str) -> None:
         ({"evaluation.since": 7}, r"evaluation\.since is 7, step is 5"),
         ({"tokens": -1}, "tokens"),
         ({"seconds": -1.0}, "seconds"),
-        ({"seconds": 1e300}, "seconds"),
+        ({"seconds": 1e101}, "seconds"),
         ({"seconds": float("nan")}, "cannot be read"),
         ({"seconds": float("inf")}, "cannot be read"),
         ({"learningRate": float("nan")}, "cannot be read"),
@@ -251,3 +257,8 @@ def test_a_manifest_of_many_files_is_refused(folder: str) -> None:
     path.write_text(json.dumps(manifest))
     with pytest.raises(CheckpointMismatch, match=r"manifest\.json"):
         newest_progress(STORE, folder)
+
+
+@pytest.mark.parametrize("kind", [Progress, CheckpointManifest], ids=lambda one: one.__name__)
+def test_every_number_text_and_list_of_a_checkpoint_has_bounds(kind: type[Message]) -> None:
+    assert unbounded(kind) == []
