@@ -10,10 +10,10 @@ from mlora_worker.data.prefix import Tokens
 from mlora_worker.data.rows import Chat, Drop, Dropped, Text
 from mlora_worker.data.template import ChatEncoder, Encoded, Rendered
 
-# Enough for the tokenizer's threads, and few enough that texts and token objects, which are far larger than the arrays
-# that are kept, stay small.
+# Enough for the tokenizer's threads, and few enough that texts and token objects stay small: the latter take some 170 bytes
+# for each character until the tokens are arrays, of two batches at a time.
 _BATCH_ROWS = 512
-_BATCH_CHARACTERS = 2_000_000
+_BATCH_CHARACTERS = 500_000
 
 Row = Chat | Text | Dropped
 
