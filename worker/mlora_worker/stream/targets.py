@@ -125,7 +125,7 @@ def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
     try:
         return {target.path: target.rank for target in targets_of(facts, lora)}
     except Misfit:
-        found = _union(_paths_of(facts).by_end.get(entry, 0) for entry in lora.target_modules)
+        found = _union(map(_paths_of(facts).ending_with, lora.target_modules))
         return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
 
 
