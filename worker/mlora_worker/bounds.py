@@ -28,6 +28,7 @@ MOST_WORDS = 2048  # characters of a sentence for people
 MOST_TEXT = (
     4 * 2**20
 )  # characters of rows or a template that travel in a plan; a ConfigMap holds at most 1 MiB
+MOST_LACKING = 64  # texts that a report asks for
 MOST_KEY = 16_384  # characters of a store's key or token
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
@@ -43,6 +44,7 @@ Width = Annotated[int, Field(strict=True, ge=1, lt=2**31)]  # of a tensor
 Port = Annotated[int, Field(strict=True, ge=0, le=65_535)]
 
 Word = Annotated[str, Field(max_length=128)]  # a uid, a device, a reason, a digest
+Digest = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{64}$")]  # SHA-256
 Name = Annotated[str, Field(max_length=253)]  # of an object in Kubernetes, or of a base model
 LongName = Annotated[str, Field(max_length=512)]  # namespace/name, path of a module
 Uri = Annotated[str, Field(max_length=2048)]

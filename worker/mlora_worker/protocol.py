@@ -3,10 +3,11 @@
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
                     ``X-MLoRA-Report: N``: the format that the asker understands (``as_understood_by``); without it, 1.
+``PUT /v1/texts/SHA256``  rows or a chat template of a ConfigMap that a plan names by digest and the report ``lacks``.
 ``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
-All bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
 The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
 are not numbers.
@@ -21,7 +22,7 @@ Pure: pydantic only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from ipaddress import (
     IPv4Address,
@@ -37,6 +38,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     field_serializer,
     model_validator,
@@ -45,10 +47,12 @@ from pydantic.alias_generators import to_camel
 
 from mlora_worker.bounds import (
     MOST_KEY,
+    MOST_LACKING,
     MOST_MODULES,
     MOST_STAGES,
     MOST_TASKS,
     MOST_TEXT,
+    Digest,
     Layer,
     Layers,
     LocalPath,
@@ -72,7 +76,8 @@ from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 2  # 2: TaskReport.crowded_out and released
+# 2: TaskReport.crowded_out and released; 3: Report.lacks
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 3
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
@@ -495,6 +500,9 @@ class TaskPlan(Message):
     dataset: Dataset
     dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
     template_text: Text | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
+    # SHA-256 of the same, in their place: for workers whose report has ``lacks``, which are sent each text once.
+    dataset_digest: Digest | None = None
+    template_digest: Digest | None = None
     training: Training
     evaluation: Evaluation | None = None
     init_from: InitFrom | None = None
@@ -503,10 +511,36 @@ class TaskPlan(Message):
     base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
+    # Of a plan without its rows any more: what they are part of (``storage.adapter.fingerprint``).
+    _fingerprint: str | None = PrivateAttr(default=None)
+
     @property
     def chat_template(self) -> str | None:
         """The task's own."""
         return self.dataset.chat_template or self.template_text
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of texts that it is without."""
+        return tuple(one for one in (self.dataset_digest, self.template_digest) if one is not None)
+
+    @property
+    def known_fingerprint(self) -> str | None:
+        return self._fingerprint
+
+    def with_texts(self, texts: Mapping[str, str]) -> TaskPlan:
+        """With those of ``digests`` that are in ``texts``, which are by digest."""
+        update: dict[str, str | None] = {}
+        for text, digest in (("dataset_text", self.dataset_digest), ("template_text", self.template_digest)):
+            if digest in texts:
+                update |= {text: texts[digest], text.replace("text", "digest"): None}
+        return self.model_copy(update=update) if update else self
+
+    def without_rows(self, fingerprint: str | None) -> TaskPlan:
+        """Once they are prepared: its ``fingerprint`` stays what it was with them."""
+        bare = self.model_copy(update={"dataset_text": None})
+        bare._fingerprint = fingerprint
+        return bare
 
 
 class Plan(Message):
@@ -787,6 +821,8 @@ class Report(Message):
         tuple[MemoryExhausted, ...], Field(max_length=256, fail_fast=True)
     ] = ()  # the newest
     wire: WireReport = WireReport()
+    # From format 3 on: digests of texts that it needs next. Left out: it takes texts in plans alone.
+    lacks: Annotated[tuple[Digest, ...], Field(max_length=MOST_LACKING, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _is_of_these_stages(self) -> Report:
@@ -802,10 +838,12 @@ class Report(Message):
         """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
         know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
         """
+        known = self if format >= 3 or self.lacks is None else self.model_copy(update={"lacks": None})
         if format >= 2 or not any(task.crowded_out or task.released for task in self.tasks):
-            return self
+            return known
         later = {"crowded_out": None, "released": None}
-        return self.model_copy(update={"tasks": tuple(task.model_copy(update=later) for task in self.tasks)})
+        tasks = tuple(task.model_copy(update=later) for task in self.tasks)
+        return known.model_copy(update={"tasks": tasks})
 
 
 # --- how a rank is started ----------------------------------------------------------------------------------------

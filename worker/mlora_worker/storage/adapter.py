@@ -262,12 +262,23 @@ def published_info(output_uri: str, manifest: AdapterManifest) -> AdapterInfo:
 def fingerprint(task: TaskPlan) -> str:
     """SHA-256 of a task's uid and of all that decides its result: neither its keys nor its place in the queue.
 
-    What stands at its default is left out, so that an upgrade which brings new fields finds what was published before.
+    What stands at its default is left out, so that an upgrade which brings new fields finds what was published before. Of a
+    plan that is without its rows now, it is what it was with them.
     """
+    if task.known_fingerprint is not None:
+        return task.known_fingerprint
     lasting = task.model_dump(
         mode="json",
         by_alias=True,
-        exclude={"storage", "priority", "admitted", "started", "generation"},
+        exclude={
+            "storage",
+            "priority",
+            "admitted",
+            "started",
+            "generation",
+            "dataset_digest",
+            "template_digest",
+        },
         exclude_defaults=True,
     )
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()
