@@ -61,9 +61,14 @@ REFUSALS: Mapping[str, str] = {
 }
 
 
+# Quantities: a whole number is one without a unit.
+_OF_NUMBERS_TOO = frozenset(pattern for pattern, words in REFUSALS.items() if "amount of bytes" in words)
+
+
 def looks_like(pattern: str) -> Rule:
     """``pattern`` as a rule with its words. Raises KeyError when it has none."""
-    return Rule(path=(), cel=f"self.matches(r'{pattern}')", message=REFUSALS[pattern])
+    value = "string(self)" if pattern in _OF_NUMBERS_TOO else "self"
+    return Rule(path=(), cel=f"{value}.matches(r'{pattern}')", message=REFUSALS[pattern])
 
 
 def _immutable(field: str) -> Rule:
@@ -71,6 +76,31 @@ def _immutable(field: str) -> Rule:
         path=(field,),
         cel="self == oldSelf",
         message=f"{field} cannot be changed; delete the task and apply it again, or use another name",
+    )
+
+
+# Columns of each format: another name for any other one would have no effect.
+FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("promptCompletion",),
+    "completion": ("promptCompletion",),
+    "messages": ("messages",),
+    "conversations": ("sharegpt",),
+    "instruction": ("alpaca",),
+    "input": ("alpaca",),
+    "output": ("alpaca",),
+    "system": ("alpaca", "sharegpt"),
+    "text": ("text",),
+}
+
+
+def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
+    listed = ", ".join(f"'{one}'" for one in formats)
+    return Rule(
+        path=("dataset",),
+        cel=f"self.format in [{listed}] || self.fields.{field} == '{field}'",
+        message=f"fields.{field} is a column of format {' and '.join(formats)}, and format is another: remove it, or "
+        "correct format",
+        holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
     )
 
 
@@ -105,6 +135,7 @@ TASK_RULES: tuple[Rule, ...] = (
             dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
     ),
+    *(_of_its_format(field, formats) for field, formats in FIELDS_OF.items()),
     Rule(
         path=("dataset",),
         cel="!has(self.chatTemplate) || !has(self.chatTemplateRef)",
