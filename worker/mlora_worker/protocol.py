@@ -76,7 +76,7 @@ from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
-# 2: TaskReport.crowded_out and released; 3: Report.lacks
+# 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens
 REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 3
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
@@ -614,6 +614,10 @@ class DataCounts(Message):
         at_most(256),
     ] = Field(default={}, description="The first line numbers that each rule left out.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
+    # From report format 3 on, or left out:
+    special_tokens: Amount | None = Field(
+        default=None, description="Usable rows whose own text holds special tokens, such as <|im_end|>."
+    )
     held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
     beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
@@ -839,11 +843,16 @@ class Report(Message):
         know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
         """
         known = self if format >= 3 or self.lacks is None else self.model_copy(update={"lacks": None})
-        if format >= 2 or not any(task.crowded_out or task.released for task in self.tasks):
-            return known
-        later = {"crowded_out": None, "released": None}
-        tasks = tuple(task.model_copy(update=later) for task in self.tasks)
-        return known.model_copy(update={"tasks": tasks})
+        return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
+
+
+def _understood_by(format: int, task: TaskReport) -> TaskReport:
+    later: dict[str, object] = {}
+    if format < 2 and (task.crowded_out or task.released):
+        later |= {"crowded_out": None, "released": None}
+    if format < 3 and task.data is not None and task.data.special_tokens is not None:
+        later["data"] = task.data.model_copy(update={"special_tokens": None})
+    return task.model_copy(update=later) if later else task
 
 
 # --- how a rank is started ----------------------------------------------------------------------------------------

@@ -57,7 +57,8 @@ class Form(NamedTuple):
     opener: str  # between a user's text and the answer, in a prompt
     generation: str  # the part of it that is there for the sake of the answer alone
     tokens: frozenset[str]  # the added tokens that it writes
-    closing: Closing | None
+    closing: Closing | None  # None where answers do not stand behind the generation prompt
+    ends: tuple[str, ...]  # what an answer's own text may end in, though the template writes it
     begins_with: tuple[str, ...]  # added tokens that begin a conversation or a user's turn
     begins_plain: tuple[str, ...]  # the text after such tokens, or in their place
 
@@ -98,6 +99,7 @@ def form_of(prompt: str, bare: str, answered: str, longer: str | None, added: Ad
         generation,
         frozenset(one[0] for text in (prompt, bare, answered, longer or "") for one in added.within(text)),
         closing if answered.startswith(prompt) else None,
+        _ends_of(closing, added),
         tuple({token for token, _ in first if token}),
         tuple({plain for _, plain in first if plain}),
     )
@@ -167,8 +169,7 @@ def _closes(mark: str) -> str:
     return mark.replace("START", "END") if "START" in mark else f"{mark[0]}/{mark[1:]}"
 
 
-def ends_of(closing: Closing | None, added: AddedTokens) -> tuple[str, ...]:
-    """What an answer's own text may already end in, though the template writes it."""
+def _ends_of(closing: Closing | None, added: AddedTokens) -> tuple[str, ...]:
     ends = {added.eos or ""}
     for text in (closing.ending, closing.inner) if closing is not None else ():
         ends |= {text.rstrip(), *(one[0] for one in added.within(text))}

@@ -46,16 +46,19 @@ _Steps = Generator[list[Ask], list[str | Refused], Rendered | Drop]
 class Conversations:
     """Of one template and its tokenizer, for one thread."""
 
-    def __init__(self, template: ChatTemplate, tokenizer: Any, train_on: TrainOn) -> None:
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Any, train_on: TrainOn, mismatches: Counter[Mismatch]
+    ) -> None:
+        """``mismatches``: counts why rows are dropped as TemplateMismatch."""
         self._template = template
         self._train_on = train_on
         self._backend = tokenizer.backend_tokenizer
         self._added = AddedTokens(tokenizer.get_added_vocab(), tokenizer.eos_token, tokenizer.bos_token)
         self._form: Form | None = None
         self._proof: AnswerProof | None = None  # made with the first chat
-        self._ends: tuple[str, ...] = ()
+        self._ends: tuple[str, ...] = (tokenizer.eos_token,) if tokenizer.eos_token else ()
         self.special = SpecialText(self._backend)
-        self.mismatches: Counter[Mismatch] = Counter()
+        self._mismatches = mismatches
 
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Drop]:
         """Raises RowRefused: the first of those that the template refuses, or that are too long."""
@@ -90,9 +93,8 @@ class Conversations:
         if isinstance(prompt, str) and isinstance(bare, str) and isinstance(answered, str):
             more = longer if isinstance(longer, str) else None
             self._form = closings.form_of(prompt, bare, answered, more, self._added)
-        closing = self._form.closing if self._form is not None else None
-        self._ends = closings.ends_of(closing, self._added)
         if self._form is not None:
+            self._ends = self._form.ends
             self.special = SpecialText(self._backend, self._form.tokens)
         self._proof = AnswerProof(self._added, self._form)
         return self._proof
@@ -130,7 +132,7 @@ class Conversations:
         return Rendered(chat.line, text, proven.answers, True, chat.weight, True, stood_in)
 
     def _mismatch(self, why: Mismatch) -> Drop:
-        self.mismatches[why] += 1
+        self._mismatches[why] += 1
         return Drop.TEMPLATE_MISMATCH
 
     def _answered(self, turns: Sequence[Turn]) -> list[int]:

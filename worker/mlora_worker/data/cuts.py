@@ -14,12 +14,13 @@ space that follows it, as some tokens do (``rstrip``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice, zip_longest
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from mlora_worker.data.proof import Span
+from mlora_worker.data.special_text import is_stand_in
 from mlora_worker.data.tokens import Coded, Encode, Places, Tokens, places_of
 
 _CHARACTERS_AT_ONCE = 2_000_000
@@ -46,9 +47,11 @@ class Cuts:
     def __init__(self, backend: Any, encode: Encode) -> None:
         added = backend.get_added_tokens_decoder()
         self._encode = encode
-        self._cutters = {number for number, one in added.items() if not (one.normalized or one.single_word)}
+        self._cutters = {
+            number: one.content for number, one in added.items() if not (one.normalized or one.single_word)
+        }
         self._takes_white_space = {number for number, one in added.items() if one.rstrip}
-        self._endings: dict[str, list[int]] = {}
+        self._endings: dict[str, Coded] = {}
         self._latest = ""
 
     def of(self, rows: Sequence[Row]) -> list[Cut | None]:
@@ -72,7 +75,7 @@ class Cuts:
             after = row.tokens.begins_at(end) if end < len(row.text) else len(ids)
             if first is None or after is None:
                 return None
-            known = self._endings[ending]
+            known = self._endings[ending].ids
             begun = first + len(known)
             if ids[first:begun] != known or begun >= after:
                 return None
@@ -89,16 +92,27 @@ class Cuts:
     def _long_way(self, rows: Sequence[Row]) -> Iterator[Cut | None]:
         works = [_Work(row, self._cutters) for row in rows]
         asked = [(work, ending) for work in works for ending in work.endings]
-        prompts = _encoded((work.row.encode, work.text_of(ending)) for work, ending in asked)
-        for (work, ending), coded in zip(asked, prompts, strict=True):
+        unknown = []
+        for work, ending in asked:
+            known = self._endings.get(work.text_of(ending)) if self._is_usual(work, ending) else None
+            if known is not None:
+                work.compare(ending, known)
+            else:
+                unknown.append((work, ending))
+        prompts = _encoded((work.row.encode, work.text_of(ending)) for work, ending in unknown)
+        for (work, ending), coded in zip(unknown, prompts, strict=True):
             work.compare(ending, coded)
-            short = ending.cutter and ending.start - ending.at <= _LONGEST_ENDING
-            if short and work.row.encode is self._encode and len(self._endings) < _MOST_ENDINGS:
-                self._endings[work.text_of(ending)] = coded.ids
+            if self._is_usual(work, ending) and len(self._endings) < _MOST_ENDINGS:
+                self._endings[work.text_of(ending)] = coded
         behind = [(work, ending) for work in works for ending in work.to_cut()]
         for (_, ending), continued in zip(behind, self._continuations(behind), strict=True):
             ending.continued = continued
         return (work.cut(self._takes_white_space) for work in works)
+
+    def _is_usual(self, work: _Work, ending: _Ending) -> bool:
+        return (
+            ending.cutter and ending.start - ending.at <= _LONGEST_ENDING and work.row.encode is self._encode
+        )
 
     def _continuations(self, asked: Sequence[tuple[_Work, _Ending]]) -> list[_Continued | None]:
         texts = [work.row.text[ending.start : ending.until] for work, ending in asked]
@@ -141,27 +155,38 @@ class _Ending:
 class _Work:
     """On one row."""
 
-    def __init__(self, row: Row, cutters: set[int]) -> None:
+    def __init__(self, row: Row, cutters: Mapping[int, str]) -> None:
         self.row = row
         self._cutters = cutters
         self._ids = row.tokens.ids
         self._places = row.tokens.places()
-        self.endings = [self._ending(span.start) for span in row.spans]
+        befores = [0, *(self._places.begun(span.start) for span in row.spans)]
+        self.endings = [
+            self._ending(span.start, before) for span, before in zip(row.spans, befores, strict=False)
+        ]
         self._cut: list[_Ending] = []
+        self._whole_prompt = False  # one that is to be cut has no added token before it
 
-    def _ending(self, start: int) -> _Ending:
+    def _ending(self, start: int, before: int) -> _Ending:
+        """``before``: the first token of the answer before it."""
         begun = self._places.begun(start)
-        window = len(self.row.spans) > _MANY
-        lowest = max(0, begun - 2 * _WINDOW) if window else 0
-        first = next(
-            (token for token in range(begun - 1, lowest - 1, -1) if self._ids[token] in self._cutters), None
-        )
+        many = len(self.row.spans) > _MANY
+        tokens = range(begun - 1, before - 1 if many else -1, -1)
+        first = next(filter(self._cuts, tokens), None)
         if first is not None:
             return _Ending(start, first, self._places.begins[first], cutter=True, window=False)
-        if lowest == 0:
-            return _Ending(start, 0, 0, cutter=False, window=False)
-        first = begun - _WINDOW
-        return _Ending(start, first, self._places.begins[first], cutter=False, window=True)
+        first = max(0, begun - _WINDOW) if many else 0
+        return _Ending(
+            start, first, self._places.begins[first] if first else 0, cutter=False, window=first > 0
+        )
+
+    def _cuts(self, token: int) -> bool:
+        """Whether it is an added token: a vocabulary may have its number for text, too, such as one byte."""
+        name = self._cutters.get(self._ids[token])
+        if name is None:
+            return False
+        written = self.row.text[self._places.begins[token] : self._places.ends[token]].strip()
+        return written == name or is_stand_in(written)
 
     def text_of(self, ending: _Ending) -> str:
         return self.row.text[ending.at : ending.start]
@@ -179,21 +204,22 @@ class _Work:
         if agrees:
             ending.length = stop
             return
-        if ending.cutter or not self._cut:
+        if ending.cutter or not (ending.window or self._whole_prompt):
             ending.coded = coded
+        self._whole_prompt |= not ending.cutter
         self._cut.append(ending)
 
     def to_cut(self) -> list[_Ending]:
+        self._cut.sort(key=lambda one: one.start)
         for ending, following in zip_longest(self._cut, self._cut[1:]):
-            tokens = islice(enumerate(self._ids), self._places.begun(ending.start), None)
-            ending.after = next(
-                (token for token, number in tokens if number in self._cutters), len(self._ids)
-            )
-            ending.until = (
-                self._places.begins[ending.after] if ending.after < len(self._ids) else len(self.row.text)
-            )
-            if following is not None and following.start < ending.until:
-                ending.until = following.start
+            last = self._places.begun(following.start) if following is not None else len(self._ids)
+            tokens = range(self._places.begun(ending.start), last)
+            after = next(filter(self._cuts, tokens), None)
+            if after is not None:
+                ending.after, ending.until = after, self._places.begins[after]
+            else:
+                ending.after = last
+                ending.until = following.start if following is not None else len(self.row.text)
         return self._cut
 
     def cut(self, takes_white_space: set[int]) -> Cut | None:
@@ -206,13 +232,15 @@ class _Work:
             ids, places = patched
             starts = [places.begun(one.start) for one in self.endings]
         answers = []
-        for (_, end), first in zip(self.row.spans, starts, strict=True):
+        for (start, end), first in zip(self.row.spans, starts, strict=True):
             after = places.begun(end) if end < len(self.row.text) else len(ids)
             if first is None or first >= after:
                 return None
-            taken = self.row.text[end : places.ends[after - 1]]
-            if taken and not (taken.isspace() and ids[after - 1] in takes_white_space):
-                return None
+            # What a token takes beyond the prompt, or the turn's end.
+            for last, place in ((first - 1, start), (after - 1, end)):
+                taken = self.row.text[place : places.ends[last]] if last >= 0 else ""
+                if taken and not (taken.isspace() and ids[last] in takes_white_space):
+                    return None
             answers.append((first, after))
         return Cut(ids, answers)
 
@@ -229,7 +257,7 @@ class _Work:
         done = 0  # tokens of the row; what was cut last ends with a following prompt where ``reached`` is its end
         reached = -1
         for ending in self._cut:
-            if ending.continued is None or ending.window:
+            if ending.continued is None:
                 return None
             if reached != ending.start:
                 if ending.coded is None:

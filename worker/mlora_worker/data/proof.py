@@ -18,6 +18,7 @@ them must be what stands around those that were rendered. So the work grows with
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -82,7 +83,7 @@ class _Found(NamedTuple):
     start: int
     stop: int  # where its own text ends, and the closing begins
     closing: Closing
-    plain: bool  # lead, answer, tail, and nothing else
+    plain: bool  # lead, answer, tail: with white space as the template writes it at most around the answer
 
 
 class AnswerProof:
@@ -112,7 +113,7 @@ class AnswerProof:
         ending = found.closing.ending
         text = found.text if found.closing.tail else found.text + ending
         spans = {last: Span(found.start, found.stop + len(ending))}
-        alike = found.plain
+        usual = Counter([found.closing] if found.plain else [])
         while first:
             for place, prompt, through in zip(first, more[::2], more[1::2], strict=True):
                 found = yield from self._answer(turns[: place + 1], prompt, through)
@@ -120,13 +121,13 @@ class AnswerProof:
                 if span is None or isinstance(found, Mismatch):
                     return found if found is Mismatch.ENDLESS else Mismatch.EARLIER
                 spans[place] = span
-                alike &= found.plain
+                usual.update([found.closing] if found.plain else [])
             first, rest = rest[:at_once], rest[at_once:]
             if first:
                 more = list(map(_text, (yield _asks(turns, first))))
         others = [place for place in earlier if place not in spans]
         if others:
-            odd = yield from self._by_surroundings(turns, others, text, spans, alike)
+            odd = yield from self._by_surroundings(turns, others, text, spans, usual)
             for place in odd:
                 prompt, through = map(_text, (yield _asks(turns, [place])))
                 found = yield from self._answer(turns[: place + 1], prompt, through)
@@ -176,23 +177,34 @@ class AnswerProof:
         if not through.startswith(prompt) or not through.endswith(closing.tail):
             return None
         stop = len(through) - len(closing.tail)
-        if through.startswith(closing.lead, len(prompt)):
-            middle = through[len(prompt) + len(closing.lead) : stop]
+        written = through[len(prompt) : stop]
+        if written.startswith(closing.lead):
+            middle = written[len(closing.lead) :]
             if middle == content or middle.strip() == content.strip():
                 return _Found(through, len(prompt), stop, closing, True)
-        written, answer = closings.squeezed(through[len(prompt) : stop]), closings.squeezed(content)
+        for one in _trimmed(content):
+            if written.endswith(one):
+                lead = written[: len(written) - len(one)]
+                return _Found(through, len(prompt), stop, closing._replace(lead=lead), True)
+        written, answer = closings.squeezed(written), closings.squeezed(content)
         if self._opened is not None and answer.startswith(self._opened):  # the prompt has it
             answer = closings.squeezed(answer.removeprefix(self._opened))
         fits = bool(answer) and written.endswith(answer)
         return _Found(through, len(prompt), stop, closing, False) if fits else None
 
     def _by_surroundings(
-        self, turns: Sequence[Turn], places: Sequence[int], text: str, spans: dict[int, Span], alike: bool
+        self,
+        turns: Sequence[Turn],
+        places: Sequence[int],
+        text: str,
+        spans: dict[int, Span],
+        usual: Counter[Closing],
     ) -> Generator[list[Ask], list[str | Refused], list[int]]:
-        """Adds to ``spans`` what is proven so; returns what may be tried by renderings of its own."""
-        closing = self._closing
-        if not alike or closing is None or not self._opener:
+        """Adds to ``spans`` what is proven so; returns what may be tried by renderings of its own. ``usual``: what stands
+        around answers that were rendered."""
+        if not usual or not self._opener:
             return list(places[:_RETRIED])
+        closing = usual.most_common(1)[0][0]
         wanted = set(places)
         marked = [
             turn._replace(content=ANSWER) if place in wanted else turn for place, turn in enumerate(turns)

@@ -140,5 +140,9 @@ class _Copy:
         return set(self._meant.values()).isdisjoint(coded.places.ids)
 
 
+def is_stand_in(text: str) -> bool:
+    return text >= chr(_FIRST_STAND_IN)
+
+
 def _any_of(names: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)) or r"(?!)")

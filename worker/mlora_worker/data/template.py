@@ -18,6 +18,7 @@ those in the row's own text are meant, and are tokens.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -82,12 +83,15 @@ class ChatEncoder:
         self._cuts = Cuts(self._backend, self._encode)
         self._beginning = SharedBeginning(cutters_of(self._backend), self._encode)
         self._special = SpecialText(self._backend)
+        self._mismatches: Counter[Mismatch] = Counter()
         self._before_text = self._ids_before_text()
         # Last, so that no process is left where something else fails.
         has_one = template is not None or (templated and tokenizer.chat_template)
         self._template = ChatTemplate(tokenizer, template, day=day) if has_one else None
         self._conversations = (
-            Conversations(self._template, tokenizer, train_on) if self._template is not None else None
+            Conversations(self._template, tokenizer, train_on, self._mismatches)
+            if self._template is not None
+            else None
         )
         if not self.has_template:
             self.check_plain()
@@ -103,8 +107,7 @@ class ChatEncoder:
 
     def why_mismatched(self) -> Mismatch | None:
         """Of most rows that were dropped as TemplateMismatch."""
-        seen = self._conversations.mismatches if self._conversations is not None else None
-        return seen.most_common(1)[0][0] if seen else None
+        return self._mismatches.most_common(1)[0][0] if self._mismatches else None
 
     def close(self) -> None:
         if self._template is not None:
@@ -181,6 +184,7 @@ class ChatEncoder:
 
     def _supervise(self, row: Rendered, cut: Cut | None) -> Encoded | Drop:
         if cut is None:
+            self._mismatches[Mismatch.TOKENS] += 1
             return Drop.TEMPLATE_MISMATCH
         ids = np.array(cut.ids, np.int32)
         supervised = np.full(len(ids), not row.answers, np.bool_)
