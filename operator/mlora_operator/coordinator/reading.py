@@ -20,6 +20,7 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 _PARTS_SHOWN = 8  # of a field's path
 _WORDS = 500  # characters of what is wrong
 # Whatever the session would add by itself; a coordinator compresses nothing.
+KEPT_SECONDS = 50.0  # of a connection that is not in use; coordinators keep theirs for longer
 PLAIN = {"Accept-Encoding": "identity"}
 
 
@@ -37,10 +38,11 @@ class Bound:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """For coordinators. It keeps no cookies and no connections: a pod that comes back has another address under the same
-    name, so names are resolved each time."""
+    """For coordinators. It keeps no cookies, and no names: a pod that comes back has another address under the same one. A
+    connection is used again while it lasts, since a handshake costs more than a question, and ends with its pod; there may
+    be any number, since every pipeline has one on which the operator waits for news."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(use_dns_cache=False, force_close=True),
+        connector=aiohttp.TCPConnector(use_dns_cache=False, limit=0, keepalive_timeout=KEPT_SECONDS),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
