@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from mlora_worker.protocol import (
@@ -49,6 +49,8 @@ HISTORY_NAME = "history.jsonl"
 TEMPLATE_NAME = "chat_template.jinja"  # as transformers names it
 
 _NAMED_OFFENDERS = 5
+_MOST_FILES = 64  # of an adapter
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class InvalidAdapter(Exception):
@@ -245,10 +247,20 @@ def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
                 "another address",
             )
         manifest = read_document(AdapterManifest, data)
-        whole = all(store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files)
-    except (ObjectNotFound, ValidationError):
+        there = _may_be_whole(manifest) and all(
+            store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files
+        )
+    except (ObjectNotFound, ValueError):
         return None
-    return manifest if whole else None
+    return manifest if there else None
+
+
+def _may_be_whole(manifest: AdapterManifest) -> bool:
+    """Whether it lists what an adapter has, and no more than can be asked for."""
+    names = [file.name for file in manifest.files]
+    few = len(names) == len(set(names)) <= _MOST_FILES
+    sound = all("/" not in file.name and _SHA256.fullmatch(file.sha256) for file in manifest.files)
+    return few and sound and WEIGHTS_NAME in names
 
 
 def published_info(output_uri: str, manifest: AdapterManifest) -> AdapterInfo:

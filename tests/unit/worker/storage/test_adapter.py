@@ -331,7 +331,7 @@ FILE = {"name": "adapter_model.safetensors", "bytes": 1, "sha256": "0" * 64}
         {"files": [FILE | {"sha256": "x" * 100}]},
         {"files": [FILE | {"name": "../other"}, FILE]},
         {"files": [FILE, FILE]},
-        {"files": [FILE | {"name": f"file-{number}"} for number in range(10_000)]},
+        {"files": [FILE | {"name": f"file-{number}"} for number in range(1000)]},
         {"files": []},
         {"files": [FILE | {"name": "README.md"}]},
     ],
