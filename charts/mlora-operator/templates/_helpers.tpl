@@ -143,6 +143,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "worker" $worker
   "models" $models
   "serving" .Values.serving
+  "outputs" .Values.outputs
   "log" .Values.log
   "health" .Values.health
   "page" (pick .Values.page "enabled" "port")

@@ -7,6 +7,7 @@ the API server has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``."""
+    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``. ``new_alone``: an object
+    that was stored before there was this rule may break it, and the operator understands it all the same."""
 
     path: Path
     cel: str
     message: str
     holds: Callable[[Any], bool] | None = None
+    new_alone: bool = False
 
     def to_cel(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
@@ -63,6 +66,7 @@ REFUSALS: Mapping[str, str] = {
 
 # Quantities: a whole number is one without a unit.
 _OF_NUMBERS_TOO = frozenset(pattern for pattern, words in REFUSALS.items() if "amount of bytes" in words)
+_BELOW_A_BUCKET = re.compile(r"^s3://[^/]+/+[^/]")
 
 
 def looks_like(pattern: str) -> Rule:
@@ -113,6 +117,13 @@ TASK_RULES: tuple[Rule, ...] = (
         path=(),
         cel="has(self.evaluation) == has(oldSelf.evaluation) && has(self.initFrom) == has(oldSelf.initFrom)",
         message="evaluation and initFrom cannot be added or removed; delete the task and apply it again",
+    ),
+    Rule(
+        path=("output", "uri"),
+        cel=f"!self.startsWith('s3://') || self.matches(r'{_BELOW_A_BUCKET.pattern}')",
+        message="must name a prefix below the bucket, such as s3://bucket/prefix: an adapter has a folder of its own",
+        holds=lambda uri: not uri.startswith("s3://") or _BELOW_A_BUCKET.match(uri) is not None,
+        new_alone=True,
     ),
     Rule(
         path=(),

@@ -8,15 +8,17 @@ from mlora_operator.reconcile.snapshot import Task
 from mlora_worker.protocol import AdapterInfo, TaskReport
 
 
-def figures(task: Task, reported: TaskReport | None) -> dict[str, Any]:
+def figures(task: Task, reported: TaskReport | None, pipeline: str) -> dict[str, Any]:
     """Numbers as text where they are not whole, so that a status never holds NaN or sixteen digits.
 
     A restarted worker knows nothing of a task's past before it has read its checkpoint: until it speaks of a step, or of
-    the one from which it went on, what was known stays.
+    the one from which it went on, what was known stays. Counts of rows are of the ``pipeline`` that the status names: they
+    show that its workers have prepared the task, and so have written to its output.
     """
+    data = task.status.data if task.status.pipeline == pipeline else None
     if reported is None:
-        return {}
-    changes: dict[str, Any] = {"data": reported.data or task.status.data}
+        return {"data": data}
+    changes: dict[str, Any] = {"data": reported.data or data}
     if reported.checkpoint_step is not None:
         changes["checkpoint_step"] = reported.checkpoint_step
     speed = reported.tokens_per_second

@@ -8,9 +8,9 @@ from typing import Any
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.answers import Answers
+from mlora_operator.reconcile.claims import Claims
 from mlora_operator.reconcile.decision import Event
 from mlora_operator.reconcile.judging import Judging
-from mlora_operator.reconcile.outputs import Held
 from mlora_operator.reconcile.places import Known
 from mlora_worker.protocol import TaskPlan
 
@@ -24,7 +24,7 @@ class Memo:
     surroundings: Any = field(default=None, repr=False)  # see ``acceptances``; it holds Secrets
 
     judging: Judging = field(default_factory=Judging)
-    held: Held = field(default_factory=Held)
+    claims: Claims = field(default_factory=Claims)
     places: Known = field(default_factory=Known, repr=False)
     plans: Answers[TaskPlan] = field(default_factory=Answers, repr=False)  # it holds keys
 

@@ -79,7 +79,7 @@ def task_status(
     )
     course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
     begun = {wish.type for wish in course.wishes if wish.status == "True"}
-    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported)}
+    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported, scene.pipeline)}
     if again:
         changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
     if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):

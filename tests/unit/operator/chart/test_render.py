@@ -95,6 +95,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
         {
             "watchNamespaces": ["team-a"],
             "serving": {"namespaces": ["ml-platform"]},
+            "outputs": {"prefixes": {"team-a": ["s3://adapters/team-a"]}},
             "imagePullSecrets": [{"name": "key"}],
             "worker": {"image": {"repository": "registry/worker", "tag": "7", "pullPolicy": "Never"}},
             "log": {"format": "text", "level": "debug"},
@@ -107,6 +108,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     settings = settings_of(objects)
     assert settings.namespaces == ("mlora-system", "team-a")
     assert settings.serving.namespaces == ("ml-platform",)
+    assert settings.rights.prefixes_of("team-a") == ("s3://adapters/team-a",)
     assert settings.worker.model_dump() == {
         "image": "registry/worker:7",
         "image_pull_policy": "Never",
