@@ -118,6 +118,19 @@ def test_the_message_names_neither_task_nor_path_of_the_other(make: Any, place: 
     ), "the same wherever the other one writes"
 
 
+def test_a_new_task_is_told_nothing_before_its_worker_has_tried(make: Any) -> None:
+    owner = task(make, "owner", "team-b", data=True)
+    asker = task(make, "asker", "team-m", accepted=False)
+    assert reasons(make, owner, asker) == {"owner": "Accepted", "asker": "Accepted"}
+
+
+def test_tasks_of_one_namespace_are_no_strangers_to_each_other(make: Any) -> None:
+    """Both were accepted before outputs were compared."""
+    first, second = task(make, "first", "team-a", data=True), task(make, "second", "team-a", age=1)
+    found = reasons(make, first, second, reports=prepared(make, first, second))
+    assert found == {"first": "Accepted", "second": "Accepted"}
+
+
 def test_of_two_that_prove_it_at_once_the_older_has_the_place(make: Any) -> None:
     old, young = task(make, "old", "team-b", age=9), task(make, "young", "team-m", age=1)
     for both in ((old, young), (young, old)):
