@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from mlora_worker.preparing import bounds
 from mlora_worker.preparing.client import RowProcess
 from mlora_worker.preparing.maker import Cancelled, RowsHere
 from mlora_worker.preparing.messages import Setup
-from mlora_worker.protocol import Dataset, FailureReason, TaskPlan
+from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, TaskPlan
 from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.store import open_store
 from tests.fixtures.tiny_model import CHATML
@@ -236,11 +237,12 @@ def test_rows_that_take_too_much_memory_fail_alone(
 ) -> None:
     waiting = jobs.begin(make_task("waiting", dataset={"uri": slow_server.url}))
     assert slow_server.asked.acquire(timeout=_DEADLINE)
-    long = "ä" * (30 * 2**20)
+    task = make_task("long", rows=json.dumps({"text": "ä" * (30 * 2**20)}, ensure_ascii=False))
+    as_text = Dataset(uri=task.dataset.uri, format=DatasetFormat.TEXT)
     with pytest.raises(
         DataError, match=r"takes more memory than the [0-9,]+ MiB that each task may have"
     ) as error:
-        make(rows, make_task("long", rows=f'{{"prompt": "{long}", "completion": "b"}}\n'))
+        make(rows, task.model_copy(update={"dataset": as_text}))
     assert error.value.reason is FailureReason.OUT_OF_MEMORY
     assert not isinstance(error.value, Interrupted), "it would be so each time"
     slow_server.go_on.set()
