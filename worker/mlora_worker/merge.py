@@ -14,6 +14,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
@@ -79,7 +80,7 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
         return frozenset(path.name for path in adapter.iterdir())
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
-    except ValueError:
+    except ValidationError:
         raise Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
     for file in files:
         path = adapter / file.name

@@ -3,16 +3,16 @@
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
                     ``X-MLoRA-Report: N``: the format that the asker understands (``as_understood_by``); without it, 1.
-``PUT /v1/texts/SHA256``  rows or a chat template of a ConfigMap that a plan names by digest and the report ``lacks``.
 ``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
-All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+All bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
 The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
 are not numbers.
 
-Both apply one rule about network addresses, too: ``is_refused``; and one about what may be shown: ``without_credentials``.
+Both read addresses with one parser (``addresses.py``) and apply one rule about networks, too: ``is_refused``; and one about
+what may be shown: ``without_credentials``.
 
 Every number, text and list in here has bounds (``bounds.py``); a test walks all types.
 
@@ -22,7 +22,7 @@ Pure: pydantic only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import StrEnum
 from ipaddress import (
     IPv4Address,
@@ -34,25 +34,24 @@ from ipaddress import (
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     SecretStr,
     field_serializer,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 
+from mlora_worker import addresses
 from mlora_worker.bounds import (
     MOST_KEY,
-    MOST_LACKING,
     MOST_MODULES,
     MOST_STAGES,
     MOST_TASKS,
     MOST_TEXT,
-    Digest,
     Layer,
     Layers,
     LocalPath,
@@ -68,7 +67,6 @@ from mlora_worker.bounds import (
     Width,
     Word,
     Words,
-    at_most,
     cut_to,
 )
 from mlora_worker.bounds import Amount as Amount
@@ -76,8 +74,7 @@ from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
-# 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 3
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 2  # 2: TaskReport.crowded_out and released
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
@@ -161,22 +158,12 @@ class LoRAConfig(Message):
         description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
     )
 
-    @property
-    def served_rank(self) -> int:
-        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there."""
-        largest = max((self.rank, *self.rank_pattern.values()))
-        return next(rank for rank in SERVED_RANKS if rank >= largest)
-
     def __hash__(self) -> int:
         """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
         by one."""
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
         modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
-
-
-# The values that vLLM takes for --max-lora-rank.
-SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class DatasetFormat(StrEnum):
@@ -249,7 +236,18 @@ class ConfigMapReference(Message):
     )
 
 
-DatasetUri = Annotated[str, Field(max_length=1024, pattern=r"^(s3|file|https?|hf)://.+")]
+DatasetUri = Annotated[
+    str, Field(max_length=1024, pattern=addresses.DATA), AfterValidator(addresses.checked_data)
+]
+FolderUri = Annotated[
+    str, Field(max_length=1024, pattern=addresses.FOLDER), AfterValidator(addresses.checked_folder)
+]
+ModelUri = Annotated[
+    str, Field(max_length=1024, pattern=addresses.MODEL), AfterValidator(addresses.checked_model)
+]
+EndpointUrl = Annotated[
+    str, Field(max_length=512, pattern=addresses.ENDPOINT), AfterValidator(addresses.checked_endpoint)
+]
 
 
 class Dataset(Message):
@@ -427,7 +425,7 @@ class Evaluation(Message):
 class InitFrom(Message):
     """An adapter to go on from."""
 
-    uri: Annotated[str, Field(max_length=1024, pattern=r"^(s3|file)://.+")] = Field(
+    uri: FolderUri = Field(
         description="A PEFT folder with adapter_config.json and adapter_model.safetensors, in the store of the task: "
         "s3://bucket/prefix. Rank, alpha and modules must be those of lora."
     )
@@ -466,7 +464,7 @@ StoreKey = Annotated[SecretStr, Field(max_length=MOST_KEY)]
 class StorageAccess(Message):
     """An S3-compatible endpoint with the keys to use there. Keys travel in the plan only, never in status or logs."""
 
-    endpoint: Uri | None = None
+    endpoint: EndpointUrl | None = None
     region: Word = "us-east-1"
     addressing: Addressing = Addressing.AUTO
     checksums: Checksums = Checksums.AUTO
@@ -500,47 +498,18 @@ class TaskPlan(Message):
     dataset: Dataset
     dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
     template_text: Text | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
-    # SHA-256 of the same, in their place: for workers whose report has ``lacks``, which are sent each text once.
-    dataset_digest: Digest | None = None
-    template_digest: Digest | None = None
     training: Training
     evaluation: Evaluation | None = None
     init_from: InitFrom | None = None
-    output_uri: Uri
+    output_uri: FolderUri
     output_dtype: AdapterDtype = AdapterDtype.FLOAT32
     base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
-
-    # Of a plan without its rows any more: what they are part of (``storage.adapter.fingerprint``).
-    _fingerprint: str | None = PrivateAttr(default=None)
 
     @property
     def chat_template(self) -> str | None:
         """The task's own."""
         return self.dataset.chat_template or self.template_text
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Of texts that it is without."""
-        return tuple(one for one in (self.dataset_digest, self.template_digest) if one is not None)
-
-    @property
-    def known_fingerprint(self) -> str | None:
-        return self._fingerprint
-
-    def with_texts(self, texts: Mapping[str, str]) -> TaskPlan:
-        """With those of ``digests`` that are in ``texts``, which are by digest."""
-        update: dict[str, str | None] = {}
-        for text, digest in (("dataset_text", self.dataset_digest), ("template_text", self.template_digest)):
-            if digest in texts:
-                update |= {text: texts[digest], text.replace("text", "digest"): None}
-        return self.model_copy(update=update) if update else self
-
-    def without_rows(self, fingerprint: str | None) -> TaskPlan:
-        """Once they are prepared: its ``fingerprint`` stays what it was with them."""
-        bare = self.model_copy(update={"dataset_text": None})
-        bare._fingerprint = fingerprint
-        return bare
 
 
 class Plan(Message):
@@ -605,19 +574,13 @@ class DataCounts(Message):
 
     rows: Amount = Field(description="Rows read.")
     used: Amount = Field(description="Rows that are trained on.")
-    dropped: Annotated[dict[Word, Amount], Field(max_length=256), at_most(256)] = Field(
+    dropped: Annotated[dict[Word, Amount], Field(max_length=256)] = Field(
         default={}, description="Rows left out, counted by the rule's name."
     )
     first_dropped: Annotated[
-        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024, fail_fast=True)]],
-        Field(max_length=256),
-        at_most(256),
+        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024)]], Field(max_length=256)
     ] = Field(default={}, description="The first line numbers that each rule left out.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
-    # From report format 3 on, or left out:
-    special_tokens: Amount | None = Field(
-        default=None, description="Usable rows whose own text holds special tokens, such as <|im_end|>."
-    )
     held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
     beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
@@ -630,10 +593,6 @@ class AdapterInfo(Message):
     uri: Uri = Field(description="Prefix of the adapter's files.")
     sha256: Word = Field(description="SHA-256 of the weights' file.")
     bytes: Amount = Field(description="Size of all files together.")
-    max_lora_rank: Rank | None = Field(
-        default=None,
-        description="The smallest --max-lora-rank with which vLLM serves it; written by the operator.",
-    )
 
 
 class StepRecord(Message):
@@ -719,7 +678,7 @@ class ModelFacts(Message):
     dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
         description="Bytes of one frozen weight."
     )
-    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] = Field(
+    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES)] = Field(
         description="The linear modules that may be targeted."
     )
 
@@ -749,8 +708,7 @@ class StageReport(Message):
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
     capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
     input_groups: Annotated[
-        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES, fail_fast=True)], ...],
-        Field(max_length=4096, fail_fast=True),
+        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES)], ...], Field(max_length=4096)
     ] = Field(
         default=(),
         description="Linear modules of a layer that read the same input, in the order of their calls.",
@@ -790,9 +748,7 @@ class MemoryExhausted(Message):
     """Memory ran out on a stage though each of these tasks fits alone: they were too many together."""
 
     stage: Stage
-    tasks: Annotated[
-        tuple[Word, ...], Field(max_length=MOST_TASKS, fail_fast=True)
-    ]  # uids of all that were in training
+    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]  # uids of all that were in training
 
 
 class WireReport(Message):
@@ -816,17 +772,13 @@ class Report(Message):
     plan_generation: Amount
     ready: bool  # all stages have loaded the model
     facts: ModelFacts | None = None
-    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES, fail_fast=True)] = ()
-    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS, fail_fast=True)] = ()
+    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = ()
+    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS)] = ()
     memory: Annotated[
-        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES, fail_fast=True)
+        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES)
     ] = ()  # the newest of each stage
-    exhausted: Annotated[
-        tuple[MemoryExhausted, ...], Field(max_length=256, fail_fast=True)
-    ] = ()  # the newest
+    exhausted: Annotated[tuple[MemoryExhausted, ...], Field(max_length=256)] = ()  # the newest
     wire: WireReport = WireReport()
-    # From format 3 on: digests of texts that it needs next. Left out: it takes texts in plans alone.
-    lacks: Annotated[tuple[Digest, ...], Field(max_length=MOST_LACKING, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _is_of_these_stages(self) -> Report:
@@ -842,17 +794,10 @@ class Report(Message):
         """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
         know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
         """
-        known = self if format >= 3 or self.lacks is None else self.model_copy(update={"lacks": None})
-        return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
-
-
-def _understood_by(format: int, task: TaskReport) -> TaskReport:
-    later: dict[str, object] = {}
-    if format < 2 and (task.crowded_out or task.released):
-        later |= {"crowded_out": None, "released": None}
-    if format < 3 and task.data is not None and task.data.special_tokens is not None:
-        later["data"] = task.data.model_copy(update={"special_tokens": None})
-    return task.model_copy(update=later) if later else task
+        if format >= 2 or not any(task.crowded_out or task.released for task in self.tasks):
+            return self
+        later = {"crowded_out": None, "released": None}
+        return self.model_copy(update={"tasks": tuple(task.model_copy(update=later) for task in self.tasks)})
 
 
 # --- how a rank is started ----------------------------------------------------------------------------------------
@@ -860,7 +805,7 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
 
 class ModelSource(Message):
     name: Name  # the name users write as baseModel, and what adapter_config.json says
-    uri: Uri  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
+    uri: ModelUri  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
     revision: Word | None = None
     commit: Word | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
@@ -879,7 +824,7 @@ class WorkerConfig(Message):
     rendezvous_port: Port = 29500  # torch.distributed's store
     token_file: LocalPath
     tls_dir: LocalPath | None = None  # holds tls.crt and tls.key, re-read when they change; None: plain HTTP
-    storage_endpoint: Uri | None = None  # of the model; its keys are files below storage_keys_dir
+    storage_endpoint: EndpointUrl | None = None  # of the model; its keys are files below storage_keys_dir
     storage_region: Word = "us-east-1"
     storage_addressing: Addressing = Addressing.AUTO
     storage_checksums: Checksums = Checksums.AUTO
@@ -887,7 +832,7 @@ class WorkerConfig(Message):
         None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt, HF_TOKEN; re-read at each use
     )
     cache_dir: LocalPath = "/tmp/mlora"
-    checkpoints_uri: Uri | None = (
+    checkpoints_uri: FolderUri | None = (
         None  # with the model's keys; None: below each task's own output, with its keys
     )
     termination_seconds: Amount = 60  # between SIGTERM and the end, to write checkpoints
@@ -905,7 +850,7 @@ class WorkerConfig(Message):
     allowed_networks: Annotated[
         tuple[Word, ...], Field(max_length=1024)
     ] = ()  # CIDR: http(s) data sets may lie there though it is loopback, link-local, ...
-    hub_endpoint: Uri = HUB_ENDPOINT
+    hub_endpoint: EndpointUrl = HUB_ENDPOINT
     model_cache_bytes: Amount = (
         100 * 2**30
     )  # of a remote model's weights that are kept below cache_dir; 0: none
@@ -935,7 +880,7 @@ class SurveyQuestion(Message):
     model: ModelSource
     stages: Stages
     storage: StorageAccess = StorageAccess()  # of the model; without keys, the identity that the SDK finds
-    hub_endpoint: Uri = HUB_ENDPOINT
+    hub_endpoint: EndpointUrl = HUB_ENDPOINT
     cache_dir: LocalPath = "/tmp/mlora"
     sample_rows: Amount = 0  # of each data set, at most; 0: none
     tasks: Annotated[tuple[TaskQuestion, ...], Field(max_length=MOST_TASKS)] = ()
@@ -989,7 +934,7 @@ class LookQuestion(Message):
     model: ModelSource  # of it, the tokenizer alone is read
     model_storage: StorageAccess = StorageAccess()  # without keys, the identity that the SDK finds
     storage: StorageAccess = StorageAccess()  # of the rows, in the same way
-    hub_endpoint: Uri = HUB_ENDPOINT
+    hub_endpoint: EndpointUrl = HUB_ENDPOINT
     cache_dir: LocalPath = "/tmp/mlora"
     dataset: Dataset
     training: Training

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mlora_worker import addresses
 from mlora_worker.bounds import Amount, cut_to
-from mlora_worker.protocol import Addressing, Checksums, Message, ObjectName
+from mlora_worker.protocol import Addressing, Checksums, EndpointUrl, Message, ObjectName
 
 LONGEST_TIME = 64  # characters
 LONGEST_MESSAGE = 4096  # characters of a condition's message
@@ -82,14 +83,12 @@ class SecretReference(Model):
 class Storage(Model):
     """An S3-compatible store and the Secret with its keys."""
 
-    endpoint: str | None = Field(
-        default=None,
-        max_length=512,
-        pattern=r"^https?://.+",
-        description="URL of the S3 endpoint; AWS when absent.",
-    )
+    endpoint: EndpointUrl | None = Field(default=None, description="URL of the S3 endpoint; AWS when absent.")
     region: str = Field(
-        default="us-east-1", min_length=1, max_length=64, description="Region to sign requests for."
+        default="us-east-1",
+        max_length=64,
+        pattern=addresses.REGION,
+        description="Region to sign requests for.",
     )
     addressing: Addressing = Field(
         default=Addressing.AUTO,

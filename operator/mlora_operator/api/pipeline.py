@@ -5,14 +5,22 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from mlora_operator.api.bounded import bounded
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage, Time
-from mlora_operator.api.pod_parts import pod_part
 from mlora_operator.api.rules import NETWORK
+from mlora_worker import addresses
 from mlora_worker.bounds import MOST_STAGES, Amount, LongName, Stage, Word, Words
-from mlora_worker.protocol import ModelFacts, ObjectName, StageReport, WireReport
+from mlora_worker.protocol import (
+    EndpointUrl,
+    FolderUri,
+    ModelFacts,
+    ModelUri,
+    ObjectName,
+    StageReport,
+    WireReport,
+)
 
 
 def _network(text: str) -> str:
@@ -26,57 +34,32 @@ def _network(text: str) -> str:
 KIND = "LoRAPipeline"
 PLURAL = "lorapipelines"
 
-
-def _as_text(value: object) -> object:
-    """A quantity without a unit may be written as a number, as everywhere in Kubernetes."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-_INT_OR_STRING = Field(json_schema_extra={"x-kubernetes-int-or-string": True})
 Quantity = Annotated[
-    str,
-    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
-    BeforeValidator(_as_text),
-    _INT_OR_STRING,
+    str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
 ]
 # Less than a byte is none; the m of 500m is a thousandth, and stands where M was meant.
 Size = Annotated[
-    str,
-    Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
-    BeforeValidator(_as_text),
-    _INT_OR_STRING,
+    str, Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
 LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
-AnnotationValue = Annotated[str, Field(max_length=4096)]
 NamespaceName = Annotated[str, Field(max_length=253)]
-# Parts of the pod API that are passed on as they are.
-Resources = pod_part("resources")
-Toleration = pod_part("toleration")
-Affinity = pod_part("affinity")
-EnvVar = pod_part("envVar")
-Volume = pod_part("volume")
-VolumeMount = pod_part("volumeMount")
-LocalObjectReference = pod_part("localObjectReference")
-# A part of another API that only the operator's settings have.
+# A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
 Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
 MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on
 
 
 class BaseModelSource(Model):
     name: str = Field(min_length=1, max_length=253, description="The name that tasks give as baseModel.")
-    uri: str = Field(
-        max_length=1024,
-        pattern=r"^((s3|file)://.+|https?://[^?#]+|hf://[^/@?#]+/[^@?#]+)$",
+    uri: ModelUri = Field(
         description="Folder with config.json, tokenizer and *.safetensors: s3://bucket/prefix, hf://OWNER/NAME on a hub, "
         "https://host/folder on a web server, or file:///path in a mounted volume.",
     )
-    revision: str | None = Field(
+    revision: Annotated[str, Field(max_length=128, pattern=addresses.REVISION)] | None = Field(
         default=None,
-        max_length=128,
         description="Branch, tag or commit of a model on a hub, by default main; it is written into adapter_config.json.",
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
@@ -178,10 +161,8 @@ class Restarts(Model):
 class Checkpoints(Model):
     """Where tasks in training keep what they need to go on after a failure."""
 
-    uri: str | None = Field(
+    uri: FolderUri | None = Field(
         default=None,
-        max_length=1024,
-        pattern=r"^(s3|file)://.+",
         description="Folder for the checkpoints of all tasks, s3://bucket/prefix with the keys of storage, or file:///path "
         "in a mounted volume; by default each task's own output, with the task's keys.",
     )
@@ -196,37 +177,18 @@ class Worker(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="As in a container."
     )
-    image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
-        default=(), max_length=64, description="As in a pod."
-    )
-    resources: Resources = Field(
+    image_pull_secrets: tuple[Opaque, ...] = Field(default=(), max_length=64, description="As in a pod.")
+    resources: Opaque = Field(
         default_factory=dict, description="As in a container; one GPU per pod is usual."
     )
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=64, description="As in a pod."
     )
-    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=256, description="As in a pod.")
-    affinity: Affinity = Field(default_factory=dict, description="As in a pod.")
-    env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="As in a container.")
-    volumes: tuple[Volume, ...] = Field(default=(), max_length=256, description="As in a pod.")
-    volume_mounts: tuple[VolumeMount, ...] = Field(
-        default=(), max_length=256, description="As in a container."
-    )
-    pod_labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="More labels of the pods, such as those that a cluster's policies ask for; the operator's own stay.",
-    )
-    pod_annotations: dict[LabelKey, AnnotationValue] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="More annotations of the pods; the operator's own stay.",
-    )
-    service_account_name: ObjectName | None = Field(
-        default=None,
-        description="ServiceAccount of the pods, for an identity of a cloud or rights that a cluster's policies ask for; "
-        "no token of the cluster is mounted.",
-    )
+    tolerations: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
+    affinity: Opaque = Field(default_factory=dict, description="As in a pod.")
+    env: tuple[Opaque, ...] = Field(default=(), max_length=1024, description="As in a container.")
+    volumes: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
+    volume_mounts: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a container.")
     priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(
@@ -235,10 +197,8 @@ class Worker(Model):
         description="Networks such as 127.0.0.0/8 that tasks may name in addresses though they are loopback, link-local "
         "or metadata services, which are refused else.",
     )
-    hub_endpoint: str | None = Field(
+    hub_endpoint: EndpointUrl | None = Field(
         default=None,
-        max_length=512,
-        pattern=r"^https?://.+",
         description="URL of the hub that hf:// addresses of the model and of tasks' rows are read from, such as a mirror; "
         "by default the public one.",
     )

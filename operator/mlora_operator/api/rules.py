@@ -7,11 +7,11 @@ the API server has.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlora_worker import addresses
 from mlora_worker.protocol import CONFIG_KEY, DNS_NAME
 
 Path = tuple[str, ...]
@@ -19,14 +19,12 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``. ``new_alone``: an object
-    that was stored before there was this rule may break it, and the operator understands it all the same."""
+    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``."""
 
     path: Path
     cel: str
     message: str
     holds: Callable[[Any], bool] | None = None
-    new_alone: bool = False
 
     def to_cel(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
@@ -41,22 +39,30 @@ NETWORK = (
 )
 
 # Of the operator's settings.
-COORDINATOR_URL = r"^(\{scheme\}|https?)://([^{}]|\{(host|port|namespace|name)\})+$"
+COORDINATOR_URL = (
+    r"^(\{scheme\}|https?)://([A-Za-z0-9._~!$&()*+,;=:%/\[\]-]|\{(host|port|namespace|name)\})+$"
+)
+
+_PLAINLY = ": without a user, a backslash, white space, and without an empty part or a part . or .."
 
 # What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
 REFUSALS: Mapping[str, str] = {
-    r"^(s3|file)://.+": "must be an address such as s3://bucket/prefix",
-    r"^((s3|file)://.+|https?://[^?#]+|hf://[^/@?#]+/[^@?#]+)$": "must be a folder such as s3://bucket/prefix, "
-    "hf://OWNER/NAME (with its revision in revision), https://host/folder or file:///path",
-    r"^(s3|file|https?|hf)://.+": "must be an address such as s3://bucket/key, https://host/path or "
-    "hf://datasets/OWNER/NAME/path",
-    r"^https?://.+": "must be a URL such as https://s3.example.org:9000",
+    addresses.FOLDER: "must be an address such as s3://bucket/prefix" + _PLAINLY,
+    addresses.MODEL: "must be a folder such as s3://bucket/prefix, hf://OWNER/NAME (with its revision in revision), "
+    "https://host/folder or file:///path" + _PLAINLY,
+    addresses.DATA: "must be an address such as s3://bucket/key, https://host/path or hf://datasets/OWNER/NAME/path"
+    + _PLAINLY,
+    addresses.ENDPOINT: "must be a URL such as https://s3.example.org:9000: a host or an IP address in its usual form, "
+    "without a user, a backslash, white space or a dot behind the name",
+    addresses.REVISION: "must be a branch, tag or commit: letters, digits, -, _, ., + and /",
+    addresses.REGION: "must be a region such as us-east-1: letters, digits and -",
     r"^[A-Za-z0-9_]+$": "must be a name of letters, digits and _, such as train",
     r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$": "must be a duration such as 90s, 10m or 1h30m",
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
     r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes above 0, such as "
     "20Gi or 500M",
-    COORDINATOR_URL: "must be a URL in which scheme, host, port, namespace and name may stand in braces, and nothing else",
+    COORDINATOR_URL: "must be a URL in which scheme, host, port, namespace and name may stand in braces, and nothing else; "
+    "without a user, a backslash or white space",
     NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
     DNS_NAME: "must be a name of Kubernetes: lower-case letters, digits, - and ., such as s3-credentials",
@@ -64,15 +70,9 @@ REFUSALS: Mapping[str, str] = {
 }
 
 
-# Quantities: a whole number is one without a unit.
-_OF_NUMBERS_TOO = frozenset(pattern for pattern, words in REFUSALS.items() if "amount of bytes" in words)
-_BELOW_A_BUCKET = re.compile(r"^s3://[^/]+/+[^/]")
-
-
 def looks_like(pattern: str) -> Rule:
     """``pattern`` as a rule with its words. Raises KeyError when it has none."""
-    value = "string(self)" if pattern in _OF_NUMBERS_TOO else "self"
-    return Rule(path=(), cel=f"{value}.matches(r'{pattern}')", message=REFUSALS[pattern])
+    return Rule(path=(), cel=f"self.matches(r'{pattern}')", message=REFUSALS[pattern])
 
 
 def _immutable(field: str) -> Rule:
@@ -80,31 +80,6 @@ def _immutable(field: str) -> Rule:
         path=(field,),
         cel="self == oldSelf",
         message=f"{field} cannot be changed; delete the task and apply it again, or use another name",
-    )
-
-
-# Columns of each format: another name for any other one would have no effect.
-FIELDS_OF: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("promptCompletion",),
-    "completion": ("promptCompletion",),
-    "messages": ("messages",),
-    "conversations": ("sharegpt",),
-    "instruction": ("alpaca",),
-    "input": ("alpaca",),
-    "output": ("alpaca",),
-    "system": ("alpaca", "sharegpt"),
-    "text": ("text",),
-}
-
-
-def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
-    listed = ", ".join(f"'{one}'" for one in formats)
-    return Rule(
-        path=("dataset",),
-        cel=f"self.format in [{listed}] || self.fields.{field} == '{field}'",
-        message=f"fields.{field} is a column of format {' and '.join(formats)}, and format is another: remove it, or "
-        "correct format",
-        holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
     )
 
 
@@ -117,13 +92,6 @@ TASK_RULES: tuple[Rule, ...] = (
         path=(),
         cel="has(self.evaluation) == has(oldSelf.evaluation) && has(self.initFrom) == has(oldSelf.initFrom)",
         message="evaluation and initFrom cannot be added or removed; delete the task and apply it again",
-    ),
-    Rule(
-        path=("output", "uri"),
-        cel=f"!self.startsWith('s3://') || self.matches(r'{_BELOW_A_BUCKET.pattern}')",
-        message="must name a prefix below the bucket, such as s3://bucket/prefix: an adapter has a folder of its own",
-        holds=lambda uri: not uri.startswith("s3://") or _BELOW_A_BUCKET.match(uri) is not None,
-        new_alone=True,
     ),
     Rule(
         path=(),
@@ -146,7 +114,6 @@ TASK_RULES: tuple[Rule, ...] = (
             dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
     ),
-    *(_of_its_format(field, formats) for field, formats in FIELDS_OF.items()),
     Rule(
         path=("dataset",),
         cel="!has(self.chatTemplate) || !has(self.chatTemplateRef)",

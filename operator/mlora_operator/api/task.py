@@ -14,6 +14,7 @@ from mlora_worker.protocol import (
     DataCounts,
     Dataset,
     Evaluation,
+    FolderUri,
     InitFrom,
     LoRAConfig,
     Training,
@@ -29,9 +30,7 @@ Seconds = Annotated[int, Field(strict=True, ge=1, le=315_360_000)]  # ten years 
 
 
 class Output(Model):
-    uri: str = Field(
-        max_length=1024,
-        pattern=r"^(s3|file)://.+",
+    uri: FolderUri = Field(
         description="Prefix that receives the adapter: s3://bucket/prefix.",
     )
     dtype: AdapterDtype = Field(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from mlora_worker import addresses
 from mlora_worker.protocol import StorageAccess, TaskPlan
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.uri import FILE, S3, file_path, normal_endpoint, s3_address
@@ -45,9 +45,8 @@ def place_of(uri: str, access: StorageAccess, mounts: Callable[[], str] = lambda
             return (S3, server, s3_address(uri).bucket, _digest(access))
         if kind == FILE:
             return (FILE, mount_of(file_path(uri), mounts()))
-        parts = urlsplit(uri)
         if kind in ("http", "https"):
-            return ("web", kind, parts.netloc.rpartition("@")[2].lower())
+            return ("web", addresses.web(uri).origin)
         return (kind, _digest(access))
     except (StorageError, ValueError):
         return ("unknown", uri)

@@ -32,7 +32,7 @@ def witness() -> TaskRun:
         lora=LoRAConfig(rank=1, alpha=1, target_modules=("all-linear",)),
         dataset=Dataset(inline=""),
         training=training,
-        output_uri="",
+        output_uri="s3://witness",  # nothing is ever written there
     )
     prepared = PreparedTask(
         rows=(TokenRow(row, row),),

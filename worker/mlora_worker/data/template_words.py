@@ -74,8 +74,8 @@ def _literal(node: nodes.Node) -> str:
             return _literal(node.left) + _literal(node.right)
         case nodes.Mod():
             return _literal(node.left)
-        case nodes.Call(node=nodes.Getattr(attr="format")):
-            return _literal(node.node.node)
+        case nodes.Call(node=nodes.Getattr(attr="format", node=text)):
+            return _literal(text)
     return _LEFT_OUT
 
 

@@ -16,9 +16,9 @@ import boto3
 import botocore.config
 from botocore import UNSIGNED
 
+from mlora_worker import addresses
 from mlora_worker.protocol import Addressing, Checksums, FailureReason
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.s3_answers import watch_answers
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,12 @@ def new_client(
     ca_certificate: str | None = None,
 ) -> Any:
     """``ca_certificate``: PEM of those who may sign the store's certificate; None: the usual ones. Raises StorageError when
-    it cannot be read, ValueError when the endpoint is no URL.
+    it cannot be read, or the endpoint is no address (InvalidSpec).
 
     By default, with an endpoint, buckets are part of the path and checksum headers are sent where S3 demands them alone:
     other stores than AWS often know neither bucket host names nor the SDK's checksums (boto/boto3#4392), and the adapter's
     own manifest has SHA-256 sums.
     """
-    endpoint = endpoint.strip().rstrip("/") if endpoint is not None else None
     own = endpoint is not None
     options: dict[str, Any] = {}
     if manners.addressing is not Addressing.AUTO or own:
@@ -102,11 +101,19 @@ def new_client(
             "aws_session_token": keys.session_token,
         }
     trusted = None if ca_certificate is None else str(_file_of(ca_certificate))
-    client = boto3.session.Session(region_name=region, **known).client(
-        "s3", endpoint_url=endpoint, config=config, verify=trusted
+    return boto3.session.Session(region_name=region, **known).client(
+        "s3", endpoint_url=_checked(endpoint), config=config, verify=trusted
     )
-    watch_answers(client)
-    return client
+
+
+def _checked(endpoint: str | None) -> str | None:
+    if endpoint is None:
+        return None
+    try:
+        site = addresses.endpoint(endpoint)
+    except addresses.NotAnAddress as error:
+        raise StorageError(FailureReason.INVALID_SPEC, f"storage endpoint {error}") from None
+    return site.origin + site.path
 
 
 def _file_of(certificate: str) -> Path:

@@ -1,23 +1,23 @@
-"""The two kinds of address: ``s3://bucket/key`` and ``file:///absolute/path``; and endpoints of stores. Pure."""
+"""The two kinds of address of a store: ``s3://bucket/key`` and ``file:///absolute/path``; and endpoints of stores. Pure.
+
+What an address means is read by ``mlora_worker.addresses`` alone: where a user's text comes in, the types of the protocol
+hold it to the grammar there, and here the same parser also takes what stores list themselves.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote
 
+from mlora_worker import addresses
+from mlora_worker.addresses import S3Address
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import StorageError
 
+__all__ = ["FILE", "S3", "S3Address"]
+
 S3 = "s3"
 FILE = "file"
-_DEFAULT_PORTS = {"http": 80, "https": 443}
-
-
-@dataclass(frozen=True)
-class S3Address:
-    bucket: str
-    key: str  # without a leading slash; may be empty for a whole bucket
 
 
 def scheme(uri: str) -> str:
@@ -36,34 +36,22 @@ def is_file(uri: str) -> bool:
 
 
 def s3_address(uri: str) -> S3Address:
-    """Keys are taken literally: S3 keys may hold ``%``, ``?`` and ``#``."""
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
-    if not uri.startswith("s3://") or not bucket:
-        raise StorageError(FailureReason.INVALID_SPEC, f"{uri!r} names no bucket: write s3://bucket/key")
-    return S3Address(bucket, key)
+    """Of a user or of a store's list. Keys are taken literally: they may hold ``%``, ``?`` and ``#``. Raises StorageError
+    (InvalidSpec)."""
+    try:
+        return addresses.s3_object(uri)
+    except addresses.NotAnAddress as error:
+        raise StorageError(FailureReason.INVALID_SPEC, str(error)) from None
 
 
 def file_path(uri: str) -> Path:
-    """``file:///a%20b`` and ``file:///a b`` are the same path. Relative paths and foreign hosts are
-    refused.
+    """Of a user or of a folder's list. ``file:///a%20b`` and ``file:///a b`` are the same path. Raises StorageError
+    (InvalidSpec) for relative paths and foreign hosts.
     """
     try:
-        parts = urlsplit(uri, allow_fragments=False)
-        path = Path(unquote(parts.path))
-        good = (
-            parts.scheme == FILE
-            and parts.netloc in ("", "localhost")
-            and path.is_absolute()
-            and not parts.query
-        )
-    except ValueError:  # brackets without an end
-        good = False
-    if not good:
-        raise StorageError(
-            FailureReason.INVALID_SPEC,
-            f"{uri!r} is no absolute path: write file:///folder/name, three slashes",
-        )
-    return path
+        return Path(addresses.file_object(uri))
+    except addresses.NotAnAddress as error:
+        raise StorageError(FailureReason.INVALID_SPEC, str(error)) from None
 
 
 def file_uri(path: Path) -> str:
@@ -76,16 +64,13 @@ def file_pattern(uri: str) -> str:
 
 
 def normal_endpoint(endpoint: str) -> str:
-    """One spelling for endpoints that are the same: case of scheme and host, default port, dot and slash at the end."""
-    endpoint = endpoint.strip()
+    """One spelling for endpoints that are the same: case of the host, default port, slash at the end. What is no address
+    stays what it is."""
     try:
-        parts = urlsplit(endpoint)
-        host, port = (parts.hostname or "").removesuffix("."), parts.port
-    except ValueError:  # brackets without an end, a port that is no number
+        site = addresses.endpoint(endpoint)
+    except addresses.NotAnAddress:
         return endpoint
-    host = f"[{host}]" if ":" in host else host
-    shown = "" if port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{port}"
-    return f"{parts.scheme}://{host}{shown}{parts.path.rstrip('/')}" if host else endpoint
+    return site.origin + site.path
 
 
 def join(folder: str, name: str) -> str:

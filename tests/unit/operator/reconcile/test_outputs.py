@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.folders import folder, overlap
+from mlora_operator.reconcile.outputs import folder, overlap
 from mlora_operator.reconcile.snapshot import Contact, Key
 
 S3 = "http://s3.storage:8333"
@@ -20,16 +20,15 @@ S3 = "http://s3.storage:8333"
     ("story", "one", "other"),
     [
         ("a trailing slash", (S3, "s3://a/b"), (S3, "s3://a/b/")),
-        ("repeated slashes", (S3, "s3://a/b/c"), (S3, "s3://a//b///c")),
         ("the case of the host", (S3, "s3://a/b"), ("http://S3.Storage:8333", "s3://a/b")),
         ("a slash behind the endpoint", (S3, "s3://a/b"), (S3 + "/", "s3://a/b")),
         ("the port of http", ("http://s3", "s3://a/b"), ("http://s3:80", "s3://a/b")),
         ("the port of https", ("https://s3", "s3://a/b"), ("https://s3:443/", "s3://a/b")),
-        ("the root's dot", ("http://s3.x.org", "s3://a/b"), ("http://s3.x.org.", "s3://a/b")),
         ("the cluster's suffix", (S3, "s3://a/b"), ("http://s3.storage.svc.cluster.local:8333", "s3://a/b")),
         ("the short suffix", (S3, "s3://a/b"), ("http://s3.storage.svc:8333", "s3://a/b")),
         ("regions of AWS", (None, "s3://a/b"), ("https://s3.eu-west-1.amazonaws.com", "s3://a/b")),
-        ("a dot in a path", (None, "file:///a/./b"), (None, "file:///a/b")),
+        ("a file's escapes", (None, "file:///a%20b/%C3%BC"), (None, "file:///a b/\u00fc")),
+        ("a file's store", (S3, "file:///a/b"), (None, "file:///a/b/")),
     ],
 )
 def test_spellings_of_one_place(
@@ -53,13 +52,28 @@ def test_other_places(story: str, one: tuple[str | None, str], other: tuple[str 
     assert not overlap(folder(*one), folder(*other)), story
 
 
-@pytest.mark.parametrize("endpoint", ["http://[", "http://s3]", "http://[::1", "http://s3\u2100.org"])
-def test_an_endpoint_that_is_no_address_stands_for_itself(make: Any, endpoint: str) -> None:
-    place = folder(endpoint, "s3://a/b")
-    assert overlap(place, folder(endpoint, "s3://a/b/c"))
-    assert not overlap(place, folder(S3, "s3://a/b"))
-    odd = make.task("odd", storage={"endpoint": endpoint})
-    assert answers(make, odd, make.task("other"))["team-a/other"][0] == "Accepted"
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"storage": {"endpoint": "http://["}},
+        {"storage": {"endpoint": "http://s3]"}},
+        {"storage": {"endpoint": "http://s3\u2100.org"}},
+        {"output": {"uri": "s3://a//b"}},
+        {"output": {"uri": "s3://a/./b"}},
+        {"output": {"uri": "s3://a/b/../c"}},
+        {"output": {"uri": "s3://A/b"}},
+        {"output": {"uri": "s3://a/b*"}},
+        {"output": {"uri": "file:///a/%2e%2e/b"}},
+        {"output": {"uri": "file:///a/b%2Fc"}},
+        {"output": {"uri": "file:///a/b%00c"}},
+        {"output": {"uri": "file://localhost/a"}},
+    ],
+)
+def test_what_is_no_address_is_refused_and_keeps_nobody_else_out(make: Any, wrong: Any) -> None:
+    told = answers(make, make.task("odd", age=9, **wrong), make.task("other"))
+    assert told["team-a/odd"][0] == "InvalidSpec"
+    assert "spec." in told["team-a/odd"][1]
+    assert told["team-a/other"][0] == "Accepted"
 
 
 PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
@@ -118,6 +132,14 @@ def test_a_task_of_the_same_namespace_is_named_and_what_to_do(make: Any) -> None
     )
 
 
+def test_a_task_of_another_namespace_is_not_revealed(make: Any) -> None:
+    old = make.task("secret-plan", "team-b", age=9, output={"uri": "s3://a/x"})
+    young = make.task("young", "team-a", age=1, output={"uri": "s3://a/x/y"})
+    reason, message = answers(make, old, young)["team-a/young"]
+    assert reason == "OutputInUse"
+    assert not [word for word in ("secret-plan", "team-b", "s3://") if word in message]
+
+
 ACCEPTED = ("Accepted", "True", "Accepted")
 
 
@@ -152,15 +174,15 @@ def test_a_task_that_nobody_serves_holds_nothing(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("started", "refusals"), [(None, {"team-a/held"}), ("2026-03-01T11:00:00Z", {"team-a/new"})]
+    ("started", "refusals"), [(None, {"team-a/held"}), ("2026-03-01T11:00:00Z", {"team-b/new"})]
 )
 def test_a_suspended_task_holds_its_place_only_once_it_has_started(
     make: Any, started: str | None, refusals: set[str]
 ) -> None:
     fields = {"startTime": started} if started is not None else {}
-    where = {"output": {"uri": "s3://adapters/x"}, "suspend": True}
+    where = {"output": {"uri": "s3://adapters"}, "suspend": True}
     held = make.task("held", age=99, status=status(make, ACCEPTED, **fields), **where)
-    new = make.task("new", age=1, output={"uri": "s3://adapters/x/new"})
+    new = make.task("new", "team-b", age=1, output={"uri": "s3://adapters/new"})
     assert refused(make, held, new) == refused(make, new, held) == refusals
     assert not refused(make, held)
 
@@ -169,12 +191,12 @@ def test_of_suspended_ones_that_are_resumed_together_the_older_gets_the_place(ma
     """Neither held it, so both had been accepted; both would train, and write to one place."""
     waited = status(make, ACCEPTED, ("Admitted", "False", "Suspended"))
     both = [
-        make.task(name, age=age, output={"uri": "s3://adapters/x/y"}, status=waited)
+        make.task(name, age=age, output={"uri": "s3://adapters/x"}, status=waited)
         for name, age in (("young", 1), ("old", 99))
     ]
     assert refused(make, *both) == {"team-a/young"}
     assert not refused(make, both[0])
-    queued = make.task("queued", age=0, output={"uri": "s3://adapters/x"}, status=status(make, ACCEPTED))
+    queued = make.task("queued", age=0, output={"uri": "s3://adapters"}, status=status(make, ACCEPTED))
     assert refused(make, *both, queued) == {"team-a/young", "team-a/old"}
 
 
@@ -192,17 +214,17 @@ def test_two_that_train_already_are_left_in_peace(make: Any) -> None:
 @pytest.mark.parametrize(
     ("story", "output", "in_use"),
     [
-        ("among the checkpoints", "s3://ckpt/p/q/x", True),
-        ("above the checkpoints", "s3://ckpt/p", True),
-        ("in the model's folder", "s3://models/some/toy/mine", True),
-        ("over the model", "s3://models/some/toy", True),
-        ("above the model only", "s3://models/some", False),
+        ("among the checkpoints", "s3://ckpt/p/x", True),
+        ("above the checkpoints", "s3://ckpt", True),
+        ("in the model's folder", "s3://models/toy/mine", True),
+        ("over the model", "s3://models/toy", True),
+        ("above the model only", "s3://models", False),
     ],
 )
 def test_nobody_writes_where_a_pipeline_keeps_its_own(
     make: Any, story: str, output: str, in_use: bool
 ) -> None:
-    pipeline = make.pipeline(checkpoints={"uri": "s3://ckpt/p/q/"}, model={"uri": "s3://models/some/toy"})
+    pipeline = make.pipeline(checkpoints={"uri": "s3://ckpt/p/"})
     assert bool(refused(make, make.task(output={"uri": output}), pipelines=(pipeline,))) is in_use, story
 
 

@@ -252,7 +252,7 @@ def test_versions_ranges_and_sizes_are_the_servers(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [lambda files, url: files.read(url, most=10**6), lambda files, url: files.read_range(url, 0, 1000)],
+    [lambda files, url: files.read(url), lambda files, url: files.read_range(url, 0, 1000)],
     ids=["read", "read_range"],
 )
 def test_a_short_answer_that_breaks_off_is_the_servers_fault(
@@ -352,12 +352,11 @@ def test_a_split_is_looked_for_in_paths_not_in_the_names_of_buckets_and_hosts(
 
 
 @pytest.mark.parametrize("spelt", ["{}/my rows/ü*.jsonl", "{}/my%20rows/%C3%BC*.jsonl", "{}/*/*.jsonl"])
-@pytest.mark.parametrize("host", ["", "localhost"])
-def test_a_pattern_of_local_files_may_be_spelt_as_people_do(tmp_path: Path, spelt: str, host: str) -> None:
+def test_a_pattern_of_local_files_may_be_spelt_as_people_do(tmp_path: Path, spelt: str) -> None:
     file = tmp_path / "my rows" / "ü.jsonl"
     file.parent.mkdir()
     file.touch()
-    assert sources().find(f"file://{host}{spelt.format(tmp_path)}", None) == [file.as_uri()]
+    assert sources().find(f"file://{spelt.format(tmp_path)}", None) == [file.as_uri()]
 
 
 def test_a_data_set_of_several_files_wants_a_split_rather_than_all_of_them(hub: Server) -> None:
@@ -367,7 +366,7 @@ def test_a_data_set_of_several_files_wants_a_split_rather_than_all_of_them(hub: 
         sources(hub).find("hf://datasets/acme/rows", "validation")
     with pytest.raises(ObjectNotFound, match="HF_TOKEN"):
         sources(hub).find("hf://datasets/acme/absent", None)
-    with pytest.raises(StorageError, match="no data set of a hub"):
+    with pytest.raises(StorageError, match="write hf://datasets/OWNER/NAME"):
         sources(hub).find("hf://acme/rows", None)
 
 

@@ -6,11 +6,10 @@ import pytest
 from pydantic import SecretStr
 
 from mlora_worker.protocol import FailureReason, StorageAccess
+from mlora_worker.question import users_store
 from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.s3 import Keys
 from mlora_worker.storage.store import open_store, open_store_from_files, read_keys
-
-MOST = 2**20  # bytes
 
 
 def keys_folder(folder: Path, **files: str) -> Path:
@@ -23,11 +22,11 @@ def keys_folder(folder: Path, **files: str) -> Path:
 def test_local_files_are_refused_where_a_cluster_could_not_see_them(tmp_path: Path) -> None:
     uri = (tmp_path / "x").as_uri()
     with pytest.raises(StorageError, match="use an s3:// address") as caught:
-        open_store(StorageAccess(), allow_files=False).read(uri, MOST)
+        open_store(StorageAccess(), allow_files=False).read(uri)
     assert caught.value.reason is FailureReason.INVALID_SPEC
     store = open_store(StorageAccess(), allow_files=True)
     store.write(uri, b"here")
-    assert store.read(uri, MOST) == b"here"
+    assert store.read(uri) == b"here"
 
 
 def test_half_a_pair_of_keys_is_refused_by_name() -> None:
@@ -46,7 +45,7 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     folder = keys_folder(tmp_path, AWS_ACCESS_KEY_ID="AKID")
     store = open_store_from_files("http://127.0.0.1:9", "us-east-1", folder, allow_files=False)
     with pytest.raises(AccessRefused, match=r"AWS_SECRET_ACCESS_KEY is missing or empty"):
-        store.read("s3://bucket/key", MOST)
+        store.read("s3://bucket/key")
 
 
 def test_keys_are_never_printed() -> None:
@@ -60,7 +59,7 @@ def test_a_store_says_which_one_it_is_however_its_endpoint_is_named(
     def origin(endpoint: str | None, uri: str = "s3://bucket/key") -> str:
         return open_store(StorageAccess(endpoint=endpoint), allow_files=True).origin(uri)
 
-    assert origin("http://Store:80/") == origin(" http://store") == "http://store"
+    assert origin("http://Store:80/") == origin("http://store") == "http://store"
     assert origin("http://store:81") != origin("http://store")
     assert origin(None) == "https://s3.amazonaws.com"
     assert origin("http://store", tmp_path.as_uri()) == ""
@@ -68,6 +67,8 @@ def test_a_store_says_which_one_it_is_however_its_endpoint_is_named(
     assert origin(None) == "http://store"
 
 
-def test_an_endpoint_that_is_no_url_has_no_origin() -> None:
-    with pytest.raises(StorageError, match="store"):
-        open_store(StorageAccess(endpoint="store"), allow_files=False).origin("s3://bucket/key")
+def test_an_endpoint_of_the_environment_is_held_to_the_same_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1\\@store")
+    with pytest.raises(StorageError, match=r"storage endpoint .* since it has a backslash") as caught:
+        users_store(StorageAccess()).origin("s3://bucket/key")
+    assert caught.value.reason is FailureReason.INVALID_SPEC

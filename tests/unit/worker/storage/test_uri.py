@@ -31,12 +31,12 @@ def test_s3_keys_are_taken_literally(uri: str, bucket: str, key: str) -> None:
     assert s3_address(uri) == S3Address(bucket, key)
 
 
-@pytest.mark.parametrize("uri", ["file:///a/b c#1", "file:///a/b%20c%231", "file://localhost/a/b c#1"])
+@pytest.mark.parametrize("uri", ["file:///a/b c#1", "file:///a/b%20c%231"])
 def test_file_paths_may_be_written_plainly_or_encoded(uri: str) -> None:
     assert file_path(uri) == Path("/a/b c#1")
 
 
-@pytest.mark.parametrize("uri", ["file://a/b", "file:a/b", "file:///a?b=c"])
+@pytest.mark.parametrize("uri", ["file://a/b", "file:a/b", "file:///a?b=c", "file://localhost/a"])
 def test_a_file_uri_that_is_no_absolute_path_is_refused(uri: str) -> None:
     with pytest.raises(StorageError, match="three slashes") as caught:
         file_path(uri)
@@ -50,7 +50,7 @@ def test_other_addresses_are_refused(uri: str) -> None:
 
 
 def test_an_s3_uri_without_a_bucket_is_refused() -> None:
-    with pytest.raises(StorageError, match="names no bucket"):
+    with pytest.raises(StorageError, match="write s3://bucket/key"):
         s3_address("s3:///key")
 
 
@@ -68,9 +68,9 @@ def test_a_path_survives_the_way_through_an_address() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("http://store:8333", " HTTP://Store.:8333/ "),
+        ("http://store:8333", "http://Store:8333/"),
         ("https://store", "https://store:443/"),
-        ("http://store:80/s3", "http://store/s3//"),
+        ("http://store:80/s3", "http://store/s3/"),
         ("http://[::1]:9000", "http://[::1]:9000/"),
     ],
 )
