@@ -36,10 +36,19 @@ setup-and-prepare:
 	@$(MAKE) --no-print-directory --jobs=2 setup prepare
 
 .PHONY: constraints
-constraints: ## Pin the newest versions that pyproject.toml allows
-	uv pip compile --quiet --upgrade --no-emit-index-url --universal --python-version 3.11 \
-	  --extra operator --extra worker --extra dev --custom-compile-command 'make constraints' \
-	  pyproject.toml --output-file constraints.txt
+constraints: ## Pin the newest versions that pyproject.toml allows, and the hashes of what images hold
+	$(COMPILE) --upgrade --extra operator --extra worker --extra dev pyproject.toml --output-file constraints.txt
+	@$(MAKE) --no-print-directory requirements
+
+COMPILE := uv pip compile --quiet --no-emit-index-url --universal --python-version 3.11 \
+  --custom-compile-command 'make constraints'
+# What an image installs, with its hashes: one of its extras at the versions of constraints.txt, and what builds the project.
+HASHED := $(COMPILE) --constraint constraints.txt --generate-hashes --no-annotate pyproject.toml - <<< 'setuptools>=77'
+
+.PHONY: requirements
+requirements: ## Write the hashes of what images hold, at the versions of constraints.txt
+	$(HASHED) --extra operator --output-file requirements/operator.txt
+	$(HASHED) --extra worker --extra arrow --output-file requirements/worker.txt
 
 .PHONY: crds
 crds: setup ## Write crds/ and the chart's schema from the models in operator/mlora_operator
