@@ -40,15 +40,24 @@ class Crowd:
         self.changes: Counter[str] = Counter()  # versions of each task that the watch showed after the first
 
     async def watch(self) -> None:
-        version = (await self._server.get(self._path + "?limit=1"))["metadata"]["resourceVersion"]
+        version: str | None = None
         while True:  # a server may end a watch at any time, such as one that is read too slowly
+            if version is None:  # at the begin, and when it no longer knows the version, as after a CRD has changed
+                listed = await self._server.get(self._path)
+                version = listed["metadata"]["resourceVersion"]
+                for one in listed["items"]:
+                    self._see(one)
             async for event in self._server.watch(self._path, version):
                 if event["type"] == "ERROR":
-                    raise RuntimeError(f"the watch of the benchmark broke: {event['object'].get('message')}")
+                    version = None
+                    break
                 version = event["object"]["metadata"]["resourceVersion"]
                 if event["type"] == "MODIFIED":
-                    self._look(event["object"])
-                    self._news.set()
+                    self._see(event["object"])
+
+    def _see(self, task: Mapping[str, Any]) -> None:
+        self._look(task)
+        self._news.set()
 
     def _look(self, task: Mapping[str, Any]) -> None:
         name, status, now = task["metadata"]["name"], task.get("status", {}), time.monotonic()

@@ -106,7 +106,9 @@ def test_defaults_are_filled_in_everywhere(inside: Kubectl) -> None:
 
 
 def test_pod_fields_are_stored_as_they_are(inside: Kubectl) -> None:
-    affinity = {"nodeAffinity": {"anything": [{"a": 1}, "b"]}}
+    term = {"matchExpressions": [{"key": "gpu", "operator": "In", "values": ["a100"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    affinity = {"nodeAffinity": required}
     inside.apply(
         changed(PIPELINE, "worker", {"affinity": affinity, "volumes": [{"name": "x", "emptyDir": {}}]})
     )
@@ -116,6 +118,15 @@ def test_pod_fields_are_stored_as_they_are(inside: Kubectl) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str, Any, str]] = [
+    (PIPELINE, "worker.affinity.nodeAffinty", {}, "nodeAffinty"),
+    (PIPELINE, "worker.resources.limit", {}, "limit"),
+    (PIPELINE, "worker.tolerations", [{"operater": "Exists"}], "operater"),
+    (PIPELINE, "worker.env", [{"nmae": "A"}], "nmae"),
+    (PIPELINE, "memory.budget", 0, "spec.memory.budget"),
+    (PIPELINE, "memory.budget", "20 GB", "spec.memory.budget"),
+    (TASK, "dataset.fields.text", "body", "fields.text is a column of format text"),
+    (TASK, "storage.secretRef.name", "../../other/secrets/keys", "spec.storage.secretRef.name"),
+    (TASK, "storage.secretRef.name", "a/b", "spec.storage.secretRef.name"),
     (TASK, "training.learningRate", "1e-4", "spec.training.learningRate"),
     (TASK, "training.learningRate", 0, "spec.training.learningRate"),
     (TASK, "training.maxSteps", "1000000", "spec.training.maxSteps"),

@@ -19,7 +19,12 @@ def test_a_task_of_the_catalogues_model_goes_from_apply_to_succeeded(bench: Any)
     status = bench.status("loratask", "t1")
     assert status["state"] == "Succeeded"
     assert (status["step"], status["totalSteps"], status["progress"]) == (4, 4, "4/4")
-    assert status["adapter"] == {"uri": "s3://adapters/x", "sha256": "ab" * 32, "bytes": 123}
+    assert status["adapter"] == {
+        "uri": "s3://adapters/x",
+        "sha256": "ab" * 32,
+        "bytes": 123,
+        "maxLoraRank": 16,
+    }
     assert status["startTime"] <= status["completionTime"]
     assert bench.condition("t1", "Failed")[0] == "False"
 
