@@ -183,13 +183,16 @@ class _Story:
     async def _prepare(self) -> None:
         own, victim = self._ground.own, self._victim
         keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
-        for namespace, name in ((own, SECRET), (victim, "keys")):
+        hostile = self._ground.hostile
+        for namespace, name in ((own, SECRET), (victim, "keys"), (hostile, "keys")):
             secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "stringData": keys}
             await self._server.create(f"/api/v1/namespaces/{namespace}/secrets", secret)
         rows = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rows"}, "data": {"a": "{}"}}
-        await self._server.create(f"/api/v1/namespaces/{victim}/configmaps", rows)
+        for namespace in (victim, hostile):
+            await self._server.create(f"/api/v1/namespaces/{namespace}/configmaps", rows)
         honest = {
             "model": {"name": MODEL, "uri": "s3://models/honest"},
+            "stages": 2,  # as the coordinators of the benchmark report
             "allowedNamespaces": {"from": "All"},
             "startTimeout": "24h",
             "worker": {"nodeSelector": {"nowhere": "yes"}},
@@ -222,7 +225,7 @@ class _Story:
                 group.create_task(self._create(kind, made)).add_done_callback(lambda _: slots.release())
 
     def _object(self, kind: str, number: int, leaves: list[Field]) -> JSON:
-        base = _pipeline(number) if kind == pipeline.KIND else self._random.choice(_TASKS)
+        base = _pipeline(number) if kind == pipeline.KIND else _task(number, self._random)
         spec = spoilt(base, leaves, self._hostile, self._random)
         made = _object(kind, f"hostile-{number}", spec)
         if self._random.random() < 0.1:
@@ -252,18 +255,23 @@ def _leaves(crd: JSON) -> list[Field]:
     return found + 4 * [one for one in found if _REFERENCES & {*one.path}]
 
 
-_OUTPUT = {"output": {"uri": "s3://adapters/hostile/x"}, "baseModel": MODEL}
+_MODEL = {"baseModel": MODEL}
 _TASKS: tuple[JSON, ...] = (
-    {**_OUTPUT, "dataset": {"uri": "s3://rows/a.jsonl"}},
-    {**_OUTPUT, "dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
-    {**_OUTPUT, "dataset": {"uris": ["hf://datasets/a/b/c.jsonl", "https://example.org/a.jsonl"]}},
-    {**_OUTPUT, "dataset": {"configMapRef": {"name": "rows", "key": "a"}}},
+    {**_MODEL, "dataset": {"uri": "s3://rows/a.jsonl"}},
+    {**_MODEL, "dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
+    {**_MODEL, "dataset": {"uris": ["hf://datasets/a/b/c.jsonl", "https://example.org/a.jsonl"]}},
+    {**_MODEL, "dataset": {"configMapRef": {"name": "rows", "key": "a"}}},
     {
-        **_OUTPUT,
+        **_MODEL,
         "dataset": {"inline": "{}", "chatTemplateRef": {"name": "rows", "key": "a"}},
         "storage": {"endpoint": "http://s3.storage:8333", "secretRef": {"name": "keys"}},
     },
 )
+
+
+def _task(number: int, random: Random) -> JSON:
+    """With an output of its own, so that it gets as far as it can."""
+    return {**random.choice(_TASKS), "output": {"uri": f"s3://adapters/hostile/{number}"}}
 
 
 def _pipeline(number: int) -> JSON:

@@ -42,7 +42,9 @@ class Crowd:
     async def watch(self) -> None:
         version: str | None = None
         while True:  # a server may end a watch at any time, such as one that is read too slowly
-            if version is None:  # at the begin, and when it no longer knows the version, as after a CRD has changed
+            if (
+                version is None
+            ):  # at the begin, and when it no longer knows the version, as after a CRD has changed
                 listed = await self._server.get(self._path)
                 version = listed["metadata"]["resourceVersion"]
                 for one in listed["items"]:
