@@ -52,6 +52,7 @@ requirements: ## Write the hashes of what images hold, at the versions of constr
 
 .PHONY: crds
 crds: setup ## Write crds/ and the chart's schema from the models in operator/mlora_operator
+	@$(PYTHON) -m mlora_operator.pod_shapes operator/mlora_operator/api/pod_shapes.json
 	@$(PYTHON) -m mlora_operator.api.crd crds charts/mlora-operator/files/crds
 	@$(PYTHON) -m mlora_operator.values_schema charts/mlora-operator/values.schema.json
 

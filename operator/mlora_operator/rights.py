@@ -15,23 +15,37 @@ from mlora_operator.api.meta import Model
 
 EVERY = "*"  # in place of a namespace: all of them
 
-Namespace = Annotated[
-    str, Field(min_length=1, max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$")
-]
+Parts = tuple[str, ...]  # scheme, for S3 the bucket, and the parts of the path
+
+Namespace = Annotated[str, Field(max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+NamespaceOrEvery = Annotated[str, Field(max_length=63, pattern=r"^(\*|[a-z0-9]([-a-z0-9]*[a-z0-9])?)$")]
+
+
+# s3://bucket or s3://bucket/prefix, of whichever endpoint; file:///folder.
+Prefix = Annotated[str, Field(max_length=1024, pattern=r"^(s3://[^/]+(/.*)?|file:///+[^/].*)$")]
 
 
 class ServingSettings(Model):
     """``namespaces``: whose pipelines may serve tasks of other namespaces, beside the operator's own; ``*``: all."""
 
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[NamespaceOrEvery, ...] = ()
+
+
+class OutputSettings(Model):
+    """``prefixes``: by namespace, where in stores its tasks alone may write."""
+
+    prefixes: dict[Namespace, tuple[Prefix, ...]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """``namespace``: the operator's own, which has every right."""
+    """``namespace``: the operator's own, which may serve all others. ``prefixes``: each as an address, with its parts and
+    whose it is.
+    """
 
     namespace: str
     serving: frozenset[str] = frozenset()
+    prefixes: tuple[tuple[str, Parts, frozenset[str]], ...] = ()
 
     def serves_others(self, namespace: str) -> bool:
         """Whether pipelines in ``namespace`` may be given tasks of other namespaces."""
@@ -40,3 +54,29 @@ class Rights:
     def may_serve(self, pipeline: str, task: str) -> bool:
         """Whether a pipeline in the namespace ``pipeline`` may be given a task of the namespace ``task``, with its keys."""
         return pipeline == task or self.serves_others(pipeline)
+
+    def owners_of(self, place: Parts) -> frozenset[str] | None:
+        """The namespaces that alone may have ``place`` as an output; None: any.
+
+        1. In a prefix that was given to namespaces, those; of several such prefixes the longest counts.
+        2. Above prefixes, those who have all of these: an output above one has all that is below it.
+        """
+        around = [(len(parts), owners) for _, parts, owners in self.prefixes if place[: len(parts)] == parts]
+        below = [owners for _, parts, owners in self.prefixes if parts[: len(place)] == place != parts]
+        given = [*below, max(around, key=lambda one: one[0])[1]] if around else below
+        return frozenset.intersection(*given) if given else None
+
+    def prefixes_of(self, namespace: str) -> tuple[str, ...]:
+        return tuple(prefix for prefix, _, owners in self.prefixes if namespace in owners)
+
+
+def rights_of(namespace: str, serving: ServingSettings, outputs: OutputSettings) -> Rights:
+    """``namespace``: the operator's own."""
+    owners: dict[Parts, tuple[str, set[str]]] = {}
+    for one, prefixes in sorted(outputs.prefixes.items()):
+        for prefix in prefixes:
+            scheme, _, path = prefix.partition("://")
+            parts = (scheme, *(part for part in path.split("/") if part and (part != "." or scheme == "s3")))
+            owners.setdefault(parts, (prefix, set()))[1].add(one)
+    given = tuple((prefix, parts, frozenset(names)) for parts, (prefix, names) in sorted(owners.items()))
+    return Rights(namespace, frozenset(serving.namespaces), given)

@@ -28,6 +28,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         checkpoints: {uri: s3://checkpoints}           # by default each task's own output
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     serving: {namespaces: []}          # whose pipelines may serve other namespaces, beside those in ``namespace``; "*": all
+    outputs: {prefixes: {}}            # such as {team-a: [s3://adapters/team-a]}: below it, only team-a's tasks write
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
     metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
@@ -68,7 +69,7 @@ from mlora_operator.api.pipeline import (
 )
 from mlora_operator.api.problem import describe
 from mlora_operator.api.rules import COORDINATOR_URL, PIPELINE_RULES, broken
-from mlora_operator.rights import Rights, ServingSettings
+from mlora_operator.rights import OutputSettings, Rights, ServingSettings, rights_of
 from mlora_worker import addresses
 
 # Of every rank: the coordinator's HTTP, the links, the rendezvous (manifests/worker.py).
@@ -115,6 +116,8 @@ class WorkerDefaults(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
     image_pull_secrets: tuple[Opaque, ...] = ()
     metrics_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
+    # User and group of the workers' processes; None: the cluster chooses.
+    run_as_user: Annotated[int, Field(strict=True, ge=1, le=2**31 - 1)] | None = 65532
 
 
 class LogSettings(Model):
@@ -196,6 +199,7 @@ class Settings(Model):
     worker: WorkerDefaults
     models: tuple[CatalogueModel, ...] = ()
     serving: ServingSettings = Field(default_factory=ServingSettings)
+    outputs: OutputSettings = Field(default_factory=OutputSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
     page: PageSettings = Field(default_factory=PageSettings)
@@ -276,7 +280,7 @@ class Settings(Model):
 
     @property
     def rights(self) -> Rights:
-        return Rights(namespace=self.namespace, serving=frozenset(self.serving.namespaces))
+        return rights_of(self.namespace, self.serving, self.outputs)
 
     @property
     def namespaces(self) -> tuple[str, ...]:

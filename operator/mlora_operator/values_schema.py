@@ -14,6 +14,7 @@ from typing import Any
 
 from mlora_operator.settings import CatalogueModel
 
+INT_OR_STRING = "x-kubernetes-int-or-string"
 # A catalogue entry says these for itself; the others it may take over from pipelineDefaults.
 _OWN = ("name", "uri", "revision")
 
@@ -29,7 +30,17 @@ def definitions() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {name: part for name, part in entry["properties"].items() if name not in _OWN},
     }
-    return {**parts, "CatalogueModel": entry, "PipelineDefaults": defaults}
+    return _numbers_too({**parts, "CatalogueModel": entry, "PipelineDefaults": defaults})
+
+
+def _numbers_too(node: Any) -> Any:
+    """Quantities may be numbers, which a structural schema says in a word of its own."""
+    if isinstance(node, list):
+        return [_numbers_too(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _numbers_too(value) for key, value in node.items()}
+    return made | {"type": ["string", "integer"]} if made.pop(INT_OR_STRING, False) is True else made
 
 
 def rewritten(text: str) -> str:

@@ -143,6 +143,8 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (TASK, "lora.targetModules", ["q_proj", "all-linear"], "must be the only entry of targetModules"),
     (TASK, "dataset.uri", "/tmp/x", "spec.dataset.uri"),
     (TASK, "output.uri", "adapters/x", "must be an address such as s3://bucket/prefix"),
+    (TASK, "output.uri", "s3://adapters", "must name a prefix below the bucket"),
+    (TASK, "output.uri", "s3://adapters//", "must name a prefix below the bucket"),
     (TASK, "storage.endpoint", "s3:8333", "must be a URL such as"),
     (TASK, "startDeadlineSeconds", 0, "spec.startDeadlineSeconds"),
     (TASK, "ttlSecondsAfterFinished", -1, "spec.ttlSecondsAfterFinished"),

@@ -46,7 +46,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, stop)
     # torch is imported only once the configuration is known to be good
     from mlora_worker.coordinator.tls import CannotServe
-    from mlora_worker.data.errors import DataError
+    from mlora_worker.data.errors import DataError, Interrupted
     from mlora_worker.model.errors import ModelError
     from mlora_worker.pipeline.frames import LinkClosed
     from mlora_worker.rank import run_rank
@@ -64,6 +64,9 @@ def main() -> None:
     except LinkClosed as error:
         log.error("the group is over: %s", error)
         code = EXIT_PEER_LOST
+    except Interrupted as error:  # the machine lacks something: another start may find it
+        log.error("%s", error)
+        code = EXIT_FAILED
     except (ModelError, DataError, BrokenModel) as error:
         log.error("the model cannot be served: %s", error)
         code = EXIT_USAGE

@@ -28,6 +28,7 @@ MOST_WORDS = 2048  # characters of a sentence for people
 MOST_TEXT = (
     4 * 2**20
 )  # characters of rows or a template that travel in a plan; a ConfigMap holds at most 1 MiB
+MOST_LACKING = 64  # texts that a report asks for
 MOST_KEY = 16_384  # characters of a store's key or token
 
 Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
@@ -43,11 +44,24 @@ Width = Annotated[int, Field(strict=True, ge=1, lt=2**31)]  # of a tensor
 Port = Annotated[int, Field(strict=True, ge=0, le=65_535)]
 
 Word = Annotated[str, Field(max_length=128)]  # a uid, a device, a reason, a digest
+Digest = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]{64}$")]  # SHA-256
 Name = Annotated[str, Field(max_length=253)]  # of an object in Kubernetes, or of a base model
 LongName = Annotated[str, Field(max_length=512)]  # namespace/name, path of a module
 Uri = Annotated[str, Field(max_length=2048)]
 LocalPath = Annotated[str, Field(max_length=4096)]  # of a local file
 Text = Annotated[str, Field(max_length=MOST_TEXT)]
+
+
+def at_most(entries: int) -> BeforeValidator:
+    """Of a mapping: looked at before its entries are, since each wrong one makes an error of a kilobyte. Lists have
+    ``fail_fast`` for that."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) and len(value) > entries:
+            raise ValueError(f"must have at most {entries} entries, not {len(value)}")
+        return value
+
+    return BeforeValidator(check)
 
 
 def is_within(number: float) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from pydantic import ValidationError
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
@@ -80,7 +79,7 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
         return frozenset(path.name for path in adapter.iterdir())
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
-    except ValidationError:
+    except ValueError:
         raise Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
     for file in files:
         path = adapter / file.name

@@ -3,10 +3,11 @@
 ``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
 ``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
                     ``X-MLoRA-Report: N``: the format that the asker understands (``as_understood_by``); without it, 1.
+``PUT /v1/texts/SHA256``  rows or a chat template of a ConfigMap that a plan names by digest and the report ``lacks``.
 ``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
-All bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
 The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
 from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
 are not numbers.
@@ -22,7 +23,7 @@ Pure: pydantic only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from ipaddress import (
     IPv4Address,
@@ -39,6 +40,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     field_serializer,
     model_validator,
@@ -48,10 +50,12 @@ from pydantic.alias_generators import to_camel
 from mlora_worker import addresses
 from mlora_worker.bounds import (
     MOST_KEY,
+    MOST_LACKING,
     MOST_MODULES,
     MOST_STAGES,
     MOST_TASKS,
     MOST_TEXT,
+    Digest,
     Layer,
     Layers,
     LocalPath,
@@ -67,6 +71,7 @@ from mlora_worker.bounds import (
     Width,
     Word,
     Words,
+    at_most,
     cut_to,
 )
 from mlora_worker.bounds import Amount as Amount
@@ -74,7 +79,8 @@ from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 2  # 2: TaskReport.crowded_out and released
+# 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 3
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
@@ -158,12 +164,22 @@ class LoRAConfig(Message):
         description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
     )
 
+    @property
+    def served_rank(self) -> int:
+        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there."""
+        largest = max((self.rank, *self.rank_pattern.values()))
+        return next(rank for rank in SERVED_RANKS if rank >= largest)
+
     def __hash__(self) -> int:
         """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
         by one."""
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
         modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+# The values that vLLM takes for --max-lora-rank.
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class DatasetFormat(StrEnum):
@@ -498,6 +514,9 @@ class TaskPlan(Message):
     dataset: Dataset
     dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
     template_text: Text | None = None  # what the ConfigMap of dataset.chatTemplateRef holds
+    # SHA-256 of the same, in their place: for workers whose report has ``lacks``, which are sent each text once.
+    dataset_digest: Digest | None = None
+    template_digest: Digest | None = None
     training: Training
     evaluation: Evaluation | None = None
     init_from: InitFrom | None = None
@@ -506,10 +525,36 @@ class TaskPlan(Message):
     base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
+    # Of a plan without its rows any more: what they are part of (``storage.adapter.fingerprint``).
+    _fingerprint: str | None = PrivateAttr(default=None)
+
     @property
     def chat_template(self) -> str | None:
         """The task's own."""
         return self.dataset.chat_template or self.template_text
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of texts that it is without."""
+        return tuple(one for one in (self.dataset_digest, self.template_digest) if one is not None)
+
+    @property
+    def known_fingerprint(self) -> str | None:
+        return self._fingerprint
+
+    def with_texts(self, texts: Mapping[str, str]) -> TaskPlan:
+        """With those of ``digests`` that are in ``texts``, which are by digest."""
+        update: dict[str, str | None] = {}
+        for text, digest in (("dataset_text", self.dataset_digest), ("template_text", self.template_digest)):
+            if digest in texts:
+                update |= {text: texts[digest], text.replace("text", "digest"): None}
+        return self.model_copy(update=update) if update else self
+
+    def without_rows(self, fingerprint: str | None) -> TaskPlan:
+        """Once they are prepared: its ``fingerprint`` stays what it was with them."""
+        bare = self.model_copy(update={"dataset_text": None})
+        bare._fingerprint = fingerprint
+        return bare
 
 
 class Plan(Message):
@@ -574,13 +619,19 @@ class DataCounts(Message):
 
     rows: Amount = Field(description="Rows read.")
     used: Amount = Field(description="Rows that are trained on.")
-    dropped: Annotated[dict[Word, Amount], Field(max_length=256)] = Field(
+    dropped: Annotated[dict[Word, Amount], Field(max_length=256), at_most(256)] = Field(
         default={}, description="Rows left out, counted by the rule's name."
     )
     first_dropped: Annotated[
-        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024)]], Field(max_length=256)
+        dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024, fail_fast=True)]],
+        Field(max_length=256),
+        at_most(256),
     ] = Field(default={}, description="The first line numbers that each rule left out.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
+    # From report format 3 on, or left out:
+    special_tokens: Amount | None = Field(
+        default=None, description="Usable rows whose own text holds special tokens, such as <|im_end|>."
+    )
     held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
     beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
@@ -593,6 +644,10 @@ class AdapterInfo(Message):
     uri: Uri = Field(description="Prefix of the adapter's files.")
     sha256: Word = Field(description="SHA-256 of the weights' file.")
     bytes: Amount = Field(description="Size of all files together.")
+    max_lora_rank: Rank | None = Field(
+        default=None,
+        description="The smallest --max-lora-rank with which vLLM serves it; written by the operator.",
+    )
 
 
 class StepRecord(Message):
@@ -678,7 +733,7 @@ class ModelFacts(Message):
     dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
         description="Bytes of one frozen weight."
     )
-    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES)] = Field(
+    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] = Field(
         description="The linear modules that may be targeted."
     )
 
@@ -708,7 +763,8 @@ class StageReport(Message):
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
     capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
     input_groups: Annotated[
-        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES)], ...], Field(max_length=4096)
+        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES, fail_fast=True)], ...],
+        Field(max_length=4096, fail_fast=True),
     ] = Field(
         default=(),
         description="Linear modules of a layer that read the same input, in the order of their calls.",
@@ -748,7 +804,9 @@ class MemoryExhausted(Message):
     """Memory ran out on a stage though each of these tasks fits alone: they were too many together."""
 
     stage: Stage
-    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]  # uids of all that were in training
+    tasks: Annotated[
+        tuple[Word, ...], Field(max_length=MOST_TASKS, fail_fast=True)
+    ]  # uids of all that were in training
 
 
 class WireReport(Message):
@@ -772,13 +830,17 @@ class Report(Message):
     plan_generation: Amount
     ready: bool  # all stages have loaded the model
     facts: ModelFacts | None = None
-    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = ()
-    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS)] = ()
+    stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES, fail_fast=True)] = ()
+    tasks: Annotated[tuple[TaskReport, ...], Field(max_length=MOST_TASKS, fail_fast=True)] = ()
     memory: Annotated[
-        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES)
+        tuple[MemorySample, ...], Field(max_length=MOST_SAMPLES, fail_fast=True)
     ] = ()  # the newest of each stage
-    exhausted: Annotated[tuple[MemoryExhausted, ...], Field(max_length=256)] = ()  # the newest
+    exhausted: Annotated[
+        tuple[MemoryExhausted, ...], Field(max_length=256, fail_fast=True)
+    ] = ()  # the newest
     wire: WireReport = WireReport()
+    # From format 3 on: digests of texts that it needs next. Left out: it takes texts in plans alone.
+    lacks: Annotated[tuple[Digest, ...], Field(max_length=MOST_LACKING, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _is_of_these_stages(self) -> Report:
@@ -794,10 +856,17 @@ class Report(Message):
         """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
         know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
         """
-        if format >= 2 or not any(task.crowded_out or task.released for task in self.tasks):
-            return self
-        later = {"crowded_out": None, "released": None}
-        return self.model_copy(update={"tasks": tuple(task.model_copy(update=later) for task in self.tasks)})
+        known = self if format >= 3 or self.lacks is None else self.model_copy(update={"lacks": None})
+        return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
+
+
+def _understood_by(format: int, task: TaskReport) -> TaskReport:
+    later: dict[str, object] = {}
+    if format < 2 and (task.crowded_out or task.released):
+        later |= {"crowded_out": None, "released": None}
+    if format < 3 and task.data is not None and task.data.special_tokens is not None:
+        later["data"] = task.data.model_copy(update={"special_tokens": None})
+    return task.model_copy(update=later) if later else task
 
 
 # --- how a rank is started ----------------------------------------------------------------------------------------

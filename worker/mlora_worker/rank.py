@@ -29,8 +29,6 @@ from mlora_worker.coordinator.server import coordinator_app, health_app, serve_i
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.store_turns import StoreTurns
 from mlora_worker.coordinator.tls import server_context
-from mlora_worker.data.reading import reading_of
-from mlora_worker.data.tokenizer import load_tokenizer
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
@@ -49,13 +47,13 @@ from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Backend, Transport, rendezvous
-from mlora_worker.preparing.maker import RowsHere
+from mlora_worker.preparing.client import RowProcess
+from mlora_worker.preparing.messages import Setup
 from mlora_worker.protocol import (
     MemorySample,
     ModelFacts,
     Report,
     StageReport,
-    StorageAccess,
     TaskPlan,
     WorkerConfig,
 )
@@ -126,6 +124,7 @@ class _FirstRank:
         # Before the memory has a limit that a new thread would not find room in.
         preparing, resuming = _lane(_PREPARING, "prepare"), _lane(_PREPARING, "resume")
         storing, later = _lane(_STORING, "store"), Later().start()
+        rows = RowProcess().start()
         app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
         host = None if _has_own_network() else config.coordinator_host
         serve_in_thread(app, host, config.http_port, tls_of(config))
@@ -165,10 +164,14 @@ class _FirstRank:
         self._note_ready(0, stage_report(0, stage, self._device, engine.group_names))
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
-        tokenizer = load_tokenizer(folder)
-
-        def open_tasks_store(access: StorageAccess) -> Store:
-            return open_store(access, allow_files=config.allow_file_uris)
+        rows.set_up(
+            Setup(
+                config=config,
+                folder=str(folder),
+                max_positions=facts.max_positions,
+                vocabulary=facts.vocab_size,
+            )
+        )
 
         def announce(item: Item, payloads: Mapping[int, bytes]) -> None:
             if config.stages > 1:
@@ -189,10 +192,8 @@ class _FirstRank:
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
                 microbatch_tokens=config.microbatch_tokens,
-                open_store=open_tasks_store,
-                rows=RowsHere(
-                    tokenizer, facts.max_positions, facts.vocab_size, open_tasks_store, reading_of(config)
-                ),
+                open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
+                rows=rows,
                 announce=announce,
                 preparing=preparing,
                 resuming=resuming,

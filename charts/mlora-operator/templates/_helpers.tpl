@@ -115,7 +115,8 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 {{- $worker := dict
   "image" (include "mlora.image" (dict "image" .Values.worker.image "chart" .Chart))
   "imagePullPolicy" .Values.worker.image.pullPolicy
-  "imagePullSecrets" .Values.imagePullSecrets -}}
+  "imagePullSecrets" .Values.imagePullSecrets
+  "runAsUser" (ternary nil (.Values.worker.runAsUser | int64) (kindIs "invalid" .Values.worker.runAsUser)) -}}
 {{- $scraped := list -}}
 {{- if .Values.metrics.workers.enabled -}}
 {{- $_ := set $worker "metricsPort" (.Values.metrics.workers.port | int64) -}}
@@ -142,6 +143,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "worker" $worker
   "models" $models
   "serving" .Values.serving
+  "outputs" .Values.outputs
   "log" .Values.log
   "health" .Values.health
   "page" (pick .Values.page "enabled" "port")

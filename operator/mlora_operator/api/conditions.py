@@ -33,6 +33,8 @@ REASON_UNREADABLE = (
 REASON_OUTPUT_IN_USE = (
     "OutputInUse"  # another task, a pipeline or the task's own rows have the output's place
 )
+REASON_OUTPUT_TAKEN = "OutputTaken"  # a task of another namespace has it
+REASON_OUTPUT_NOT_ALLOWED = "OutputNotAllowed"  # that place was given to other namespaces
 REASON_ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # an address that only the worker or its machine can reach
 REASON_NAMESPACE_LIMIT = "NamespaceLimit"  # its namespace has as many tasks there as the pipeline takes
 REASON_CREATING_PIPELINE = (

@@ -51,6 +51,12 @@ _PIPELINE_COLUMNS = [
     _column("Ready", ".status.readyReplicas", "Worker pods that answer.", "integer"),
     _column("Active", ".status.activeTasks", "Tasks that train now.", "integer"),
     _column("Waiting", ".status.waitingTasks", "Tasks that wait.", "integer"),
+    _column(
+        "Updating",
+        ".status.updatingSince",
+        "How long tasks have waited for workers with the changed spec.",
+        "date",
+    ),
     _column("Dtype", ".spec.model.dtype", "Type of the frozen weights.", wide=True),
     _AGE,
 ]

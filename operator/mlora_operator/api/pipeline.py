@@ -5,10 +5,11 @@ from __future__ import annotations
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from mlora_operator.api.bounded import bounded
 from mlora_operator.api.meta import Condition, Model, NamespacesFrom, Status, Storage, Time
+from mlora_operator.api.pod_parts import pod_part
 from mlora_operator.api.rules import NETWORK
 from mlora_worker import addresses
 from mlora_worker.bounds import MOST_STAGES, Amount, LongName, Stage, Word, Words
@@ -34,20 +35,42 @@ def _network(text: str) -> str:
 KIND = "LoRAPipeline"
 PLURAL = "lorapipelines"
 
+
+def _as_text(value: object) -> object:
+    """A quantity without a unit may be written as a number, as everywhere in Kubernetes."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_INT_OR_STRING = Field(json_schema_extra={"x-kubernetes-int-or-string": True})
 Quantity = Annotated[
-    str, Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+    str,
+    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
+    BeforeValidator(_as_text),
+    _INT_OR_STRING,
 ]
 # Less than a byte is none; the m of 500m is a thousandth, and stands where M was meant.
 Size = Annotated[
-    str, Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$")
+    str,
+    Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
+    BeforeValidator(_as_text),
+    _INT_OR_STRING,
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
 LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
+AnnotationValue = Annotated[str, Field(max_length=4096)]
 NamespaceName = Annotated[str, Field(max_length=253)]
-# A part of the pod API that is passed on as it is; the API server checks it when the StatefulSet is made.
+# Parts of the pod API that are passed on as they are.
+Resources = pod_part("resources")
+Toleration = pod_part("toleration")
+Affinity = pod_part("affinity")
+EnvVar = pod_part("envVar")
+Volume = pod_part("volume")
+VolumeMount = pod_part("volumeMount")
+LocalObjectReference = pod_part("localObjectReference")
+# A part of another API that only the operator's settings have.
 Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
 MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on
 
@@ -177,18 +200,37 @@ class Worker(Model):
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="As in a container."
     )
-    image_pull_secrets: tuple[Opaque, ...] = Field(default=(), max_length=64, description="As in a pod.")
-    resources: Opaque = Field(
+    image_pull_secrets: tuple[LocalObjectReference, ...] = Field(
+        default=(), max_length=64, description="As in a pod."
+    )
+    resources: Resources = Field(
         default_factory=dict, description="As in a container; one GPU per pod is usual."
     )
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, max_length=64, description="As in a pod."
     )
-    tolerations: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
-    affinity: Opaque = Field(default_factory=dict, description="As in a pod.")
-    env: tuple[Opaque, ...] = Field(default=(), max_length=1024, description="As in a container.")
-    volumes: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a pod.")
-    volume_mounts: tuple[Opaque, ...] = Field(default=(), max_length=256, description="As in a container.")
+    tolerations: tuple[Toleration, ...] = Field(default=(), max_length=256, description="As in a pod.")
+    affinity: Affinity = Field(default_factory=dict, description="As in a pod.")
+    env: tuple[EnvVar, ...] = Field(default=(), max_length=1024, description="As in a container.")
+    volumes: tuple[Volume, ...] = Field(default=(), max_length=256, description="As in a pod.")
+    volume_mounts: tuple[VolumeMount, ...] = Field(
+        default=(), max_length=256, description="As in a container."
+    )
+    pod_labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="More labels of the pods, such as those that a cluster's policies ask for; the operator's own stay.",
+    )
+    pod_annotations: dict[LabelKey, AnnotationValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="More annotations of the pods; the operator's own stay.",
+    )
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description="ServiceAccount of the pods, for an identity of a cloud or rights that a cluster's policies ask for; "
+        "no token of the cluster is mounted.",
+    )
     priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(

@@ -7,6 +7,7 @@ the API server has.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +20,14 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``."""
+    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``. ``new_alone``: an object
+    that was stored before there was this rule may break it, and the operator understands it all the same."""
 
     path: Path
     cel: str
     message: str
     holds: Callable[[Any], bool] | None = None
+    new_alone: bool = False
 
     def to_cel(self) -> dict[str, str]:
         """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
@@ -70,9 +73,15 @@ REFUSALS: Mapping[str, str] = {
 }
 
 
+# Quantities: a whole number is one without a unit.
+_OF_NUMBERS_TOO = frozenset(pattern for pattern, words in REFUSALS.items() if "amount of bytes" in words)
+_BELOW_A_BUCKET = re.compile(r"^s3://[^/]+/+[^/]")
+
+
 def looks_like(pattern: str) -> Rule:
     """``pattern`` as a rule with its words. Raises KeyError when it has none."""
-    return Rule(path=(), cel=f"self.matches(r'{pattern}')", message=REFUSALS[pattern])
+    value = "string(self)" if pattern in _OF_NUMBERS_TOO else "self"
+    return Rule(path=(), cel=f"{value}.matches(r'{pattern}')", message=REFUSALS[pattern])
 
 
 def _immutable(field: str) -> Rule:
@@ -80,6 +89,31 @@ def _immutable(field: str) -> Rule:
         path=(field,),
         cel="self == oldSelf",
         message=f"{field} cannot be changed; delete the task and apply it again, or use another name",
+    )
+
+
+# Columns of each format: another name for any other one would have no effect.
+FIELDS_OF: Mapping[str, tuple[str, ...]] = {
+    "prompt": ("promptCompletion",),
+    "completion": ("promptCompletion",),
+    "messages": ("messages",),
+    "conversations": ("sharegpt",),
+    "instruction": ("alpaca",),
+    "input": ("alpaca",),
+    "output": ("alpaca",),
+    "system": ("alpaca", "sharegpt"),
+    "text": ("text",),
+}
+
+
+def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
+    listed = ", ".join(f"'{one}'" for one in formats)
+    return Rule(
+        path=("dataset",),
+        cel=f"self.format in [{listed}] || self.fields.{field} == '{field}'",
+        message=f"fields.{field} is a column of format {' and '.join(formats)}, and format is another: remove it, or "
+        "correct format",
+        holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
     )
 
 
@@ -92,6 +126,13 @@ TASK_RULES: tuple[Rule, ...] = (
         path=(),
         cel="has(self.evaluation) == has(oldSelf.evaluation) && has(self.initFrom) == has(oldSelf.initFrom)",
         message="evaluation and initFrom cannot be added or removed; delete the task and apply it again",
+    ),
+    Rule(
+        path=("output", "uri"),
+        cel=f"!self.startsWith('s3://') || self.matches(r'{_BELOW_A_BUCKET.pattern}')",
+        message="must name a prefix below the bucket, such as s3://bucket/prefix: an adapter has a folder of its own",
+        holds=lambda uri: not uri.startswith("s3://") or _BELOW_A_BUCKET.match(uri) is not None,
+        new_alone=True,
     ),
     Rule(
         path=(),
@@ -114,6 +155,7 @@ TASK_RULES: tuple[Rule, ...] = (
             dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
     ),
+    *(_of_its_format(field, formats) for field, formats in FIELDS_OF.items()),
     Rule(
         path=("dataset",),
         cel="!has(self.chatTemplate) || !has(self.chatTemplateRef)",

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from mlora_operator.api.pod_parts import SHAPE, shape
 from mlora_operator.api.rules import Rule, looks_like
 
 JSON = dict[str, Any]
@@ -57,8 +58,16 @@ def with_rules(schema: JSON, rules: Iterable[Rule]) -> JSON:
 def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: bool) -> JSON:
     node = _resolved(node, definitions)
     schema: JSON = {key: node[key] for key in _KEPT if key in node}
+    if SHAPE in node:
+        schema |= deepcopy(shape(node[SHAPE]))
+        if defaults and node.get("default") is not None:
+            schema["default"] = node["default"]
+        return _atomic_lists(schema)
     if defaults and "pattern" in schema:  # of a spec: a rule says in words what a pattern does not
         schema["x-kubernetes-validations"] = [looks_like(schema.pop("pattern")).to_cel()]
+    if node.get("x-kubernetes-int-or-string"):
+        del schema["type"]
+        schema["x-kubernetes-int-or-string"] = True
     if "const" in node:
         schema["enum"] = [node["const"]]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -75,6 +84,17 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults:
         schema["x-kubernetes-list-type"] = "atomic"  # who applies a list means the whole list
     if node.get("type") == "object":
         schema |= _object(node, definitions, defaults)
+    return schema
+
+
+def _atomic_lists(schema: JSON) -> JSON:
+    """Whoever applies a list means the whole list."""
+    if schema.get("type") == "array":
+        schema["x-kubernetes-list-type"] = "atomic"
+        _atomic_lists(schema["items"])
+    for child in (*schema.get("properties", {}).values(), schema.get("additionalProperties")):
+        if child is not None:
+            _atomic_lists(child)
     return schema
 
 

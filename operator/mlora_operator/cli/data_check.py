@@ -144,6 +144,8 @@ def print_answer(answer: LookAnswer) -> None:
         out.print(f"  dropped as {rule}: {count:,} (first in {lines})")
     if counts.truncated:
         out.print(f"  cut to maxSeqLength: {counts.truncated:,}")
+    if counts.special_tokens:
+        out.print(f"  with special tokens in their own text: {counts.special_tokens:,}")
     most = max((bar.rows for bar in answer.histogram), default=1)
     wide = max((len(f"{bar.high:,}") for bar in answer.histogram), default=1)
     for bar in answer.histogram:

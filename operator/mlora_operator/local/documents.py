@@ -137,10 +137,13 @@ def _scalar(node: yaml.Node) -> Any:
         return None
     if tag == "bool":
         return text.lower() in _TRUE
-    if tag == "int":
-        return _integer(text.replace("_", ""))
-    if tag == "float":
-        return _number(text, node.start_mark.line + 1)
+    try:
+        if tag == "int":
+            return _integer(text.replace("_", ""))
+        if tag == "float":
+            return _number(text, node.start_mark.line + 1)
+    except ValueError:  # 0x_ looks like a number, and is none: text, as in kubectl
+        return text
     if tag in ("str", "timestamp"):
         return text
     raise DocumentError(f"the tag {node.tag} has no meaning in a manifest", node.start_mark.line + 1)

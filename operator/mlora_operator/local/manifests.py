@@ -10,6 +10,7 @@ import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -20,9 +21,11 @@ from mlora_operator.api.patterns import wrong_patterns
 from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
 from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.schema import structural
+from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
-from mlora_operator.reconcile.outputs import Folder, folder
+from mlora_operator.reconcile.folders import Folder, folder
 
 SECRET = "Secret"
 DEFAULT_NAMESPACE = "default"
@@ -30,6 +33,16 @@ DEFAULT_NAMESPACE = "default"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _QUOTES = "must be text; put it in quotes"
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+_TOP = frozenset({"apiVersion", "kind", "metadata", "spec", "status"})
+_METADATA = frozenset(
+    {
+        "annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers",
+        "generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences",
+        "resourceVersion", "selfLink", "uid",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +176,10 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
         data, wrong = _secret_data(value)
         problems += [problem(about, path, message) for path, message in wrong]
         return problems or SecretManifest(place, data)
-    for key in value.keys() - {"apiVersion", "kind", "metadata", "spec", "status"}:
-        problems.append(problem(about, (key,), "unknown field"))
+    for key in names.keys() - _METADATA:
+        problems.append(problem(about, ("metadata", str(key)), unknown_field(key, _METADATA)))
+    for key in value.keys() - _TOP:
+        problems.append(problem(about, (key,), unknown_field(key, _TOP)))
     if kind == task.KIND:
         spec, wrong = _spec(value, LoRATaskSpec, TASK_RULES)
         made: Manifest | None = TaskManifest(place, spec) if spec is not None else None
@@ -206,9 +221,9 @@ def _spec(
     if "spec" not in value:
         return None, [(("spec",), "is missing")]
     try:
-        spec = model.model_validate(value["spec"])
+        spec = model.model_validate(value["spec"], by_alias=True, by_name=False)
     except ValidationError as error:
-        return None, [(("spec", *problem["loc"]), _message(problem)) for problem in error.errors()]
+        return None, [(("spec", *problem["loc"]), _message(problem, model)) for problem in error.errors()]
     filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     wrong: list[tuple[Path, str]] = [(("spec", *path), message) for path, message in broken(filled, rules)]
     patterns = wrong_patterns(spec.lora) if isinstance(spec, LoRATaskSpec) else None
@@ -225,14 +240,31 @@ def _status(value: Mapping[str, Any]) -> PipelineStatus:
         return PipelineStatus()
 
 
-def _message(problem: Any) -> str:
-    if problem["type"] in ("missing", "extra_forbidden"):  # what was given is no help
+def _message(problem: Any, model: type[Model]) -> str:
+    if problem["type"] == "extra_forbidden":
+        *above, name = problem["loc"]
+        return unknown_field(name, _fields_at(model, above))
+    if problem["type"] == "missing":  # what was given is no help
         return words(problem)
     given = problem.get("input")
     message = words(problem).removeprefix("Value error, ")
     if isinstance(given, str | int | float | bool) and len(str(given)) <= 64:
         message += f" (got {given!r})"
     return message
+
+
+@cache
+def _schema(model: type[Model]) -> Mapping[str, Any]:
+    return structural(model, defaults=False)
+
+
+def _fields_at(model: type[Model], path: Sequence[str | int]) -> Sequence[str]:
+    """The fields that there are below ``path``."""
+    node = _schema(model)
+    for part in path:
+        below = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+        node = below or {}
+    return tuple(node.get("properties", ()))
 
 
 def _secret_data(value: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[Path, str]]]:

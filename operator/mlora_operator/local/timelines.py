@@ -8,9 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
-from mlora_operator.coordinator import CoordinatorClient, CoordinatorError
+from mlora_operator.coordinator import CoordinatorClient, CoordinatorError, open_session
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.snapshot import Key
 from mlora_worker.stream.chrome_trace import chrome_trace
@@ -29,7 +27,7 @@ async def save_timelines(file: Path, endpoints: Mapping[Key, Endpoint]) -> None:
     A coordinator that does not answer is left out, with a warning; without any, nothing is written.
     """
     timelines: dict[str, Timeline] = {}
-    async with aiohttp.ClientSession() as session:
+    async with open_session() as session:
         for key, endpoint in endpoints.items():
             try:
                 timelines[str(key)] = await CoordinatorClient(session, endpoint).get_timeline()

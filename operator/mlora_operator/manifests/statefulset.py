@@ -21,8 +21,6 @@ from mlora_operator.manifests.worker import (
 from mlora_operator.settings import WorkerDefaults
 from mlora_worker.protocol import WorkerConfig
 
-USER = 65532
-
 
 def statefulset(
     owner: Owner,
@@ -84,11 +82,15 @@ def pod_template(
     tls: bool = False,
 ) -> dict[str, Any]:
     pod = _pod_spec(owner, spec, defaults, log_format, allow_file_uris=allow_file_uris, tls=tls)
+    worker = spec.worker
+    more = {"labels": worker.pod_labels, "annotations": worker.pod_annotations}
+    named = any(more.values())
     return {
         "metadata": {
-            "labels": labels(owner.name),
+            "labels": {**worker.pod_labels, **labels(owner.name)},
             "annotations": {
-                REVISION: digest(pod),
+                **worker.pod_annotations,
+                REVISION: digest([pod, more] if named else pod),
                 LINEAGE: lineage(spec),
                 **({SCHEME: "https"} if tls else {}),
             },
@@ -112,6 +114,9 @@ def _pod_spec(
         owner, spec, log_format, allow_file_uris=allow_file_uris, tls=tls, metrics_port=defaults.metrics_port
     )
     pull_secrets = worker.image_pull_secrets or defaults.image_pull_secrets
+    # A cluster that gives each namespace its own users, such as OpenShift, chooses them where none is named.
+    user = defaults.run_as_user
+    users = {} if user is None else {"runAsUser": user, "runAsGroup": user, "fsGroup": user}
     pod: dict[str, Any] = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -119,9 +124,7 @@ def _pod_spec(
         # What the restricted Pod Security Standard asks for; fsGroup lets the user read mounted Secrets.
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
+            **users,
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
@@ -133,6 +136,7 @@ def _pod_spec(
         "nodeSelector": worker.node_selector,
         "tolerations": list(worker.tolerations),
         "affinity": worker.affinity,
+        "serviceAccountName": worker.service_account_name,
         "priorityClassName": worker.priority_class_name,
         "runtimeClassName": worker.runtime_class_name,
     }

@@ -14,11 +14,10 @@ from concurrent.futures import Future
 from importlib import resources
 from typing import Literal
 
-import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from mlora_operator.coordinator import CoordinatorError
+from mlora_operator.coordinator import CoordinatorError, open_session
 from mlora_operator.page.connections import Limits, bounded
 from mlora_operator.page.desk import Answer, Desk, Refused, answer, tagged, unreachable
 from mlora_operator.page.documents import Trouble
@@ -118,8 +117,7 @@ class PageServer:
 
     async def _serve(self) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
-        connector = aiohttp.TCPConnector(use_dns_cache=False, force_close=True)  # as in ``coordinator.Links``
-        async with aiohttp.ClientSession(connector=connector) as session:
+        async with open_session() as session:
             timelines = Timelines(session)
             runner = web.AppRunner(
                 page_app(self._desk, lambda: timelines, self._hosts),

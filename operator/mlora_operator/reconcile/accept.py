@@ -86,6 +86,8 @@ def accept(
         return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
     if task.spec is None:
         return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
+    if task.uid in snapshot.wrong:
+        return Acceptance(conditions.REASON_INVALID_SPEC, snapshot.wrong[task.uid])
     if bound is not None and not rights.may_serve(bound.key.namespace, own):
         bound = None
     if bound is not None and bound.replica is not None and not any(one.key == bound.home for one in serving):

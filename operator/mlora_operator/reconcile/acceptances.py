@@ -12,8 +12,8 @@ from mlora_operator.reconcile.accept import Acceptance, accept
 from mlora_operator.reconcile.endpoints import forbidden
 from mlora_operator.reconcile.limits import within_queues
 from mlora_operator.reconcile.memo import Memo
-from mlora_operator.reconcile.outputs import settle
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, SecretData, Snapshot, Task
+from mlora_operator.reconcile.outputs import misplaced, settle
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, SecretData, Snapshot, Task
 from mlora_operator.reconcile.suitability import Suitability
 from mlora_operator.settings import Settings
 
@@ -23,19 +23,20 @@ def acceptances(
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
-    3. Its output is its own (``outputs``).
-    4. Its namespace's queue there has room for it (``limits``).
+    3. Its output is a place where it may write, in the same way (``outputs.misplaced``).
+    4. Its output is its own (``outputs.settle``).
+    5. Its namespace's queue there has room for it (``limits``).
     """
     judge = _Judge(open_tasks, snapshot, settings, memo)
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
-    found = settle(found, everyone, snapshot.pipelines, settings.rights, memo.held)
+    found = settle(found, everyone, snapshot.pipelines, snapshot.contacts, settings.rights, memo.claims)
     return within_queues(found, open_tasks, snapshot.contacts)
 
 
 class _Surroundings(NamedTuple):
-    """What the first two rules read beside a task and the phases in which it is reported, where one pipeline alone may
+    """What the first three rules read beside a task and the phases in which it is reported, where one pipeline alone may
     serve it. Of pipelines: all but the rest of their statuses; of coordinators: which have not been heard."""
 
     settings: Settings
@@ -64,9 +65,13 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
     )
 
 
+# Of a new task that nobody has looked into yet: its status stays as it is.
+_LATER = Acceptance(conditions.REASON_ACCEPTED, "waits to be looked into", held=True)
+
+
 class _Judge:
-    """The first two rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters is
-    how they fare: nothing is remembered then."""
+    """The first three rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters
+    is how they fare: nothing is remembered then."""
 
     def __init__(
         self, open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
@@ -87,9 +92,12 @@ class _Judge:
         )
 
     def acceptance(self, task: Task) -> Acceptance:
+        heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
+        if task.uid in self._snapshot.unjudged and not task.accepted and heard is None:
+            return _LATER
         if task.spec is None or self._serve[task.spec.base_model] > 1:
             return self._made(task)
-        made_of = (task, self._around, self._heard.get(task.uid))
+        made_of = (task, self._around, heard, wrong)
         known = self._known.known(task.uid, made_of)
         if known is None:
             return self._known.keep(task.uid, made_of, self._made(task))
@@ -101,9 +109,15 @@ class _Judge:
     def _made(self, task: Task) -> Acceptance:
         settings = self._settings
         found = accept(task, self._snapshot, settings.models, self._rights, self._suits)
-        if settings.allow_private_endpoints:
+        if found.pipeline is None and found.wanted is None:
             return found
-        return _reachable(task, found, self._snapshot.contacts)
+        if found.pipeline is not None and self._keeps(task, found.pipeline):
+            return found
+        problem = None if settings.allow_private_endpoints else _unreachable(task, found)
+        return problem or misplaced(task, self._rights) or found
+
+    def _keeps(self, task: Task, pipeline: Pipeline) -> bool:
+        return task.spec is None or self._snapshot.contacts.get(pipeline.key, Contact()).keeps(task)
 
 
 def _heard(contacts: Mapping[Key, Contact]) -> Mapping[str, tuple[Any, ...]]:
@@ -115,11 +129,10 @@ def _heard(contacts: Mapping[Key, Contact]) -> Mapping[str, tuple[Any, ...]]:
     return heard
 
 
-def _reachable(task: Task, found: Acceptance, contacts: Mapping[Key, Contact]) -> Acceptance:
-    pipeline = found.pipeline
-    if pipeline is None or pipeline.spec is None or task.spec is None:
-        return found
-    if contacts.get(pipeline.key, Contact()).keeps(task):
-        return found
-    problem = forbidden(task.spec, pipeline.spec.worker.allowed_networks)
-    return Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else found
+def _unreachable(task: Task, found: Acceptance) -> Acceptance | None:
+    """Asked again once a pipeline that is being made is there."""
+    spec = found.pipeline.spec if found.pipeline is not None else None
+    if spec is None or task.spec is None:
+        return None
+    problem = forbidden(task.spec, spec.worker.allowed_networks)
+    return Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else None

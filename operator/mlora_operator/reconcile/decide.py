@@ -17,6 +17,7 @@ from mlora_operator.reconcile.acceptances import acceptances
 from mlora_operator.reconcile.deadlines import as_leaving, outlived, overdue
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
 from mlora_operator.reconcile.health import health
+from mlora_operator.reconcile.judging import looked_into
 from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.pipelines import (
     invalid_status,
@@ -45,6 +46,7 @@ from mlora_worker.protocol import TaskPhase, TaskReport
 def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | None = None) -> Decision:
     """What to do about a snapshot. ``memo``: of the decisions before; the answer is the same with any.
 
+    0. New tasks are looked into, as far as one decision has time for that (``judging``).
     1. Each unfinished task is accepted by a pipeline or one of its replicas, or told why not. A finished one is never
        touched again, unless it failed and its user asks for another try, or its time to live is over.
     2. Each pipeline: who has a place in its memory.
@@ -61,6 +63,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     }
     present = (again.get(task.key, task) for task in snapshot.tasks)
     open_tasks = [as_leaving(task, now) for task in present if not task.finished and not task.deleting]
+    snapshot = looked_into(snapshot, open_tasks, memo.judging)
     accepted = acceptances(open_tasks, snapshot, settings, memo)
     shared = families(accepted, open_tasks, snapshot)
     accepted = dealt(accepted, open_tasks, shared, snapshot)
@@ -114,6 +117,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
             *(event for task in open_tasks for event in judged.news.get(task.key, ())),
             *_events(snapshot.pipelines, pipeline_statuses),
         ),
+        unjudged=snapshot.unjudged,
     )
 
 
@@ -190,7 +194,7 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
     return Decision(
         task_statuses={
             task.key: task.status
-            if _is_unreadable(task, seen)
+            if _is_unreadable(task, seen) or task.uid in seen.unjudged
             else judged.status(task, here, placed.get(task.uid), reports.get(task.uid))
             for task in seen.tasks
         },

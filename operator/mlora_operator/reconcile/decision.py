@@ -50,3 +50,4 @@ class Decision:
     delete_tasks: tuple[Task, ...] = ()  # finished, and their time to live is over
     plans: Mapping[Key, Plan] = field(default_factory=dict)  # to send now; repr hides the keys in them
     events: tuple[Event, ...] = ()
+    unjudged: frozenset[str] = frozenset()  # uids of tasks that wait for the next decision (``judging``)

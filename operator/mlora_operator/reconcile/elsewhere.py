@@ -35,7 +35,7 @@ class Rooms:
         if pipeline.key not in self._known:
             self._known[pipeline.key] = self._look_at(pipeline)
         place = self._known[pipeline.key]
-        if place is None:
+        if place is None or task.uid not in place.room.numbers:
             return False
         others = [one for one in place.inside if one is not task]
         own = sum(one.key.namespace == task.key.namespace for one in others)
@@ -44,9 +44,13 @@ class Rooms:
         return place.room.fits_beside(place.room.held(one.uid for one in others), task.uid)
 
     def _look_at(self, pipeline: Pipeline) -> _Place | None:
-        seen = view(pipeline, self._tasks, self._snapshot)
+        if pipeline.spec is None:
+            return None
+        name = pipeline.spec.model.name
+        own = tuple(one for one in self._tasks if one.spec is not None and one.spec.base_model == name)
+        seen = view(pipeline, own, self._snapshot)
         model = memory_model(seen)
-        if model is None or seen.stale or pipeline.spec is None:
+        if model is None or seen.stale:
             return None
         inside = tuple(
             task

@@ -22,6 +22,7 @@ MERGE = "application/merge-patch+json"
 # What of an object's metadata a list holds when only identities matter.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 REQUEST_TIMEOUT = 30.0
+_LONGEST_WORDS = 500  # characters of an answer that is no object
 
 PLURALS = {
     "LoRATask": "loratasks",
@@ -139,10 +140,19 @@ class KubeApi:
             if self._tally is not None:
                 self._tally(method, resource_of(path), status, self._monotonic() - begun)
         refused = answer.status >= 400
-        content = json.loads(text) if text and (refused or reads_answer) else {}
         if refused:
-            raise ApiError(answer.status, content.get("message", str(answer.reason)))
-        return dict(content)
+            raise ApiError(answer.status, _words(text) or str(answer.reason))
+        return dict(json.loads(text)) if text and reads_answer else {}
+
+
+def _words(text: bytes) -> str:
+    """Of a refusal. What stands before the API server, or a kind that it does not serve, answers with plain text."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        return text.decode(errors="replace").strip()[:_LONGEST_WORDS]
+    found = content.get("message") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def path_of(manifest: Mapping[str, Any]) -> str:

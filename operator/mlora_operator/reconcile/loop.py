@@ -128,6 +128,9 @@ class Loop:
         now = self._now()
         decision = decide(snapshot, self._settings, now, self._memo)
         self._deciding = self._monotonic() - observed
+        if decision.unjudged:
+            snapshot = replace(snapshot, unjudged=decision.unjudged)
+            self.wake()
         for watcher in self._watchers:
             try:
                 watcher(snapshot, decision)

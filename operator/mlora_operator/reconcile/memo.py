@@ -8,8 +8,9 @@ from typing import Any
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.answers import Answers
+from mlora_operator.reconcile.claims import Claims
 from mlora_operator.reconcile.decision import Event
-from mlora_operator.reconcile.outputs import Held
+from mlora_operator.reconcile.judging import Judging
 from mlora_operator.reconcile.places import Known
 from mlora_worker.protocol import TaskPlan
 
@@ -22,11 +23,12 @@ class Memo:
     statuses: Answers[tuple[TaskStatus, tuple[Event, ...]]] = field(default_factory=Answers)
     surroundings: Any = field(default=None, repr=False)  # see ``acceptances``; it holds Secrets
 
-    held: Held = field(default_factory=Held)
+    judging: Judging = field(default_factory=Judging)
+    claims: Claims = field(default_factory=Claims)
     places: Known = field(default_factory=Known, repr=False)
     plans: Answers[TaskPlan] = field(default_factory=Answers, repr=False)  # it holds keys
 
     def turn(self) -> None:
         """A decision begins."""
-        for answers in (self.acceptances, self.statuses, self.places, self.plans):
+        for answers in (self.acceptances, self.statuses, self.places, self.plans, self.judging):
             answers.turn()

@@ -182,11 +182,12 @@ def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | 
     schema that is newer than this operator, which fills them in even where no user has written them.
     """
     try:
-        spec = model.model_validate(raw.get("spec", {}), extra="ignore")
+        spec = model.model_validate(raw.get("spec", {}), extra="ignore", by_alias=True, by_name=False)
     except ValidationError as error:
         return None, describe(error, "spec")
     document = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
-    problems = [f"{'.'.join(('spec', *path))}: {message}" for path, message in broken(document, rules)]
+    old = tuple(rule for rule in rules if not rule.new_alone)
+    problems = [f"{'.'.join(('spec', *path))}: {message}" for path, message in broken(document, old)]
     return (None, "; ".join(problems)) if problems else (spec, None)
 
 

@@ -142,11 +142,16 @@ def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
 
 
 def memory_model(view: View) -> MemoryModel | None:
-    """The memory of the pipeline with what its tasks ask for; None while the model's shape is not known."""
+    """The memory of the pipeline with what its tasks ask for, but for the unjudged; None while the model's shape is not
+    known."""
     if view.pipeline.spec is None or view.shape is None:
         return None
     known = of_model(view.shape[0])
-    demands = {task.uid: known.of(task.spec).demand for task in view.tasks if task.spec is not None}
+    demands = {
+        task.uid: known.of(task.spec).demand
+        for task in view.tasks
+        if task.spec is not None and task.uid not in view.unjudged
+    }
     return _memory(view, view.shape, demands)
 
 

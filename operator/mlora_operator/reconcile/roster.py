@@ -72,12 +72,14 @@ class _Seen:
     told: Mapping[str, bool]
     asks: AsksOfModel
     stale: bool
+    unjudged: frozenset[str]
 
     def holds_for(self, other: _Seen) -> bool:
         """All the same but for reports. Tuples compare by identity first, so this touches no task that is the same."""
         return (
             self.asks is other.asks
             and self.stale is other.stale
+            and self.unjudged == other.unjudged
             and len(self.reports) == len(other.reports)
             and self.tasks == other.tasks
             and self.told == other.told
@@ -92,7 +94,9 @@ def roster(view: View, known: Rosters) -> Roster:
     """See ``fresh_roster``: the same, from what is known as far as it holds."""
     if view.report is None or view.shape is None:
         return fresh_roster(view)
-    seen = _Seen(view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale)
+    seen = _Seen(
+        view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale, view.unjudged
+    )
     before = known.of(view.pipeline.uid)
     made = None
     if before is not None and before[0].holds_for(seen):
@@ -125,6 +129,8 @@ def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
     now_read: dict[str, _Read] = {}
     for task in view.tasks:
         uid = task.uid
+        if uid in view.unjudged:
+            continue
         reported, may, found = reports.get(uid), plan.get(uid), read.get(uid)
         if found is None or found.task is not task or found.reported is not reported or found.may is not may:
             if task.spec is None:

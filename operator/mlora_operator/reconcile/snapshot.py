@@ -296,3 +296,6 @@ class Snapshot:
     unread: Mapping[tuple[str, Key], str] = field(default_factory=dict)
     # Uids of tasks whose status was written a moment ago: if they wait in a queue, its words stay as they are.
     told_lately: frozenset[str] = frozenset()
+    # Both by ``judging``: uids of tasks that nobody has looked into yet; what is wrong with patterns of new ones, by uid.
+    unjudged: frozenset[str] = frozenset()
+    wrong: Mapping[str, str] = field(default_factory=dict)

@@ -18,12 +18,14 @@ class Suitability:
         self._rooms: dict[Key, ModelRoom | None] = {}
 
     def __call__(self, task: Task, pipeline: Pipeline) -> bool:
-        """It is not given up, and the task fits its memory alone, as far as that is known."""
+        """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not."""
         assert pipeline.spec is not None
         if pipeline.status.given_up is not None and pipeline.spec.replicas.max == 1:
             return False
         if pipeline.key not in self._rooms:
-            model = memory_model(view(pipeline, self._tasks, self._snapshot))
+            name = pipeline.spec.model.name
+            own = tuple(one for one in self._tasks if one.spec is not None and one.spec.base_model == name)
+            model = memory_model(view(pipeline, own, self._snapshot))
             self._rooms[pipeline.key] = room_of(model) if model is not None else None
         room = self._rooms[pipeline.key]
-        return room is None or room.fits_alone(task.uid)
+        return room is None or task.uid not in room.numbers or room.fits_alone(task.uid)

@@ -18,7 +18,7 @@ from mlora_operator.reconcile.seats import Seat
 from mlora_operator.reconcile.snapshot import Task, condition, is_true
 from mlora_operator.reconcile.transitions import Wish, conclude
 from mlora_operator.scheduling.admission import Outcome
-from mlora_worker.protocol import Failure, TaskPhase, TaskReport
+from mlora_worker.protocol import Failure, FailureReason, TaskPhase, TaskReport
 
 # States of tasks that are not accepted yet, and will be without anybody's doing.
 _BY_ITSELF = {
@@ -35,6 +35,18 @@ class Course:
     state: str
     reason: str
     wishes: tuple[Wish, ...]
+
+
+# What may be cured outside of the spec, which cannot be changed: a store, its rows, the room on a stage or a disk.
+_CURABLE = frozenset(
+    {
+        FailureReason.DATASET_NOT_FOUND, FailureReason.ACCESS_DENIED, FailureReason.STORAGE_UNREACHABLE,
+        FailureReason.INVALID_ROW, FailureReason.NO_TRAINABLE_ROWS, FailureReason.NO_TRAINABLE_TOKENS,
+        FailureReason.UPLOAD_FAILED, FailureReason.INSUFFICIENT_SPACE, FailureReason.OUT_OF_MEMORY,
+        FailureReason.CHECKPOINT_MISMATCH, FailureReason.INTERNAL_ERROR,
+    }
+)  # fmt: skip
+_TRY_AGAIN = "; once that is mended, give the annotation mlora.dev/retry a new value, and the task runs again"
 
 
 def task_status(
@@ -67,7 +79,7 @@ def task_status(
     )
     course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
     begun = {wish.type for wish in course.wishes if wish.status == "True"}
-    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported)}
+    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported, scene.pipeline)}
     if again:
         changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
     if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):
@@ -262,8 +274,9 @@ def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str)
 
 def _failed_by(failure: Failure | None, told: str) -> Course:
     if failure is None:
-        return _failed("InternalError", "the worker gave no reason", told)
-    return _failed(failure.reason.value, failure.message, told)
+        return _failed("InternalError", f"the worker gave no reason{_TRY_AGAIN}", told)
+    hint = _TRY_AGAIN if failure.reason in _CURABLE else ""
+    return _failed(failure.reason.value, failure.message + hint, told)
 
 
 def _failed(reason: str, message: str, told: str) -> Course:

@@ -50,6 +50,7 @@ class View:
         False  # its workers are replaced though tasks train: others have waited for that long enough
     )
     stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
+    unjudged: frozenset[str] = frozenset()  # uids of tasks that nobody has looked into yet (``judging``)
     serves_others: bool = False  # its namespace has the right to
     claims_in_vain: str | None = None  # why it serves its own namespace alone though it says otherwise
 
@@ -160,6 +161,7 @@ def view(
         blocked=blocked,
         rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),
         stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
+        unjudged=snapshot.unjudged,
         serves_others=rights is not None and rights.serves_others(pipeline.key.namespace),
         claims_in_vain=claims_in_vain(pipeline, rights) if rights is not None else None,
     )

@@ -42,21 +42,19 @@ from mlora_worker.storage.adapter import (
     publish_adapter,
     save_weights,
 )
-from mlora_worker.storage.checkpoint import (
-    Progress,
-    TaskState,
-    newest_progress,
-    newest_state,
-    write_checkpoint,
-)
+from mlora_worker.storage.checkpoint import newest_progress, newest_state, write_checkpoint
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.files import FileStore
 from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.s3 import Keys, S3Store
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import Progress, TaskState
 from mlora_worker.storage.uri import file_uri
 from mlora_worker.stream.targets import targets_of
 from tests.fixtures.storage import Storage
+
+MOST = 2**30  # bytes
 
 pytestmark = pytest.mark.integration
 
@@ -127,12 +125,12 @@ def test_an_adapter_whose_uploader_is_killed_after_one_of_three_parts_is_not_the
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     store = store_of(local_s3)
     assert find_published(store, folder) is None
-    assert store.list(folder) == []
+    assert store.list(folder, MOST_LISTED) == []
     assert unfinished(local_s3, folder) == [WEIGHTS_NAME]
     publish(store, folder, weights)
     manifest = find_published(store, folder)
     assert manifest is not None
-    assert store.read(f"{folder}/{WEIGHTS_NAME}") == weights.read_bytes()
+    assert store.read(f"{folder}/{WEIGHTS_NAME}", MOST) == weights.read_bytes()
     assert unfinished(local_s3, folder) == []
 
 
@@ -146,13 +144,13 @@ def test_who_lists_and_reads_all_the_time_never_sees_a_manifest_without_its_file
     def poll() -> None:
         store = store_of(local_s3)
         while not done.is_set():
-            listed = set(store.list(folder))
+            listed = set(store.list(folder, MOST_LISTED))
             if manifest_uri in listed:
                 listings.append(files <= listed)
             try:
-                before = store.read(manifest_uri)
-                weights = store.read(f"{folder}/{WEIGHTS_NAME}")
-                unchanged = store.read(manifest_uri) == before
+                before = store.read(manifest_uri, MOST)
+                weights = store.read(f"{folder}/{WEIGHTS_NAME}", MOST)
+                unchanged = store.read(manifest_uri, MOST) == before
             except ObjectNotFound:
                 continue
             if unchanged:

@@ -30,6 +30,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.adapter import adapter_config, find_published, publish_adapter, save_weights
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
+from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.lines import split_lines
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.probe import probe_output
@@ -37,6 +38,8 @@ from mlora_worker.storage.s3 import PIECE, Keys, S3Store
 from mlora_worker.storage.sources import open_sources
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 from tests.fixtures.storage import Storage
+
+MOST = 2**30  # bytes
 
 pytestmark = pytest.mark.integration
 
@@ -73,13 +76,13 @@ def test_what_was_written_is_read_listed_and_deleted(store: Store, folder: str) 
     odd = f"{folder}/a b/100% ü?x#y+z"
     store.write(odd, b"content")
     store.write(f"{folder}2/other", b"")
-    assert store.read(odd) == b"content"
+    assert store.read(odd, MOST) == b"content"
     assert store.read_range(odd, 3, 2) == b"te"
-    assert store.list(folder) == store.list(folder + "/") == [odd]
+    assert store.list(folder, MOST_LISTED) == store.list(folder + "/", MOST_LISTED) == [odd]
     store.delete(odd)
     store.delete(odd)
     assert not store.exists(odd)
-    assert store.list(folder) == []
+    assert store.list(folder, MOST_LISTED) == []
     assert list(store.pieces(f"{folder}2/other")) == []
 
 
@@ -137,7 +140,7 @@ def test_an_uploader_killed_after_two_of_three_parts_leaves_no_object_and_the_ne
     neighbour = f"{folder.removeprefix('s3://adapters/')}/weights-of-another"
     s3.client.create_multipart_upload(Bucket="adapters", Key=neighbour)
     store.write_file(uri, path)
-    assert store.read(uri) == path.read_bytes()
+    assert store.read(uri, MOST) == path.read_bytes()
     assert unfinished(s3, folder) == ["weights-of-another"]
 
 
@@ -163,7 +166,7 @@ def test_a_missing_object_and_a_missing_bucket_are_told_apart(store: Store, fold
         list(store.pieces(f"{folder}/rows.jsonl"))
     assert caught.value.reason is FailureReason.DATASET_NOT_FOUND
     with pytest.raises(ObjectNotFound, match="bucket no-such-bucket of"):
-        store.read("s3://no-such-bucket/x")
+        store.read("s3://no-such-bucket/x", MOST)
     with pytest.raises(StorageError, match="bucket no-such-bucket of") as probe:
         probe_output(store, "s3://no-such-bucket/x")
     assert probe.value.reason is FailureReason.UPLOAD_FAILED
@@ -171,7 +174,7 @@ def test_a_missing_object_and_a_missing_bucket_are_told_apart(store: Store, fold
 
 def test_a_probe_leaves_nothing_behind(store: Store, folder: str) -> None:
     probe_output(store, folder)
-    assert store.list(folder) == []
+    assert store.list(folder, MOST_LISTED) == []
 
 
 def test_a_reader_that_follows_the_manifest_never_sees_half_an_adapter(
@@ -214,7 +217,7 @@ def test_a_reader_that_follows_the_manifest_never_sees_half_an_adapter(
         polling.result()
     assert seen
     assert all(seen)
-    assert len(store.list(folder)) == 4
+    assert len(store.list(folder, MOST_LISTED)) == 4
 
 
 def upload(store: Store, local: Path, uri: str) -> None:

@@ -19,6 +19,7 @@ from mlora_operator.coordinator import (
     Unauthorized,
     Unreachable,
 )
+from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.snapshot import Contact, Key, Texts
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPlan, Training
@@ -100,7 +101,7 @@ async def test_a_poll_says_which_format_of_a_report_is_understood(
     peer: Peer, server: TestServer, session: aiohttp.ClientSession
 ) -> None:
     await client(session, server).poll_report()
-    assert peer.formats == ["2"]
+    assert peer.formats == ["3"]
 
 
 async def test_a_plan_arrives_as_it_was_sent(
@@ -306,3 +307,50 @@ async def test_a_former_token_is_never_shown_to_another_address(peer: Peer, serv
         with pytest.raises(Unauthorized):
             await links.send_plan(TOY, Plan(generation=1))
         assert peer.plans == []
+
+
+async def test_a_connection_is_used_for_one_question_after_the_other(peer: Peer) -> None:
+    """A handshake for each costs four times the question."""
+    connections = set()
+
+    async def get(request: web.Request) -> web.Response:
+        connections.add(request.transport)
+        return await peer.get(request)
+
+    app = web.Application()
+    app.add_routes([web.put("/v1/plan", peer.put), web.get("/v1/report", get)])
+    async with TestServer(app) as running, open_session() as made:
+        for _ in range(5):
+            await client(made, running).poll_report()
+    assert len(connections) == 1
+
+
+async def test_a_coordinator_that_came_back_is_asked_anew(peer: Peer, unused_tcp_port: int) -> None:
+    """Its connection ended with the former process: that is no failure."""
+    app = [web.Application() for _ in range(2)]
+    for one in app:
+        one.add_routes([web.put("/v1/plan", peer.put), web.get("/v1/report", peer.get)])
+    async with open_session() as made:
+        for one in app:
+            async with TestServer(one, port=unused_tcp_port) as running:
+                for generation in range(2):
+                    await client(made, running).put_plan(Plan(generation=generation))
+    assert len(peer.plans) == 4
+
+
+async def test_a_hundred_and_fifty_pipelines_are_waited_for_at_once(peer: Peer) -> None:
+    waiting, all_wait = 0, asyncio.Event()
+
+    async def get(request: web.Request) -> web.Response:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 150:
+            all_wait.set()
+        await all_wait.wait()
+        return await peer.get(request)
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/report", get)])
+    async with TestServer(app) as running, open_session() as made:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(client(made, running).poll_report() for _ in range(150)))

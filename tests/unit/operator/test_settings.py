@@ -88,6 +88,7 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "coordinatorTls: 'no'\n", "coordinatorTls"),
         (LEAST + "serving: {namespaces: ['team_a']}\n", "serving.namespaces[0]"),
         (LEAST + "serving: {namespaces: 'team-a'}\n", "serving.namespaces"),
+        (LEAST + "outputs: {prefixes: {team-a: [adapters/team-a]}}\n", "outputs.prefixes.team-a[0]"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],

@@ -96,6 +96,8 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "started": False,
         "datasetText": None,
         "templateText": None,
+        "datasetDigest": None,
+        "templateDigest": None,
         "evaluation": None,
         "initFrom": None,
         "outputDtype": "float32",

@@ -23,11 +23,8 @@ from mlora_worker.coordinator.places import output_place
 from mlora_worker.coordinator.tasks import Restoration, Snapshot, TaskRun
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
+from mlora_worker.storage.agreement import check_progress
 from mlora_worker.storage.checkpoint import (
-    CheckpointMismatch,
-    Fingerprint,
-    TaskState,
-    check_fingerprint,
     delete_checkpoints,
     newest_progress,
     newest_state,
@@ -37,12 +34,15 @@ from mlora_worker.storage.checkpoint import (
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import CheckpointMismatch, Fingerprint, TaskState, Wanted
 
 log = logging.getLogger(__name__)
 
 OpenPlace = Callable[
     [TaskPlan], tuple[Store, str]
 ]  # where a task's checkpoints lie, opened with the newest keys
+
+ShapesOf = Callable[[TaskPlan], Mapping[str, tuple[int, int]]]  # of the tensors in its adapter's file
 
 KEPT_BYTES = 2**30  # of tasks that wait for their return, in rank 0's memory
 
@@ -61,6 +61,7 @@ class Checkpoints:
         changed: threading.Condition,
         on_change: Callable[[], None],
         place: Callable[[TaskPlan], Hashable] = output_place,
+        shapes_of: ShapesOf,
         kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
         meter: Meter | None = None,
@@ -69,6 +70,7 @@ class Checkpoints:
         self._tasks = tasks
         self._open, self._place, self._lane, self._patience = open_place, place, lane, patience
         self._changed, self._on_change = changed, on_change
+        self._shapes_of = shapes_of
         self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
         self._meter = meter or Unmetered()
@@ -144,7 +146,7 @@ class Checkpoints:
         found = newest_progress(store, folder)
         if found is None:
             return 0
-        check_fingerprint(found.fingerprint, fingerprint, folder)
+        check_progress(found, fingerprint, folder)
         return found.step
 
     def day(self, task: TaskPlan) -> date | None:
@@ -156,7 +158,7 @@ class Checkpoints:
         """What an earlier run could not bring to the store, if it is of a later step. Raises ``CheckpointMismatch``."""
         state = self._kept.state(task.uid, newer_than)
         if state is not None:
-            check_fingerprint(state.progress.fingerprint, fingerprint, "rank 0's own volume")
+            check_progress(state.progress, fingerprint, "rank 0's own volume")
         return state
 
     def forget(self, task: TaskRun) -> None:
@@ -273,17 +275,23 @@ class Checkpoints:
         with self._changed:
             state = task.state
         if state is None:
+            assert task.prepared is not None
             store, folder = self._open(task.plan)
-            state = newest_state(store, folder)
-            if state is not None and task.prepared is not None:
-                check_fingerprint(state.progress.fingerprint, task.prepared.fingerprint, folder)
+            state = newest_state(store, folder, Wanted(task.prepared.fingerprint, self._shapes_of(task.plan)))
         return state
 
     def _restoration(self, state: TaskState) -> Restoration:
         """Raises for what cannot be taken up, which is this task's failure alone."""
+        try:
+            history = History(state.history, until=state.progress.step)
+        except ValueError as error:
+            raise CheckpointMismatch(
+                f"the losses in the checkpoint after step {state.progress.step} cannot be read: {error}; delete the "
+                "checkpoint to begin anew, or choose another output.uri"
+            ) from None
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
-        return Restoration(state.progress, parts[0], payloads, state.best, History(state.history))
+        return Restoration(state.progress, parts[0], payloads, state.best, history)
 
 
 def _is_ahead(task: TaskRun) -> bool:

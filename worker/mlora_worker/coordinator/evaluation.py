@@ -18,7 +18,7 @@ from mlora_worker.bounds import is_within
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.data.weights import relative, weighted_sum
 from mlora_worker.protocol import Evaluation, EvaluationRecord
-from mlora_worker.storage.checkpoint import EvaluationProgress, Fact
+from mlora_worker.storage.task_state import EvaluationProgress, Fact
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ among them, nor on how many stages they were trained: what counts is which token
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date
 
 from mlora_worker.data.token_rows import TokenRow, TokenRows, rows_digest
@@ -18,16 +19,18 @@ from mlora_worker.protocol import (
     ModelSource,
     Training,
 )
-from mlora_worker.storage.checkpoint import DAY, Fact, Fingerprint
+from mlora_worker.storage.task_state import DAY, Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
 _NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
 
 
 def day_in(facts: Fingerprint) -> date | None:
-    """A task that goes on has its rows as they were."""
+    """A task that goes on has its rows as they were. None where there is none; what is no day will not be its own."""
     day = facts.get(DAY)
-    return date.fromisoformat(day) if isinstance(day, str) else None
+    with suppress(ValueError):
+        return date.fromisoformat(day) if isinstance(day, str) else None
+    return None
 
 
 def fingerprint_of(

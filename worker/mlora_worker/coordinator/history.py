@@ -11,22 +11,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from mlora_worker.protocol import EvaluationRecord, StepRecord
+from mlora_worker.storage.documents import plain_json
 from mlora_worker.storage.model_card import perplexity
 
+_LONGEST_LINE, _MOST_LINES = 1024, 100_000  # characters of one that is read; lines
 MOST_STEPS = 20_000  # training steps that have a line; of more, each second one, each fourth, ...
 
 
 class History:
-    """``lines``: what a former run has written."""
+    """``lines``: what a former run has written, of steps up to ``until``. Raises ValueError for what none has."""
 
-    def __init__(self, lines: bytes = b"", most: int = MOST_STEPS) -> None:
+    def __init__(self, lines: bytes = b"", most: int = MOST_STEPS, until: int | None = None) -> None:
         self._most = most
         self._stride = 1
         self._steps: dict[int, str] = {}  # step -> its line
         self._evaluations: dict[int, str] = {}
-        for line in lines.decode().splitlines():
-            found = json.loads(line)
-            (self._evaluations if "evaluationLoss" in found else self._steps)[int(found["step"])] = line
+        written = lines.decode().splitlines()
+        if len(written) > _MOST_LINES:
+            raise ValueError(f"there are {len(written)} lines, more than {_MOST_LINES}")
+        for line in written:
+            step, evaluated = _read(line, until)
+            (self._evaluations if evaluated else self._steps)[step] = line
         self._steps, self._stride = _thinned(self._steps, self._most, _stride_of(self._steps, self._most))
         self._evaluations, _ = _thinned(self._evaluations, self._most, 1)
 
@@ -74,6 +79,19 @@ def _stride_of(lines: Mapping[int, str], most: int) -> int:
     if len(lines) <= most // 2:  # never thinned
         return 1
     return min((step & -step for step in lines if step > 1), default=1)
+
+
+def _read(line: str, until: int | None) -> tuple[int, bool]:
+    """Step of a line, and whether it is an evaluation's. Raises ValueError."""
+    if len(line) > _LONGEST_LINE:
+        raise ValueError(f"a line has {len(line)} characters")
+    found = plain_json(line.encode())
+    if not isinstance(found, dict) or any(type(value) not in (int, float) for value in found.values()):
+        raise ValueError(f"{line[:100]} is no line of losses")
+    step = found.get("step")
+    if not isinstance(step, int) or step < 0 or (until is not None and step > until):
+        raise ValueError(f"{line[:100]} is of no step up to {until}")
+    return step, "evaluationLoss" in found
 
 
 def _line(**facts: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +19,24 @@ from mlora_worker.coordinator.tasks import InitialState
 from mlora_worker.lora.adapter import peft_keys
 from mlora_worker.protocol import FailureReason, LoRAConfig
 from mlora_worker.storage.adapter import CONFIG_NAME, WEIGHTS_NAME, find_published
-from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.documents import plain_json
+from mlora_worker.storage.errors import ObjectNotFound, StorageError, TooLarge
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.targets import Target
 
+_SHOWN = 100  # characters of a value
 _NAMED = 3  # tensors that a message names
 _LARGEST_CONFIG = 2**20  # bytes; also what names and shapes may take beside the weights
 _WIDEST = 8  # bytes of a number in the file: float64
+# Of a PEFT configuration: what does not change what the adapter computes, or is compared below or by the tensors' names.
+_WITHOUT_MEANING = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+        "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version",
+        "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
+    }
+)  # fmt: skip
 # Starts that change the base's weights, too, so that the adapter fits none that is as it was.
 _PLAIN_STARTS = (None, True, False, "gaussian")
 
@@ -50,12 +59,10 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     Raises StorageError, and ``UnfitAdapter`` for one of another shape. Its dropout and its base model's name are not
     compared: the one may be changed at will, the other is spelt in many ways.
     """
-    _check_size(store, join(uri, CONFIG_NAME), _LARGEST_CONFIG)
     _check_config(_read_config(store, uri), lora, uri)
     wanted = expected_tensors(targets)
     numbers = sum(rows * columns for rows, columns in wanted.values())
-    _check_size(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
-    data = store.read(join(uri, WEIGHTS_NAME))
+    data = _read(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
     digest = hashlib.sha256(data).hexdigest()
     manifest = find_published(store, uri)
     if manifest is not None and digest not in {file.sha256 for file in manifest.files}:
@@ -73,25 +80,24 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     return InitialAdapter(InitialState(parts.get(0, {}), payloads), digest)
 
 
-def _check_size(store: Store, uri: str, most: int) -> None:
-    """It is read whole. Where there is none, its reader says so."""
-    with suppress(ObjectNotFound):
-        size = store.size(uri)
-        if size > most:
-            raise UnfitAdapter(
-                f"initFrom.uri: {uri} has {size} bytes, more than an adapter of this task's shape could have ({most})"
-            )
+def _read(store: Store, uri: str, most: int) -> bytes:
+    try:
+        return store.read(uri, most)
+    except TooLarge:
+        raise UnfitAdapter(
+            f"initFrom.uri: {uri} has more bytes than an adapter of this task's shape could have ({most})"
+        ) from None
 
 
 def _read_config(store: Store, uri: str) -> dict[str, Any]:
     try:
-        found = json.loads(store.read(join(uri, CONFIG_NAME)))
+        found = plain_json(_read(store, join(uri, CONFIG_NAME), _LARGEST_CONFIG))
     except ObjectNotFound:
         raise StorageError(
             FailureReason.INVALID_SPEC,
             f"initFrom.uri: there is no {CONFIG_NAME} below {uri}: name the folder of a PEFT adapter",
         ) from None
-    except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
+    except ValueError as error:
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON object")
@@ -117,6 +123,13 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
                 f"initFrom.uri: the adapter at {uri} has {name} {json.dumps(found)}, the task {json.dumps(mine)}; they "
                 "must be the same"
             )
+    known = wanted.keys() | _WITHOUT_MEANING
+    unknown = next((name for name, value in config.items() if value and name not in known), None)
+    if unknown is not None:
+        raise UnfitAdapter(
+            f"initFrom.uri: the adapter at {uri} has {unknown} {json.dumps(config[unknown])[:_SHOWN]}, which may change "
+            "what it computes and is not known here; name an adapter of plain LoRA"
+        )
     start = config.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise UnfitAdapter(

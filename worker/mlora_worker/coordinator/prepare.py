@@ -35,11 +35,12 @@ from mlora_worker.storage.adapter import (
     fingerprint,
     named_base,
     published_info,
+    same_config,
 )
-from mlora_worker.storage.checkpoint import DAY
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import DAY
 from mlora_worker.stream.targets import published_names
 
 
@@ -90,7 +91,7 @@ def prepare_task(
         targets,
         fan_in_fan_out=base.architecture.transposed,
     )
-    if finished is not None and finished.config == config:
+    if finished is not None and same_config(finished.config, config):
         return finished
     check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)
@@ -105,6 +106,7 @@ def prepare_task(
     if task.evaluation is not None and made.evaluation is not None:
         evaluation = EvaluationRows(task.evaluation, made.evaluation)
     steps = StepPlan(len(made.train), task.training)
+    _check_warmup(task, steps.total_steps)
     facts = fingerprint_of(
         task.lora, task.training, targets, made.train, steps.total_steps, base.source, base.facts
     )
@@ -125,4 +127,17 @@ def prepare_task(
         evaluation=evaluation,
         initial=initial.state if initial is not None else None,
         load=made.load,
+    )
+
+
+def _check_warmup(task: TaskPlan, steps: int) -> None:
+    """The first step of a warm-up has a rate of zero, and one that is longer than the training never reaches the peak. One
+    that has trained before is left alone. Raises DataError."""
+    warmup = task.training.warmup_steps
+    if task.started or warmup == 0 or (warmup <= steps and steps > 1):
+        return
+    raise DataError(
+        FailureReason.INVALID_SPEC,
+        f"training.warmupSteps is {warmup}, and the rows make {steps} optimizer step{'s' * (steps > 1)}: the learning rate "
+        f"would never reach training.learningRate. Lower warmupSteps to {steps // 10}, or raise epochs or maxSteps",
     )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mlora_worker.protocol import TaskPlan
 from mlora_worker.storage import uri as address
-from mlora_worker.storage.checkpoint import KEPT, PREFIXES
+from mlora_worker.storage.checkpoint import KEPT
 from mlora_worker.storage.space import Need, Volume, check_space, volume_of
+from mlora_worker.storage.task_state import PREFIXES
 from mlora_worker.stream.targets import Target
 
 _ELEMENT = 4  # bytes: adapters are stored in float32

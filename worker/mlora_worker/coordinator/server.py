@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import ssl
 import threading
@@ -12,6 +13,7 @@ from concurrent.futures import Future
 from aiohttp import web
 from pydantic import ValidationError
 
+from mlora_worker.bounds import MOST_TEXT
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.coordinator.understanding import understand, without_values
 from mlora_worker.pipeline.collect import Unanswered
@@ -57,6 +59,21 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             )
         return web.Response(status=204)
 
+    async def put_text(request: web.Request) -> web.Response:
+        """One that is not lacking is taken all the same: whoever sent it could not know."""
+        digest = request.match_info["digest"]
+        if request.content_length is None or request.content_length > MOST_TEXT:
+            raise web.HTTPRequestEntityTooLarge(max_size=MOST_TEXT, actual_size=request.content_length or 0)
+        body = await request.read()
+        if hashlib.sha256(body).hexdigest() != digest:
+            raise web.HTTPUnprocessableEntity(text="the text is not the one that its digest says")
+        try:
+            text = body.decode()
+        except UnicodeDecodeError:
+            raise web.HTTPUnprocessableEntity(text="the text is not UTF-8") from None
+        await asyncio.to_thread(coordinator().take_text, digest, text)
+        return web.Response(status=204)
+
     async def get_report(request: web.Request) -> web.Response:
         try:
             after = int(request.query.get("after", "-1"))
@@ -87,6 +104,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
     app.add_routes(
         [
             web.put("/v1/plan", put_plan),
+            web.put("/v1/texts/{digest:[0-9a-f]{64}}", put_text),
             web.get("/v1/report", get_report),
             web.get("/v1/timeline", get_timeline),
             web.get("/healthz", _alive),

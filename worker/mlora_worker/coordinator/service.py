@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mlora_worker.coordinator.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.expected import expected_tensors
 from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
@@ -28,6 +29,8 @@ from mlora_worker.coordinator.publish import finished_adapter, upload
 from mlora_worker.coordinator.reasons import told_of
 from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
 from mlora_worker.coordinator.telling import told
+from mlora_worker.coordinator.texts import Texts
+from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -47,9 +50,9 @@ from mlora_worker.protocol import (
     WireReport,
 )
 from mlora_worker.storage.adapter import FinishedAdapter, fingerprint
-from mlora_worker.storage.checkpoint import TaskState
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import TaskState
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline
@@ -104,6 +107,7 @@ class Coordinator:
         self._wish: tuple[Plan, Mapping[str, str]] | None = None
         self._beyond: Mapping[str, str] = {}  # of tasks that are not here for it, by uid
         self._sequence = 0
+        self._texts = Texts()
         self._patience = Patience(
             changed=changed, on_change=self._note_change, later=surroundings.later, clock=surroundings.clock
         )
@@ -113,6 +117,7 @@ class Coordinator:
             tasks=self._tasks,
             open_place=self._open_place,
             place=self._checkpoint_place,
+            shapes_of=self._shapes_of,
             kept=surroundings.kept,
             kept_bytes=surroundings.kept_bytes,
             lane=surroundings.storing,
@@ -163,14 +168,28 @@ class Coordinator:
                     self._tasks[uid].plan = with_what_is_known(task_plan, former)
                     if self._tasks[uid].plan.storage != former.storage:
                         elsewhere.add(uid)
+                    if self._texts.waits(uid):
+                        self._texts.wait(self._tasks[uid].plan)
                     self._checkpoints.come_back(self._tasks[uid])
                 else:
                     task = self._tasks[uid] = TaskRun(task_plan)
                     self._names[uid] = f"{task_plan.namespace}/{task_plan.name}"
-                    self._prepare(task)
+                    if task_plan.digests:
+                        self._texts.wait(task_plan)
+                    else:
+                        self._prepare(task)
+            self._texts.reorder(wanted)
+            self._prepare_complete()
             self._patience.look_again(elsewhere)
             self._note_change()
             return True
+
+    def take_text(self, digest: str, text: str) -> None:
+        """Rows or a chat template that plans name by digest. What is not needed now is dropped."""
+        with self._changed:
+            self._texts.take(digest, text)
+            self._prepare_complete()
+            self._note_change()
 
     def wait_report(self, after: int, seconds: float) -> Report:
         """The report as soon as it is newer than ``after``, or as it is after ``seconds``."""
@@ -232,6 +251,12 @@ class Coordinator:
 
     # --- lanes --------------------------------------------------------------------------------------------------
 
+    def _prepare_complete(self) -> None:
+        """Those whose texts are here now. With the lock held."""
+        for plan in self._texts.complete():
+            self._tasks[plan.uid].plan = plan
+            self._prepare(self._tasks[plan.uid])
+
     def _prepare(self, task: TaskRun) -> None:
         """A task that has trained before is not failed by a store that is away or refuses it for a while; any other one is,
         so that a wrong address is known at once."""
@@ -285,7 +310,14 @@ class Coordinator:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
                 if state is not None:
                     self._checkpoints.take_back(task, state)
+            self._has_its_rows(task)
             self._note_change()
+
+    def _has_its_rows(self, task: TaskRun) -> None:
+        """Or will never have them: so the text that they were in is of no use any more. With the lock held."""
+        if task.plan.dataset_text is not None:
+            task.plan = task.plan.without_rows(fingerprint(task.plan))
+        self._texts.done(task.uid)
 
     def _publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
         assert task.prepared is not None
@@ -350,6 +382,9 @@ class Coordinator:
             ),
         )
 
+    def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, int]]:
+        return expected_tensors(resolve_targets(self._with.base.facts, task.lora))
+
     def _checkpoint_place(self, task: TaskPlan) -> Place:
         return output_place(task) if self._with.checkpoint_place is None else PIPELINES_OWN
 
@@ -365,6 +400,7 @@ class Coordinator:
         with self._changed:
             task.fail(reason, message)
             words = task.failure.message if task.failure is not None else ""  # as it may be shown
+            self._has_its_rows(task)
             self._note_change()
         log.warning("task %s failed: %s: %s", task.name, reason, words, exc_info=unknown)
 
@@ -372,6 +408,7 @@ class Coordinator:
 
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
+            self._texts.done(uid)
             self._forget_kept(self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
@@ -400,6 +437,7 @@ class Coordinator:
             ),
             memory=self._with.memory(),
             exhausted=tuple(self._dispatcher.exhausted),
+            lacks=self._texts.lacks,
             wire=WireReport(
                 payload_bytes=payload,
                 descriptor_bytes=descriptors,
@@ -412,13 +450,19 @@ class Coordinator:
 
 def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
     """An operator that started anew may not be able to read a task's Secret or ConfigMap any more: what it cannot send
-    stays as it was."""
+    stays as it was. So do texts that are here, or were until its rows were prepared, where it names them by digest."""
     if plan.storage.access_key is None and former.storage.access_key is not None:
         plan = plan.model_copy(update={"storage": former.storage})
-    if plan.dataset_text is None and former.dataset_text is not None:
-        plan = plan.model_copy(update={"dataset_text": former.dataset_text})
-    if plan.template_text is None and former.template_text is not None:
-        plan = plan.model_copy(update={"template_text": former.template_text})
+    for text, digest in (("dataset_text", "dataset_digest"), ("template_text", "template_digest")):
+        named, waits = getattr(plan, digest), getattr(former, digest)
+        if getattr(plan, text) is not None:
+            continue
+        if waits is None:
+            plan = plan.model_copy(update={text: getattr(former, text), digest: None})
+        elif named is None:
+            plan = plan.model_copy(update={digest: waits})
+    if former.known_fingerprint is not None:
+        plan = plan.without_rows(former.known_fingerprint)
     return plan
 
 

@@ -47,7 +47,7 @@ from mlora_worker.protocol import (
     without_keys,
 )
 from mlora_worker.storage.adapter import FinishedAdapter
-from mlora_worker.storage.checkpoint import EvaluationProgress, Fingerprint, Progress, TaskState
+from mlora_worker.storage.task_state import EvaluationProgress, Fingerprint, Progress, TaskState
 from mlora_worker.stream.items import Update
 from mlora_worker.stream.planner import TaskLoad
 
@@ -484,7 +484,7 @@ class TaskRun:
             "loss": self.last.loss if self.last else None,
             "evaluation": self.evaluated.last,
             "best": self.evaluated.best,
-            "tokens_per_second": self.tokens_done / self.seconds if self.seconds > 0 else None,
+            "tokens_per_second": self._rate,
             "data": self._counts,
             "adapter": self.adapter,
             "failure": self.failure,
@@ -497,6 +497,12 @@ class TaskRun:
         if self.told is None or self.told[0] != facts:
             self.told = facts, TaskReport.model_validate(facts)
         return self.told[1]
+
+    @property
+    def _rate(self) -> float | None:
+        """Tokens a second; None where there is no such number."""
+        rate = self.tokens_done / self.seconds if self.seconds > 0 else math.inf
+        return rate if is_within(rate) else None
 
     @property
     def _is_released(self) -> bool:

@@ -8,7 +8,10 @@
 ``formats``       pure: rows to chats and texts; rows without an answer are dropped and counted
 ``tokenizer``     loads the base model's tokenizer
 ``template``      chats to tokens; which positions are supervised is proven by rendering, not guessed
-``rendering``     the chat template, applied; ``prefix``: shorter ways to the tokens of what it renders
+``conversations`` chats, rendered: ``proof`` (which characters are answers), ``closing`` (where a turn ends)
+``cuts``          which tokens these are; ``tokens``, ``prefix``: their places, and a shorter way to them
+``special_text``  special tokens in a user's own text are text
+``rendering``     the chat template, applied
 ``own_template``  a task's own chat template, in a process of its own (``template_process``), in a ``sandbox``
 ``tokenising``    many rows at a time, while the next ones are read
 ``token_rows``    tokenised rows, in memory or mapped from files (``row_files``); ``cache``: kept on disk by content

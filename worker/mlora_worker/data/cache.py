@@ -10,6 +10,7 @@ though their names are gone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import logging
@@ -30,7 +31,7 @@ from mlora_worker.storage.documents import read_document
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 2  # of the files, and of the rules by which rows become tokens: another number, other folders
+LAYOUT = 3  # of the files, and of the rules by which rows become tokens: another number, other folders
 DEFAULT_BYTES = 20 * 2**30
 _META = "meta.json"
 _UNFINISHED = ".partial"
@@ -66,21 +67,23 @@ class RowCache:
         clock: Callable[[], float] = time.time,
         writer: Callable[[Path, int], FolderWriter] = FolderWriter,
         volume: Callable[[Path], tuple[int, int]] = _volume_of,
+        opened: Callable[[Path, str], TokenRows] = open_rows,
     ) -> None:
         """``most_bytes`` of all namespaces together, so of any one data set, too. ``volume``: bytes of a folder's volume,
-        and how many of them are free."""
+        and how many of them are free. ``opened`` gives the rows of a folder, see ``open_rows``."""
         self._root = folder
         self._folder = folder / hashlib.sha256(namespace.encode()).hexdigest()[:16]
         self._most_bytes = most_bytes
         self._clock = clock
         self._writer = writer
         self._volume = volume
+        self._opened = opened
 
     def find(self, key: str) -> Kept | None:
         place = self._folder / key
         try:
             meta = read_document(_Meta, (place / _META).read_bytes())
-            rows = open_rows(place, meta.digest)
+            rows = self._opened(place, meta.digest)
             if len(rows) != meta.rows:
                 raise ValueError(f"{place} is not whole")
             os.utime(place)
@@ -97,23 +100,22 @@ class RowCache:
     def writing(self) -> Iterator[FolderWriter]:
         """A writer whose folder vanishes unless ``keep`` gave it a name. Raises OSError when the disk is full; the writer
         takes no more than all namespaces together may keep."""
-        place = self._folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
         try:
-            place.mkdir(mode=0o700, parents=True)
-            self.prune()
-            writer = self._writer(place, self._most_bytes)
-            try:
-                yield writer
-            finally:
-                writer.close()
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _unfinished(self._folder) as place:
+                self.prune()
+                writer = self._writer(place, self._most_bytes)
+                writer.opened = self._opened
+                try:
+                    yield writer
+                finally:
+                    writer.close()
         except OSError as error:
             raise OSError(
                 error.errno,
                 f"the tokenised rows cannot be written to {self._folder}: {error.strerror}; give the worker more scratch "
                 "space",
             ) from None
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     def keep(self, key: str, writer: FolderWriter, rows: TokenRows, counts: DataCounts) -> None:
         """Names what ``writer`` has finished. Whoever was first wins: the content is the same."""
@@ -134,8 +136,7 @@ class RowCache:
         for place in self._root.glob("*/*"):
             with contextlib.suppress(OSError):
                 used = place.stat().st_mtime
-                if place.suffix == _UNFINISHED and now - used > _ABANDONED_SECONDS:
-                    shutil.rmtree(place, ignore_errors=True)
+                if place.suffix == _UNFINISHED and _remove_if_abandoned(place, now):
                     continue
                 size = sum(file.stat().st_size for file in place.iterdir())
                 held += size
@@ -149,6 +150,60 @@ class RowCache:
                 return
             shutil.rmtree(place, ignore_errors=True)
             held -= size
+
+
+def sweep(root: Path, clock: Callable[[], float] = time.time) -> None:
+    """Removes below the folder of all caches what those have left who were killed while they wrote."""
+    for place in root.glob(f"*/*{_UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            _remove_if_abandoned(place, clock())
+
+
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """A new folder that vanishes, unless it has another name by then. A lock on it says that somebody writes there; it ends
+    with its holder, however that ends."""
+    with contextlib.ExitStack() as lock:
+        place = _begun(folder, lock)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _begun(folder: Path, lock: contextlib.ExitStack) -> Path:
+    while True:
+        place = folder / f"{uuid.uuid4().hex}{_UNFINISHED}"
+        place.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # removed as abandoned before it was locked, as below
+            if lock.enter_context(_locked(place)) and place.exists():
+                return place
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[bool]:
+    """False where somebody else holds the lock. Raises FileNotFoundError."""
+    file = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except BlockingIOError:
+            held = False
+        yield held
+    finally:
+        os.close(file)
+
+
+def _remove_if_abandoned(place: Path, now: float) -> bool:
+    """An unfinished folder that nobody writes any more. Raises OSError."""
+    if now - place.stat().st_mtime > _ABANDONED_SECONDS:  # it may be on a volume without locks
+        shutil.rmtree(place, ignore_errors=True)
+        return True
+    with _locked(place) as abandoned:
+        if abandoned:
+            shutil.rmtree(place, ignore_errors=True)
+        return abandoned
 
 
 def key_of(versions: Sequence[tuple[str, str]], tokenizer: str, options: Any) -> str:

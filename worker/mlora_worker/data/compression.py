@@ -1,6 +1,7 @@
 """Bytes as they were before gzip or zstd packed them. Which of the two it was, the first bytes tell, not the name.
 
-What comes out at once is bounded, however well it was packed.
+What comes out at once is bounded, however well it was packed, and so is all of it together: a server may send without end,
+and a few bytes may stand for very many.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-_MOST = 4 * 2**20  # bytes that are given out at once
+_AT_ONCE = 3 * 2**20  # bytes that are unpacked at once
+_LEAST = 2**20  # the same, but at the end: whoever looks for the end of a row looks at each piece anew
+_FED = 2**14  # packed bytes at once: the rest of them is copied as often as a packed part ends in them
+MOST_BYTES: Final = 2**38  # of one file
+MOST_RATIO: Final = 400  # text packs to a tenth, or to a hundredth where it repeats itself
+_UNJUDGED = 64 * 2**20  # bytes that any file may unpack to
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _OTHERS: Final = {
     b"BZh": "bzip2",
@@ -28,7 +34,10 @@ class Undecodable(Exception):
 
 def unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Raises Undecodable for a packed file that is cut off or damaged, and for one that is packed in another way."""
-    pieces = iter(pieces)
+    return _gathered(_bounded(_plain(_bounded(pieces))))
+
+
+def _plain(pieces: Iterator[bytes]) -> Iterator[bytes]:
     start = b""
     for piece in pieces:
         start += piece
@@ -48,33 +57,78 @@ def unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
     return whole
 
 
+def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Raises Undecodable once there are more than ``MOST_BYTES``."""
+    left = MOST_BYTES
+    for piece in pieces:
+        left -= len(piece)
+        if left < 0:
+            raise Undecodable(f"has more than {MOST_BYTES / 2**30:g} GiB: split it into several data sets")
+        yield piece
+
+
+def _gathered(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """In pieces of at least ``_LEAST`` bytes, but the last."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _LEAST:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+class _Unpacking:
+    """Compares what comes out with what goes in. Raises Undecodable."""
+
+    def __init__(self) -> None:
+        self._packed = self._plain = 0
+
+    def fed(self, piece: bytes) -> bytes:
+        self._packed += len(piece)
+        return piece
+
+    def made(self, piece: bytes) -> bytes:
+        self._plain += len(piece)
+        if self._plain > _UNJUDGED and self._plain > MOST_RATIO * self._packed:
+            raise Undecodable(
+                f"unpacks to more than {MOST_RATIO} times its size: is it made to fill the memory? Rows that are of use do "
+                "not repeat themselves so often"
+            )
+        return piece
+
+
 def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """A file may have several members, one after the other."""
-    decoder = zlib.decompressobj(wbits=31)
-    for piece in pieces:
-        rest = piece
+    decoder, sizes = zlib.decompressobj(wbits=31), _Unpacking()
+    for fed in (piece[at : at + _FED] for piece in pieces for at in range(0, len(piece), _FED)):
+        rest = sizes.fed(fed)
         while rest:
             if decoder.eof:
                 if not rest.strip(b"\0"):  # some writers fill up the last block
                     break
                 decoder = zlib.decompressobj(wbits=31)
             try:
-                made = decoder.decompress(rest, _MOST)
+                made = decoder.decompress(rest, _AT_ONCE)
             except zlib.error as error:
                 raise Undecodable(f"is a damaged gzip file ({error})") from None
             if made:
-                yield made
+                yield sizes.made(made)
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     if not decoder.eof:
         raise Undecodable("is a gzip file that is cut off: upload it again")
 
 
 def _zstd_unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    arrow = arrow_or_undecodable("a zstd file")
+    arrow, sizes = arrow_or_undecodable("a zstd file"), _Unpacking()
+    packed = _Readable(map(sizes.fed, pieces))
     try:
-        with arrow.CompressedInputStream(arrow.PythonFile(_Readable(pieces), mode="r"), "zstd") as stream:
-            while made := stream.read(_MOST):
-                yield made
+        with arrow.CompressedInputStream(arrow.PythonFile(packed, mode="r"), "zstd") as stream:
+            while made := stream.read(_AT_ONCE):
+                yield sizes.made(made)
     except OSError as error:
         if "ended before" in str(error) or "end-of-stream" in str(error) or "truncated" in str(error).lower():
             raise Undecodable("is a zstd file that is cut off: upload it again") from None

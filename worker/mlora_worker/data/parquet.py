@@ -60,6 +60,8 @@ def parquet_rows(
                     )
                 else:
                     yield Record(number, {name: column[row].as_py() for name, column in named})
+    except MemoryError:  # Arrow's own is an ArrowException, too
+        raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what damaged pages raise
         raise Undecodable(f"is no Parquet file that can be read ({str(error)[:200]})") from None
 

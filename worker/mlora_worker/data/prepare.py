@@ -75,8 +75,9 @@ def prepare(
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)
         rows, counts = _usable(files, encoder, training, renderer, cache, vocabulary)
+        mismatch = encoder.why_mismatched()
     if not len(rows):
-        raise nothing_left(files.name, counts)
+        raise nothing_left(files.name, counts, mismatch.value if mismatch is not None else None)
     chosen = select(len(rows), dataset, training.seed)
     if not len(chosen.train):
         raise DataError(
@@ -113,10 +114,17 @@ def _checked_encoder(
         check_length(max_positions, training)
     except Misfit as error:
         raise DataError(error.reason, str(error)) from None
+    templated = dataset.format is not DatasetFormat.TEXT
     try:
-        encoder = ChatEncoder(tokenizer, dataset.supervised, template, day=day)
+        encoder = ChatEncoder(tokenizer, dataset.supervised, template, templated=templated, day=day)
     except InvalidTemplate as error:
-        raise DataError(FailureReason.INVALID_SPEC, f"dataset.chatTemplate: {error}") from None
+        told = (
+            f"dataset.chatTemplate: {error}"
+            if template is not None
+            else f"the base model's chat template is invalid: {error}; correct it in the model's folder, or give the "
+            "task one of its own (dataset.chatTemplate)"
+        )
+        raise DataError(FailureReason.INVALID_SPEC, told) from None
     with closing(encoder):
         if dataset.format is DatasetFormat.TEXT:
             encoder.check_plain()
@@ -189,7 +197,7 @@ def _tokenised(
                     if vocabulary is not None and made.ids.max() >= vocabulary:
                         raise RowRefused(line, _unknown_token(made.ids, vocabulary, encoder))
                     writer.add(made.ids, made.supervised, made.labels, made.count, made.weight)
-                    tally.use(truncated=made.truncated)
+                    tally.use(truncated=made.truncated, special=made.special)
                     if tally.used == files.most_used:
                         break
         except RowRefused as error:
@@ -218,6 +226,7 @@ class _Learnable:
     count: int  # of labels that are tokens
     truncated: bool
     weight: float
+    special: bool
 
 
 def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable | Drop:
@@ -243,7 +252,7 @@ def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable 
     count = int(np.count_nonzero(supervised[1:]))
     if not count:
         return Drop.NO_SUPERVISED_TOKENS
-    return _Learnable(ids, supervised, labels, count, length > limit, row.weight)
+    return _Learnable(ids, supervised, labels, count, length > limit, row.weight, row.special)
 
 
 def _end_of(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlora_worker.data.cache import DEFAULT_BYTES, RowCache
+from mlora_worker.data.row_files import open_rows
+from mlora_worker.data.token_rows import TokenRows
 from mlora_worker.protocol import HUB_ENDPOINT, StorageAccess, WorkerConfig
 from mlora_worker.storage.sources import Source, open_sources
 from mlora_worker.storage.store import Store
@@ -24,11 +27,11 @@ class Reading:
             store, access, allowed_networks=self.allowed_networks, hub_endpoint=self.hub_endpoint
         )
 
-    def cache(self, namespace: str) -> RowCache | None:
-        """Of one namespace."""
+    def cache(self, namespace: str, opened: Callable[[Path, str], TokenRows] = open_rows) -> RowCache | None:
+        """Of one namespace. ``opened``: as in ``RowCache``."""
         if self.cache_folder is None:
             return None
-        return RowCache(self.cache_folder, namespace, self.cache_bytes)
+        return RowCache(self.cache_folder, namespace, self.cache_bytes, opened=opened)
 
 
 def reading_of(config: WorkerConfig) -> Reading:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from datetime import date, datetime, time
 from typing import Any
 
+from jinja2.exceptions import TemplateSyntaxError
 from jinja2.runtime import new_context
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from mlora_worker.data.own_template import OwnTemplate
 from mlora_worker.data.rows import Turn
-from mlora_worker.data.template_words import keep_literal, raising, told
+from mlora_worker.data.sandbox import InvalidTemplate
+from mlora_worker.data.template_words import LONGEST, keep_literal, raising, told
 
 Turns = Sequence[Turn]
 
@@ -32,7 +34,7 @@ class ChatTemplate:
     again as the rendering: so the compiled template (in transformers' own sandbox) is called at once.
 
     ``own``: another template than the tokenizer's, rendered in a process of its own (``own_template``), which ends with
-    ``close``. Raises InvalidTemplate for one that is none.
+    ``close``. Raises InvalidTemplate for one that is none, and where the tokenizer's is none.
 
     For a template that asks, it is always the beginning of ``day``: the same rows are rendered the same on every day.
     """
@@ -43,14 +45,12 @@ class ChatTemplate:
         self._names: dict[str, Any] = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
         self._own = OwnTemplate(own, now) if own is not None else None
         if self._own is None:
-            self._source: str = tokenizer.get_chat_template()
-            environment = _compile_jinja_template(self._source).environment
-            tree = environment.parse(self._source)
+            self._source = _source_of(tokenizer)
+            self._template, literal = _compiled(self._source)
             known = {
                 "strftime_now": lambda written: now.strftime(written),
-                "raise_exception": raising(keep_literal(tree)),
+                "raise_exception": raising(literal),
             }
-            self._template: Any = environment.from_string(tree)
             self._names = {**self._template.globals, **self._names, **known}
 
     def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:
@@ -81,11 +81,36 @@ class ChatTemplate:
                 rendered: str = template.environment.concat(template.root_render_func(known))
             except Exception:
                 template.environment.handle_exception()
-        except (
-            Exception
-        ) as error:  # whatever its expressions raise: a mistake in it, or a row that it does not take
+        except MemoryError:
+            raise
+        except Exception as error:  # of its expressions: a mistake in it, or a row that it does not take
             return Refused(told(error, self._source))
         return rendered
+
+
+def _source_of(tokenizer: Any) -> str:
+    """Of the tokenizer's own template."""
+    given = tokenizer.chat_template
+    if isinstance(given, dict) and "default" not in given:
+        names = ", ".join(sorted(map(str, given)))[:LONGEST]
+        raise InvalidTemplate(f"there are several ({names}), and none of them is named default")
+    source: str = tokenizer.get_chat_template()
+    return source
+
+
+def _compiled(source: str) -> tuple[Any, frozenset[str]]:
+    """In transformers' own sandbox; and the texts that it may raise."""
+    try:
+        environment = _compile_jinja_template(source).environment
+        tree = environment.parse(source)
+        literal = keep_literal(tree)
+        return environment.from_string(tree), literal
+    except TemplateSyntaxError as error:
+        raise InvalidTemplate(f"line {error.lineno}: {error.message}"[:LONGEST]) from None
+    except MemoryError:
+        raise
+    except Exception as error:  # such as ValueError for a number of five thousand digits
+        raise InvalidTemplate(f"it cannot be compiled: {type(error).__name__}: {error}"[:LONGEST]) from None
 
 
 def _messages(turns: Turns) -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ import ctypes
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,6 +52,7 @@ class FolderWriter:
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
+        self.opened: Callable[[Path, str], TokenRows] = open_rows  # gives the rows of a folder
         self._most_bytes = most_bytes
         self._rows = 0
         self._files = [_private(folder / name) for name in _NAMES]
@@ -88,7 +89,7 @@ class FolderWriter:
             file.flush()
             os.fsync(file.fileno())
         self.close()
-        return open_rows(self.folder, self._digest.hexdigest())
+        return self.opened(self.folder, self._digest.hexdigest())
 
     def close(self) -> None:
         for file in self._files:
@@ -116,7 +117,7 @@ def open_files(folder: Path) -> Iterator[list[int]]:
             os.close(file)
 
 
-def rows_in(files: Sequence[int], digest: str) -> TokenRows:
+def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
     """What such files hold; they may be closed then. Raises OSError, and ValueError when they are not whole."""
     ids, learnt, ends_file, supervised_file, *weights_file = files
     ends = array_in(ends_file, "<i8")

@@ -30,6 +30,7 @@ class Drop(StrEnum):
     EMPTY_TEXT = "EmptyText"  # format text: null, empty or blank
     TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
     REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
+    ALREADY_RENDERED = "AlreadyRendered"  # a turn's text has what the chat template writes around turns
     TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
     ZERO_WEIGHT = "ZeroWeight"  # its weight is 0, or that of each of its answers
     TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip

@@ -18,8 +18,9 @@ _ADVICE = {
     Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
     Drop.TOOL_CALLS: "rows with tool calls are not supported",
     Drop.REASONING: "put an answer's thoughts into its content, written as the model writes them",
-    Drop.TEMPLATE_MISMATCH: "the chat template does not show which tokens are the answer; "
-    "without a template, let prompts end without white space and completions begin with it",
+    Drop.ALREADY_RENDERED: "turns hold what the chat template writes around them, which would be there twice: give the "
+    "text of each turn alone, or rendered rows with dataset.format text",
+    Drop.TEMPLATE_MISMATCH: "the chat template does not show which tokens are the answer",
     Drop.ZERO_WEIGHT: "all weights are 0: check dataset.fields.weight",
     Drop.TOO_LONG: "raise training.maxSeqLength or set training.overlong to truncate",
     Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts every answer off: raise it",
@@ -30,6 +31,7 @@ class Tally:
     def __init__(self) -> None:
         self.used = 0
         self.truncated = 0
+        self.special = 0
         self._dropped: Counter[str] = Counter()
         self._first: defaultdict[str, list[int]] = defaultdict(list)
 
@@ -38,9 +40,10 @@ class Tally:
         if len(self._first[rule.value]) < FIRST_LINES:
             self._first[rule.value].append(line)
 
-    def use(self, *, truncated: bool) -> None:
+    def use(self, *, truncated: bool, special: bool) -> None:
         self.used += 1
         self.truncated += truncated
+        self.special += special
 
     @property
     def read(self) -> int:
@@ -53,6 +56,7 @@ class Tally:
             dropped=dict(self._dropped),
             first_dropped={rule: tuple(lines) for rule, lines in self._first.items()},
             truncated=self.truncated,
+            special_tokens=self.special or None,
             **_tokens(rows),
         )
 
@@ -71,11 +75,13 @@ def _tokens(rows: TokenRows) -> dict[str, int]:
     }
 
 
-def nothing_left(source: str, counts: DataCounts) -> DataError:
+def nothing_left(source: str, counts: DataCounts, mismatch: str | None = None) -> DataError:
+    """``mismatch``: what is wrong with most rows that were dropped as TemplateMismatch, and what to do."""
+    advice = _ADVICE | ({Drop.TEMPLATE_MISMATCH: mismatch} if mismatch else {})
     if not counts.rows:
         return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} holds no rows")
     told = "; ".join(
-        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}): {_ADVICE[Drop(rule)]}"
+        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}): {advice[Drop(rule)]}"
         for rule, count in counts.dropped.items()
     )
     masked = Drop.NO_SUPERVISED_TOKENS.value in counts.dropped

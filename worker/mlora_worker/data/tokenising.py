@@ -6,14 +6,14 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from mlora_worker.data.prefix import Tokens
 from mlora_worker.data.rows import Chat, Drop, Dropped, Text
 from mlora_worker.data.template import ChatEncoder, Encoded, Rendered
+from mlora_worker.data.tokens import Tokens
 
-# Enough for the tokenizer's threads, and few enough that texts and token objects, which are far larger than the arrays
-# that are kept, stay small.
+# Enough for the tokenizer's threads, and few enough that texts and token objects stay small: the latter take some 170 bytes
+# for each character until the tokens are arrays, of two batches at a time.
 _BATCH_ROWS = 512
-_BATCH_CHARACTERS = 2_000_000
+_BATCH_CHARACTERS = 500_000
 
 Row = Chat | Text | Dropped
 
@@ -21,7 +21,7 @@ Row = Chat | Text | Dropped
 class _Batch(NamedTuple):
     rows: list[Row]
     rendered: list[Rendered | Drop]
-    tokens: Future[list[Tokens]]
+    tokens: Future[list[Tokens | None]]
 
 
 def encoded_rows(

@@ -59,7 +59,8 @@ class TaskOptimizer:
     def restore(self, updates: int, first: Tensor, second: Tensor) -> None:
         """Go on as after ``updates`` steps. The moments are laid out as the parameters are, and are taken over."""
         self._adamw.state[self._adapter.parameters] = {
-            "step": torch.tensor(float(updates)),
+            # In float32, as AdamW would make it, it would stay where it is from 2 ** 24 on.
+            "step": torch.tensor(float(updates), dtype=torch.float64),
             "exp_avg": first,
             "exp_avg_sq": second,
         }

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
 from mlora_worker.protocol import (
@@ -35,6 +35,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.documents import read_document, version_of
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.model_card import model_card
 from mlora_worker.storage.scratch import save_tensors, sha256_of
 from mlora_worker.storage.store import Store
@@ -48,6 +49,8 @@ HISTORY_NAME = "history.jsonl"
 TEMPLATE_NAME = "chat_template.jinja"  # as transformers names it
 
 _NAMED_OFFENDERS = 5
+_MOST_FILES = 64  # of an adapter
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class InvalidAdapter(Exception):
@@ -66,10 +69,14 @@ def adapter_config(
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
     ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
-    ``fan_in_fan_out``: the base has its weights transposed (GPT-2)."""
+    ``fan_in_fan_out``: the base has its weights transposed (GPT-2).
+
+    PEFT refuses a file with a field that its version does not know. So what came after 0.5 stands there only where it is
+    not at its default: such an adapter needs that version anyway.
+    """
     if not base_model.strip() or not target_modules:
         raise ValueError("an adapter's configuration needs a base model and target modules")
-    return {
+    config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -86,13 +93,21 @@ def adapter_config(
         if lora.init_lora_weights is InitialWeights.DEFAULT
         else lora.init_lora_weights.value,
         "modules_to_save": None,
-        "exclude_modules": None,
         "layers_to_transform": None,
         "layers_pattern": None,
+    }
+    newer = {
         "rank_pattern": dict(sorted(lora.rank_pattern.items())),
         "alpha_pattern": {key: _number(alpha) for key, alpha in sorted(lora.alpha_pattern.items())},
         "use_rslora": lora.use_rslora,
-        "use_dora": False,
+    }
+    return config | {name: value for name, value in newer.items() if value}
+
+
+def same_config(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two configurations say the same: what is empty, or false, may be left out."""
+    return {key: value for key, value in one.items() if value} == {
+        key: value for key, value in other.items() if value
     }
 
 
@@ -223,7 +238,7 @@ def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
     """
     place = join(output_uri, MANIFEST_NAME)
     try:
-        data = store.read(place)
+        data = store.read(place, DOCUMENT)
         version = version_of(data)
         if isinstance(version, int) and version > VERSION:
             raise StorageError(
@@ -232,10 +247,20 @@ def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
                 "another address",
             )
         manifest = read_document(AdapterManifest, data)
-        whole = all(store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files)
-    except (ObjectNotFound, ValidationError):
+        there = _may_be_whole(manifest) and all(
+            store.size(join(output_uri, file.name)) == file.bytes for file in manifest.files
+        )
+    except (ObjectNotFound, ValueError):
         return None
-    return manifest if whole else None
+    return manifest if there else None
+
+
+def _may_be_whole(manifest: AdapterManifest) -> bool:
+    """Whether it lists what an adapter has, and no more than can be asked for."""
+    names = [file.name for file in manifest.files]
+    few = len(names) == len(set(names)) <= _MOST_FILES
+    sound = all("/" not in file.name and _SHA256.fullmatch(file.sha256) for file in manifest.files)
+    return few and sound and WEIGHTS_NAME in names
 
 
 def published_info(output_uri: str, manifest: AdapterManifest) -> AdapterInfo:
@@ -249,12 +274,23 @@ def published_info(output_uri: str, manifest: AdapterManifest) -> AdapterInfo:
 def fingerprint(task: TaskPlan) -> str:
     """SHA-256 of a task's uid and of all that decides its result: neither its keys nor its place in the queue.
 
-    What stands at its default is left out, so that an upgrade which brings new fields finds what was published before.
+    What stands at its default is left out, so that an upgrade which brings new fields finds what was published before. Of a
+    plan that is without its rows now, it is what it was with them.
     """
+    if task.known_fingerprint is not None:
+        return task.known_fingerprint
     lasting = task.model_dump(
         mode="json",
         by_alias=True,
-        exclude={"storage", "priority", "admitted", "started", "generation"},
+        exclude={
+            "storage",
+            "priority",
+            "admitted",
+            "started",
+            "generation",
+            "dataset_digest",
+            "template_digest",
+        },
         exclude_defaults=True,
     )
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, allow_nan=False).encode()).hexdigest()

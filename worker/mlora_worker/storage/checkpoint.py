@@ -17,140 +17,55 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Annotated, Final, TypeVar
 
-import torch
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from mlora_worker.protocol import (
-    Amount,
-    Count,
-    EvaluationRecord,
-    FailureReason,
-    ManifestFile,
-    Message,
-    Real,
-    StepRecord,
-)
+from mlora_worker.bounds import Count, Word
+from mlora_worker.protocol import FailureReason, ManifestFile, Message
 from mlora_worker.storage import uri as address
+from mlora_worker.storage.agreement import (
+    check_agreement,
+    check_progress,
+    check_tensors,
+    contradiction,
+    most_bytes,
+)
 from mlora_worker.storage.documents import read_document, version_of
-from mlora_worker.storage.errors import ObjectNotFound, StorageError
+from mlora_worker.storage.errors import ObjectNotFound, StorageError, TooLarge
+from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.scratch import save_tensors, scratch_folder, sha256_of
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import CheckpointMismatch, Progress, TaskState, Wanted, state_of
 from mlora_worker.storage.uri import join, name_below
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
 KEPT = 2  # newest complete checkpoints of a task that stay
+_MOST_FILES: Final = 10_000  # below a task's folder: it has a dozen, whatever happened to its writers
+_MOST_TRIED: Final = 16  # damaged ones that are passed over
+_MOST_PRUNED: Final = 64  # at once
+_LARGEST_PROGRESS: Final = 16 * 2**20  # bytes; facts name all modules
 STATE_NAME, PROGRESS_NAME, MANIFEST_NAME = "state.safetensors", "progress.json", "manifest.json"
 
-PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS = "parameters.", "firstMoments.", "secondMoments."
-PREFIXES = (PARAMETERS, FIRST_MOMENTS, SECOND_MOMENTS)
-_BEST, _HISTORY = (
-    "best.",
-    "history",
-)  # in the same file: the adapter that evaluated best, and the lines of losses
-
-Fact = str | int | float | bool | tuple[str, ...] | None
-Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name that a user understands
-
-DAY = "dataset.date"  # on which its rows were rendered first, where the template writes the date
-
-
-class CheckpointMismatch(Exception):
-    """The checkpoint belongs to another task, and the message names what differs; or to another version of the worker."""
-
-    reason = FailureReason.CHECKPOINT_MISMATCH
+Found = TypeVar("Found")
 
 
 class DamagedCheckpoint(Exception):
     """Its files are not what its manifest says."""
 
 
-class EvaluationProgress(Message):
-    """What further evaluations are compared with."""
-
-    last: EvaluationRecord | None = None
-    best: EvaluationRecord | None = None  # the lowest loss
-    reference: Real | None = None  # the loss that early stopping compares with
-    since: Amount = 0  # evaluations since that
-    stopped: bool = False  # early: no step follows
-
-
-class Progress(Message):
-    """Where a task stands after ``step`` optimizer steps."""
-
-    step: Count
-    total_steps: Count
-    updates: Amount  # AdamW's count: steps without a supervised token make none
-    epoch: Amount  # of the next step, from 0
-    epoch_step: Amount  # the next step's place in its epoch, from 0
-    learning_rate: Real  # of the last step
-    last: StepRecord | None
-    tokens: Amount
-    seconds: Real  # of training
-    evaluation: EvaluationProgress | None = None
-    task_uid: str
-    task: str  # namespace/name
-    fingerprint: dict[str, Fact]
-
-
 class CheckpointManifest(Message):
-    version: int = VERSION
+    version: Count = VERSION
     step: Count
-    task_uid: str
-    files: tuple[ManifestFile, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskState:
-    """A whole checkpoint in memory. ``tensors``: by PEFT's names behind one of ``PREFIXES``, of all stages. ``best``: the
-    adapter that evaluated best, by PEFT's names, where it is kept. ``history``: lines of the losses' file.
-    """
-
-    progress: Progress
-    tensors: Mapping[str, Tensor]
-    best: Mapping[str, Tensor] = field(default_factory=dict)
-    history: bytes = b""
-
-    @property
-    def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.tensors.values(), *self.best.values()))
-
-    def filed(self) -> dict[str, Tensor]:
-        """All of it but ``progress``, as it lies in the file."""
-        found = dict(self.tensors) | {_BEST + name: tensor for name, tensor in self.best.items()}
-        if self.history:
-            found[_HISTORY] = torch.frombuffer(bytearray(self.history), dtype=torch.uint8)
-        return found
-
-
-def _state_of(progress: Progress, filed: dict[str, Tensor]) -> TaskState:
-    """The opposite of ``filed``."""
-    history = filed.pop(_HISTORY, None)
-    best = {name.removeprefix(_BEST): filed.pop(name) for name in list(filed) if name.startswith(_BEST)}
-    return TaskState(progress, filed, best, history.numpy().tobytes() if history is not None else b"")
-
-
-def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> None:
-    """Raises ``CheckpointMismatch`` that names the first fact that differs.
-
-    The day counts where both have it: workers from before it was a fact wrote none, and what the rows became is a fact
-    of its own.
-    """
-    passed_over = set() if DAY in found and DAY in wanted else {DAY}
-    for name in sorted((found.keys() | wanted.keys()) - passed_over):
-        one, other = _plain(found.get(name)), _plain(wanted.get(name))
-        if one != other:
-            raise CheckpointMismatch(
-                f"the checkpoint at {where} was made with {name} {_shown(one)}, the task has {_shown(other)}; delete the "
-                "checkpoint to begin anew, or choose another output.uri"
-            )
+    task_uid: Word
+    files: Annotated[tuple[ManifestFile, ...], Field(max_length=64)]
 
 
 def write_checkpoint(
@@ -193,24 +108,35 @@ def newest_progress(store: Store, folder: str) -> Progress | None:
 
     Raises StorageError, and ``CheckpointMismatch`` for a checkpoint of another version of the worker.
     """
-    for step in sorted(_complete_steps(store, folder), reverse=True):
-        try:
-            return _read_progress(store, folder, _read_manifest(store, folder, step))
-        except DamagedCheckpoint as error:
-            log.warning("a checkpoint is passed over and removed: %s", error)
-            forget_checkpoint(store, folder, step)
-    return None
+    return _newest_whole(store, folder, lambda manifest: _read_progress(store, folder, manifest))
 
 
-def newest_state(store: Store, folder: str) -> TaskState | None:
+def newest_state(store: Store, folder: str, wanted: Wanted | None = None) -> TaskState | None:
     """The newest checkpoint below ``folder`` whose files are what its manifest says; None when there is none. One that is
-    damaged is removed, and the one before it is taken. Raises as ``newest_progress`` does.
+    damaged is removed, and the one before it is taken. Raises as ``newest_progress`` does, and ``CheckpointMismatch`` for
+    what is none of the ``wanted`` task's: of that no tensor is read.
     """
-    for step in sorted(_complete_steps(store, folder), reverse=True):
+
+    def read(manifest: CheckpointManifest) -> TaskState:
+        progress = _read_progress(store, folder, manifest)
+        if wanted is not None:
+            check_progress(progress, wanted.fingerprint, folder)
+        state = _read_state(store, folder, manifest, progress, wanted)
+        if wanted is not None:
+            check_tensors(state, wanted.shapes, _place(folder, manifest.step))
+        return state
+
+    return _newest_whole(store, folder, read)
+
+
+def _newest_whole(store: Store, folder: str, read: Callable[[CheckpointManifest], Found]) -> Found | None:
+    for tried, step in enumerate(sorted(_complete_steps(store, folder), reverse=True)):
+        if tried == _MOST_TRIED:
+            raise CheckpointMismatch(
+                f"the newest {_MOST_TRIED} checkpoints at {folder} were all damaged: delete the others there to begin anew"
+            )
         try:
-            manifest = _read_manifest(store, folder, step)
-            progress = _read_progress(store, folder, manifest)
-            return _state_of(progress, _read_tensors(store, folder, manifest))
+            return read(_read_manifest(store, folder, step))
         except DamagedCheckpoint as error:
             log.warning("a checkpoint is passed over and removed: %s", error)
             forget_checkpoint(store, folder, step)
@@ -252,12 +178,12 @@ def _complete_steps(store: Store, folder: str) -> list[int]:
 def _steps(store: Store, folder: str) -> dict[int, Collection[str]]:
     """Step -> names of the files that its folder has."""
     try:
-        found = store.list(folder)
+        found = store.list(folder, _MOST_FILES)
     except ObjectNotFound:
         return {}
     steps: dict[int, set[str]] = {}
     for one in found:
-        match = re.fullmatch(r"step-(\d+)/([^/]+)", name_below(folder, one))
+        match = re.fullmatch(r"step-([1-9][0-9]{0,14})/([^/]+)", name_below(folder, one))
         if match:
             steps.setdefault(int(match[1]), set()).add(match[2])
     return dict(steps)
@@ -266,9 +192,11 @@ def _steps(store: Store, folder: str) -> dict[int, Collection[str]]:
 def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
     where = join(_place(folder, step), MANIFEST_NAME)
     try:
-        data = store.read(where)
+        data = store.read(where, DOCUMENT)
     except ObjectNotFound:
         raise DamagedCheckpoint(f"{where} is gone") from None
+    except TooLarge:
+        raise DamagedCheckpoint(f"{where} is no manifest") from None
     version = version_of(data)
     if version is None:
         raise DamagedCheckpoint(f"{where} is no manifest")
@@ -289,10 +217,17 @@ def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
 
 def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> Progress:
     place = _place(folder, manifest.step)
+    where = join(place, PROGRESS_NAME)
+    if _listed(manifest, PROGRESS_NAME).bytes > _LARGEST_PROGRESS:
+        raise _of_another_version(where, f"it has more than {_LARGEST_PROGRESS / 2**20:g} MiB")
     try:
-        return read_document(Progress, _read_file(store, place, manifest, PROGRESS_NAME))
+        progress = read_document(Progress, _read_file(store, place, manifest, PROGRESS_NAME))
     except ValueError as error:
-        raise _of_another_version(join(place, PROGRESS_NAME), error) from None
+        raise _of_another_version(where, error) from None
+    if (progress.step, progress.task_uid) != (manifest.step, manifest.task_uid):
+        raise contradiction(where, "it is of another step or task than its manifest")
+    check_agreement(progress, where)
+    return progress
 
 
 def _of_another_version(where: str, why: object) -> CheckpointMismatch:
@@ -304,24 +239,37 @@ def _of_another_version(where: str, why: object) -> CheckpointMismatch:
 
 
 def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str) -> bytes:
-    file = next(file for file in manifest.files if file.name == name)
+    file = _listed(manifest, name)
     where = join(place, name)
     try:
-        data = store.read(where)
+        data = store.read(where, file.bytes)
     except ObjectNotFound:
         raise DamagedCheckpoint(f"{where} is gone") from None
+    except TooLarge:
+        raise DamagedCheckpoint(f"{where} is not what its manifest says") from None
     if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
         raise DamagedCheckpoint(f"{where} is not what its manifest says")
     return data
 
 
-def _read_tensors(store: Store, folder: str, manifest: CheckpointManifest) -> dict[str, Tensor]:
+def _listed(manifest: CheckpointManifest, name: str) -> ManifestFile:
+    return next(file for file in manifest.files if file.name == name)
+
+
+def _read_state(
+    store: Store, folder: str, manifest: CheckpointManifest, progress: Progress, wanted: Wanted | None
+) -> TaskState:
     place = _place(folder, manifest.step)
+    where, size = join(place, STATE_NAME), _listed(manifest, STATE_NAME).bytes
+    if wanted is not None and size > most_bytes(wanted.shapes):
+        raise contradiction(
+            where, f"it has {size} bytes, more than the {most_bytes(wanted.shapes)} of such a task"
+        )
     data = _read_file(store, place, manifest, STATE_NAME)
     try:
-        return dict(load_safetensors(data))
-    except SafetensorError as error:
-        raise _of_another_version(join(place, STATE_NAME), error) from None
+        return state_of(progress, dict(load_safetensors(data)))
+    except (SafetensorError, ValueError) as error:
+        raise _of_another_version(where, error) from None
 
 
 def _prune(store: Store, folder: str, kept: int) -> None:
@@ -330,9 +278,9 @@ def _prune(store: Store, folder: str, kept: int) -> None:
     steps = _steps(store, folder)
     complete = sorted(step for step, names in steps.items() if MANIFEST_NAME in names)
     staying = complete[-kept:]
-    for step in sorted(steps):
-        if complete and step not in staying and step < complete[-1]:
-            forget_checkpoint(store, folder, step)
+    going = [step for step in sorted(steps) if complete and step not in staying and step < complete[-1]]
+    for step in going[:_MOST_PRUNED]:
+        forget_checkpoint(store, folder, step)
 
 
 def _place(folder: str, step: int) -> str:
@@ -344,11 +292,3 @@ def _remove_empty(place: str) -> None:
     if address.scheme(place) == address.FILE:
         with contextlib.suppress(OSError):
             address.file_path(place).rmdir()
-
-
-def _plain(fact: Fact | list[str]) -> Fact:
-    return tuple(fact) if isinstance(fact, list) else fact
-
-
-def _shown(fact: Fact) -> str:
-    return "none" if fact is None else ", ".join(fact) if isinstance(fact, tuple) else str(fact)

@@ -3,6 +3,7 @@
 ``StorageError``         base: has the reason that goes into the Failed condition, and a message that says
 what to do
 ├── ``ObjectNotFound``   the object or its bucket is not there
+├── ``TooLarge``         there is more of it than such a file can have
 ├── ``AccessRefused``    the store knows us not, or does not let us
 └── ``StoreUnreachable`` no answer, or no useful one, after all retries
 
@@ -36,3 +37,14 @@ class AccessRefused(StorageError):
 class StoreUnreachable(StorageError):
     def __init__(self, message: str) -> None:
         super().__init__(FailureReason.STORAGE_UNREACHABLE, message)
+
+
+class TooLarge(StorageError):
+    """Nothing of it is kept: what was asked for is small, and the store goes on sending."""
+
+    def __init__(self, uri: str, most: int) -> None:
+        limit = f"{most / 2**20:g} MiB" if most >= 2**20 else f"{most} bytes"
+        super().__init__(
+            FailureReason.INVALID_SPEC,
+            f"{uri} has more than {limit}, which no such file needs: remove it, or correct the address",
+        )

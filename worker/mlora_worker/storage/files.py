@@ -7,13 +7,22 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from mlora_worker.protocol import FailureReason
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreUnreachable,
+    TooLarge,
+)
+from mlora_worker.storage.limits import Listing, Oversized
 from mlora_worker.storage.uri import file_path, file_uri
 
 PIECE = 8 * 2**20
@@ -47,23 +56,25 @@ class FileStore:
         self._missing = missing
         self._file_mode, self._folder_mode = (0o600, 0o700) if private else (0o666, 0o777)
 
-    def read(self, uri: str) -> bytes:
-        with self._explained(uri, "read"):
-            return file_path(uri).read_bytes()
+    def read(self, uri: str, most: int) -> bytes:
+        with self._explained(uri, "read"), _opened(file_path(uri)) as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            raise TooLarge(uri, most)
+        return data
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
-        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+        with self._explained(uri, "read"), _opened(file_path(uri)) as file:
             file.seek(start)
             data = file.read(length)
         if len(data) != length:
-            raise StorageError(
-                FailureReason.INTERNAL_ERROR,
+            raise StoreUnreachable(
                 f"{uri} is shorter than it should be: wanted {length} bytes from {start}, got {len(data)}",
             )
         return data
 
     def pieces(self, uri: str) -> Iterator[bytes]:
-        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+        with self._explained(uri, "read"), _opened(file_path(uri)) as file:
             while piece := file.read(PIECE):
                 yield piece
 
@@ -72,7 +83,7 @@ class FileStore:
             return file_path(uri).stat().st_size
 
     def version(self, uri: str) -> str:
-        with self._explained(uri, "read"), file_path(uri).open("rb") as file:
+        with self._explained(uri, "read"), _opened(file_path(uri)) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def origin(self, uri: str) -> str:
@@ -95,12 +106,13 @@ class FileStore:
         with self._explained(uri, "delete"):
             file_path(uri).unlink(missing_ok=True)
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, most: int) -> list[str]:
+        listing = Listing(most)
         with self._explained(prefix, "list"):
-            files = (
-                path for path in file_path(prefix).rglob("*") if path.is_file() and path.suffix != _UNFINISHED
-            )
-            return sorted(file_uri(path) for path in files)
+            for path in file_path(prefix).rglob("*"):
+                if path.is_file() and path.suffix != _UNFINISHED:
+                    listing.add(file_uri(path))
+        return sorted(listing.names)
 
     @contextlib.contextmanager
     def _replacing(self, uri: str) -> Iterator[BinaryIO]:
@@ -117,6 +129,8 @@ class FileStore:
     def _explained(self, uri: str, action: str) -> Iterator[None]:
         try:
             yield
+        except Oversized as error:
+            raise StoreUnreachable(f"cannot {action} {uri}: the folder {error}") from None
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectNotFound(
                 self._missing, f"{uri} does not exist: correct the address or put the file there"
@@ -176,6 +190,15 @@ def _make_folders(folder: Path, mode: int) -> None:
     """Like ``mkdir(parents=True)``, which gives ``mode`` to the last folder only."""
     for missing in reversed([folder, *folder.parents]):
         missing.mkdir(mode=mode, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """To be read. What is no file, such as a pipe, would keep its reader for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        yield file
 
 
 def _literal(name: str) -> str:

@@ -7,21 +7,24 @@ never to where its answers lead on.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 from urllib.parse import quote, urljoin, urlsplit
 
 from mlora_worker import addresses
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
+from mlora_worker.storage.documents import plain_json
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.limits import LARGEST_OBJECT, MOST_LISTED, Listing, Oversized
 from mlora_worker.storage.web import WebFiles
 
-_NEXT = re.compile(r'<([^>]+)>;\s*rel="next"')
+_NEXT = re.compile(r'<([^<>]{1,4096})>;\s{0,16}rel="next"')
+_COMMIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PAGES = 100
+_LARGEST_PAGE = 8 * 2**20  # bytes of one page of a list of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class Hub:
         """The commit that a branch or tag stands for now."""
         answer = self._ask(f"{_api(at)}/revision/{quote(at.revision, safe='')}", at)
         commit = answer.get("sha") if isinstance(answer, dict) else None
-        if not isinstance(commit, str) or not commit:
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
             raise StoreUnreachable(f"{self.endpoint} does not say at which commit {at.owner}/{at.name} is")
         return commit
 
@@ -104,20 +107,19 @@ class Hub:
         """All files of the repository, by path."""
         url: str | None = f"{self.endpoint}{_api(at)}/tree/{quote(commit, safe='')}?recursive=true"
         found: list[HubFile] = []
+        listing = Listing(MOST_LISTED)
         for _ in range(_MOST_PAGES):
             data, headers = self._read(str(url), at)
-            entries = _json(data, str(url))
-            found += [
-                _file(entry)
-                for entry in entries
-                if isinstance(entry, dict)
-                and entry.get("type") == "file"
-                and isinstance(entry.get("path"), str)
-            ]
+            for entry in _entries_of(_json(data, str(url))):
+                try:
+                    listing.add(entry["path"])
+                except Oversized as error:
+                    raise StoreUnreachable(f"the list of files of {at.owner}/{at.name} {error}") from None
+                found.append(_file(entry))
             more = _NEXT.search(headers.get("Link", ""))
             if more is None:
                 return sorted(found, key=lambda file: file.path)
-            url = urljoin(str(url), more.group(1))
+            url = _next(str(url), more.group(1))
             if not url.startswith(self.endpoint + "/"):
                 raise StoreUnreachable(
                     f"{self.endpoint} goes on with its list of files at another host ({urlsplit(url).hostname}): "
@@ -142,7 +144,7 @@ class Hub:
         kind = "model" if at.kind == "models" else "data set"
         what = f"{kind} {at.owner}/{at.name}, revision {at.revision}"
         try:
-            return self._web.read(url, self.headers)
+            return self._web.read(url, self.headers, most=_LARGEST_PAGE)
         except ObjectNotFound:
             raise ObjectNotFound(
                 FailureReason.DATASET_NOT_FOUND if at.kind == "datasets" else FailureReason.INVALID_SPEC,
@@ -156,15 +158,33 @@ def _api(at: HubAddress) -> str:
     return f"/api/{at.kind}/{at.owner}/{at.name}"
 
 
+def _next(url: str, link: str) -> str:
+    try:
+        return urljoin(url, link)
+    except ValueError:  # brackets without an end
+        raise StoreUnreachable(f"{url} goes on at something that is no address") from None
+
+
+def _entries_of(page: Any) -> Iterator[dict[str, Any]]:
+    for entry in page if isinstance(page, list) else ():
+        if isinstance(entry, dict) and entry.get("type") == "file" and isinstance(entry.get("path"), str):
+            yield entry
+
+
+def _size(value: Any) -> int | None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value <= LARGEST_OBJECT else None
+
+
 def _file(entry: dict[str, Any]) -> HubFile:
-    size, blob, large = entry.get("size"), entry.get("oid"), entry.get("lfs")
-    file = HubFile(entry["path"], size if isinstance(size, int) else None)
+    blob, large = entry.get("oid"), entry.get("lfs")
+    file = HubFile(entry["path"], _size(entry.get("size")))
     if isinstance(large, dict):
         digest = str(large.get("oid", "")).removeprefix("sha256:")
-        whole = large.get("size")
+        whole = _size(large.get("size"))
         return replace(
             file,
-            size=whole if isinstance(whole, int) else file.size,
+            size=whole if whole is not None else file.size,
             sha256=digest if _SHA256.fullmatch(digest) else None,
         )
     return replace(file, git_blob=blob if isinstance(blob, str) and len(blob) == 40 else None)
@@ -172,6 +192,6 @@ def _file(entry: dict[str, Any]) -> HubFile:
 
 def _json(data: bytes, url: str) -> Any:
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
+        return plain_json(data)
+    except ValueError:
         raise StoreUnreachable(f"{url} answered something that is no JSON") from None

@@ -31,9 +31,6 @@ from safetensors.torch import load as load_safetensors
 from mlora_worker.protocol import Amount, DataCounts, EvaluationRecord, Message, Real
 from mlora_worker.storage.adapter import HISTORY_NAME, WEIGHTS_NAME, FinishedAdapter, save_weights
 from mlora_worker.storage.checkpoint import (
-    CheckpointMismatch,
-    Progress,
-    TaskState,
     delete_checkpoints,
     newest_progress,
     newest_state,
@@ -42,8 +39,10 @@ from mlora_worker.storage.checkpoint import (
 from mlora_worker.storage.documents import read_document
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.files import FileStore, move_into_place
+from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.scratch import remove_abandoned, scratch_folder, sha256_of
 from mlora_worker.storage.space import volume_of
+from mlora_worker.storage.task_state import CheckpointMismatch, Progress, TaskState
 from mlora_worker.storage.uri import file_uri
 
 log = logging.getLogger(__name__)
@@ -261,7 +260,9 @@ class KeptWork:
 
     def _read_record(self, uid: str) -> _Record | None:
         try:
-            return read_document(_Record, self._files.read(file_uri(self._adapter_folder(uid) / RECORD_NAME)))
+            return read_document(
+                _Record, self._files.read(file_uri(self._adapter_folder(uid) / RECORD_NAME), 4 * DOCUMENT)
+            )
         except ObjectNotFound:
             return None
         except (StorageError, ValueError) as error:

@@ -59,6 +59,7 @@ def model_card(
     shape = {
         "rank": config["r"],
         "alpha": config["lora_alpha"],
+        "smallest --max-lora-rank of vLLM": task.lora.served_rank,
         "dropout": config["lora_dropout"],
         "target modules": ", ".join(config["target_modules"]),
         "weights' type": task.output_dtype.value,
@@ -68,7 +69,7 @@ def model_card(
         name.replace("_", " "): value for name, value in task.training.model_dump(mode="json").items()
     }
     parts.append("## Adapter and training\n\n" + _table(shape | training))
-    if config["rank_pattern"] or config["alpha_pattern"]:
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)
     parts.append("## Licence\n\n" + _LICENCE)
     return "\n\n".join(parts) + "\n"

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 from urllib.parse import quote
 
 from mlora_worker.protocol import HUB_ENDPOINT
+from mlora_worker.storage.documents import plain_json
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.hub import Hub, HubAddress, HubFile
-from mlora_worker.storage.model_names import INDEX_FILE, PROBED_FILES, PROBED_PICKLES, SINGLE_FILE
+from mlora_worker.storage.model_names import (
+    INDEX_FILE,
+    LARGEST_INDEX,
+    PROBED_FILES,
+    PROBED_PICKLES,
+    SINGLE_FILE,
+)
 from mlora_worker.storage.safetensors_reader import BrokenModel
 from mlora_worker.storage.uri import normal_endpoint
 from mlora_worker.storage.web import NoRanges, Resource, WebFiles
-
-_MOST_SMALL = 256 * 2**20  # bytes of a tokenizer's file
 
 
 class ModelFolder(Protocol):
     """Every method raises ``StorageError``. Addresses are those that ``list`` gives."""
 
-    def list(self, prefix: str) -> list[str]: ...
+    def list(self, prefix: str, most: int) -> list[str]: ...
 
-    def read(self, uri: str) -> bytes: ...
+    def read(self, uri: str, most: int) -> bytes: ...
 
     def size(self, uri: str) -> int: ...
 
@@ -67,8 +71,8 @@ class HubFolder:
             if file.path.startswith(below)
         }
 
-    def list(self, prefix: str) -> list[str]:
-        del prefix  # there is one folder
+    def list(self, prefix: str, most: int) -> list[str]:
+        del prefix, most  # there is one folder, which was listed
         return sorted(self._files)
 
     def size(self, uri: str) -> int:
@@ -77,9 +81,9 @@ class HubFolder:
             raise StoreUnreachable(f"{uri}: the hub does not say how long it is")
         return size
 
-    def read(self, uri: str) -> bytes:
+    def read(self, uri: str, most: int) -> bytes:
         """Verified as far as the hub says what it should be."""
-        data, _ = self._web.read(self._url(uri), self._hub.headers, _MOST_SMALL)
+        data, _ = self._web.read(self._url(uri), self._hub.headers, most=most)
         file = self._files[uri]
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
         if file.sha256 not in (None, hashlib.sha256(data).hexdigest()) or file.git_blob not in (None, blob):
@@ -125,13 +129,13 @@ class WebFolder:
         self._found: dict[str, Resource] = {}
         self._lock = threading.Lock()
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str, most: int) -> list[str]:
         del prefix
         self._look_for("config.json", optional=False)
         for name in PROBED_FILES:
             self._look_for(name)
         if self._at(INDEX_FILE) in self._found and self._at(SINGLE_FILE) not in self._found:
-            for name in _shards(self.read(self._at(INDEX_FILE))):
+            for name in _shards(self.read(self._at(INDEX_FILE), LARGEST_INDEX), most):
                 self._look_for(name)
         elif self._at(SINGLE_FILE) not in self._found:
             for name in PROBED_PICKLES:
@@ -144,8 +148,8 @@ class WebFolder:
             raise StoreUnreachable(f"cannot read {uri}: the server does not say how long it is")
         return size
 
-    def read(self, uri: str) -> bytes:
-        return self._web.read(uri, most=_MOST_SMALL)[0]
+    def read(self, uri: str, most: int) -> bytes:
+        return self._web.read(uri, most=most)[0]
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         return b"".join(self.parts(uri, start, length)) if length else b""
@@ -186,13 +190,15 @@ class WebFolder:
                 raise
 
 
-def _shards(index: bytes) -> list[str]:
+def _shards(index: bytes, most: int) -> list[str]:
     """Names of the index, which ``ModelFiles`` judges; none that leads out of the folder."""
     try:
-        weight_map: Mapping[str, str] = json.loads(index)["weight_map"]
+        weight_map: Mapping[str, str] = plain_json(index)["weight_map"]
         names = sorted(set(weight_map.values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return []
+    if len(names) > most:
+        raise BrokenModel(f"{INDEX_FILE} names more than {most} files")
     if any(not isinstance(name, str) or ".." in name.split("/") or "://" in name for name in names):
         raise BrokenModel(f"{INDEX_FILE} names files outside of its folder")
     return names

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import Final
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+MOST_FILES: Final = 10_000  # of a model's folder
+LARGEST_SMALL: Final = 256 * 2**20  # bytes of a tokenizer's file
+LARGEST_CONFIG: Final = 4 * 2**20  # of another one
+LARGEST_INDEX: Final = 64 * 2**20
+MOST_SMALL: Final = 64  # files of configuration and tokenizer
 
 # What configuration and tokenizer are made of.
 _SMALL_FILES = (
@@ -43,6 +50,11 @@ PROBED_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 def is_small(name: str) -> bool:
     return "/" not in name and any(fnmatchcase(name, pattern) for pattern in _SMALL_FILES)
+
+
+def largest(name: str) -> int:
+    """Bytes that a small file may have."""
+    return LARGEST_CONFIG if "config" in name else LARGEST_SMALL
 
 
 def is_gguf(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +15,22 @@ from mlora_worker.protocol import HUB_ENDPOINT, ModelSource
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.cached_weights import CachedWeights
 from mlora_worker.storage.destinations import Destinations
+from mlora_worker.storage.documents import plain_json
 from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.files import replacing
 from mlora_worker.storage.hub import Hub, model_address
 from mlora_worker.storage.model_folder import HubFolder, ModelFolder, RemoteFolder, WebFolder
-from mlora_worker.storage.model_names import INDEX_FILE, SINGLE_FILE, is_gguf, is_pickle, is_small
+from mlora_worker.storage.model_names import (
+    INDEX_FILE,
+    LARGEST_INDEX,
+    MOST_FILES,
+    MOST_SMALL,
+    SINGLE_FILE,
+    is_gguf,
+    is_pickle,
+    is_small,
+    largest,
+)
 from mlora_worker.storage.s3 import PATIENT, Patience
 from mlora_worker.storage.safetensors_reader import BrokenModel, SafetensorsReader
 from mlora_worker.storage.store import Store
@@ -99,7 +109,7 @@ class ModelFiles:
         self.source = source  # with its commit, where it has one
         self._uri = source.uri
         self._cache_dir = cache_dir
-        self._files = {address.name_below(source.uri, uri): uri for uri in store.list(source.uri)}
+        self._files = {address.name_below(source.uri, uri): uri for uri in store.list(source.uri, MOST_FILES)}
         if "config.json" not in self._files:
             self._refuse_gguf()
             found = ", ".join(sorted(self._files)[:10]) or "nothing"
@@ -118,15 +128,21 @@ class ModelFiles:
             return address.file_path(self._uri)
         which = " ".join(filter(None, (self._uri, self.source.commit, self._store.origin(self._uri))))
         folder = self._cache_dir / "models" / hashlib.sha256(which.encode()).hexdigest()[:16]
-        for name, uri in sorted(self._files.items()):
-            if is_small(name):
-                data = self._store.read(uri)
-                if len(data) != self._store.size(uri):
-                    raise StoreUnreachable(
-                        f"{uri} changed while it was read: start again when its upload has ended"
-                    )
-                with replacing(folder / name) as file:
-                    file.write(data)
+        small = sorted(filter(is_small, self._files))
+        if len(small) > MOST_SMALL:
+            raise BrokenModel(
+                f"{self._uri} has {len(small)} files of a configuration and a tokenizer, more than {MOST_SMALL}: remove "
+                "those that are none"
+            )
+        for name in small:
+            uri = self._files[name]
+            data = self._store.read(uri, largest(name))
+            if len(data) != self._store.size(uri):
+                raise StoreUnreachable(
+                    f"{uri} changed while it was read: start again when its upload has ended"
+                )
+            with replacing(folder / name) as file:
+                file.write(data)
         for path in folder.iterdir():
             if is_small(path.name) and path.name not in self._files:
                 path.unlink(missing_ok=True)
@@ -181,8 +197,9 @@ class ModelFiles:
 
     def _shards(self) -> list[str]:
         try:
-            names = sorted(set(json.loads(self._store.read(self._files[INDEX_FILE]))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            index = plain_json(self._store.read(self._files[INDEX_FILE], LARGEST_INDEX))
+            names = sorted(set(index["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise BrokenModel(f"{self._files[INDEX_FILE]} is no index of a sharded model ({error})") from None
         # A web server's files are known by their names as they stand in an address.
         names = [name if name in self._files else quote(str(name)) for name in names]

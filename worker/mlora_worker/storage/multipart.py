@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ from mlora_worker.storage.s3_errors import code_of, is_missing, is_passing, stat
 
 PART = 16 * 2**20  # bytes of one part; S3 wants at least 5 MiB
 MOST_PARTS = 10_000  # S3's limit
+_MOST_PAGES = (
+    20  # of a list, each with up to a thousand entries: a store that knows no end of it is asked no further
+)
+_MOST_ABORTED = 100  # older uploads at once
 
 _KEYS = {401, 403}  # that have expired, or lack a right: new ones may come
 
@@ -89,9 +94,10 @@ def _former_upload(client: Any, where: dict[str, str]) -> str | None:
         pages = client.get_paginator("list_multipart_uploads").paginate(
             Bucket=where["Bucket"], Prefix=where["Key"]
         )
-        found = [one for page in pages for one in page.get("Uploads", ()) if one["Key"] == where["Key"]]
+        few = islice(pages, _MOST_PAGES)
+        found = [one for page in few for one in page.get("Uploads", ()) if one["Key"] == where["Key"]]
         found.sort(key=lambda one: str(one.get("Initiated", "")))
-        for one in found[:-1]:
+        for one in found[-1 - _MOST_ABORTED : -1]:
             client.abort_multipart_upload(**where, UploadId=one["UploadId"])
     except ClientError:
         return None
@@ -103,7 +109,9 @@ def _parts_of(client: Any, upload: dict[str, str]) -> dict[int, tuple[str, int]]
     try:
         pages = client.get_paginator("list_parts").paginate(**upload)
         return {
-            one["PartNumber"]: (one["ETag"], one["Size"]) for page in pages for one in page.get("Parts", ())
+            one["PartNumber"]: (one["ETag"], one["Size"])
+            for page in islice(pages, _MOST_PAGES)
+            for one in page.get("Parts", ())
         }
     except ClientError:
         return {}

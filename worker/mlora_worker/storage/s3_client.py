@@ -19,6 +19,7 @@ from botocore import UNSIGNED
 from mlora_worker import addresses
 from mlora_worker.protocol import Addressing, Checksums, FailureReason
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.s3_answers import watch_answers
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,11 @@ def new_client(
             "aws_session_token": keys.session_token,
         }
     trusted = None if ca_certificate is None else str(_file_of(ca_certificate))
-    return boto3.session.Session(region_name=region, **known).client(
+    client = boto3.session.Session(region_name=region, **known).client(
         "s3", endpoint_url=_checked(endpoint), config=config, verify=trusted
     )
+    watch_answers(client)
+    return client
 
 
 def _checked(endpoint: str | None) -> str | None:

@@ -10,6 +10,7 @@ from mlora_worker.storage import uri as address
 from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.hub import Hub, hub_address
+from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.patterns import fixed_folder, is_data_file, is_pattern, matches, of_split
 from mlora_worker.storage.s3 import PATIENT, Patience
 from mlora_worker.storage.store import Store
@@ -66,7 +67,7 @@ class _Sources:
         if kind == address.S3 and folder.count("/") < 2:
             raise StorageError(FailureReason.INVALID_SPEC, f"{uri!r}: a bucket's name is no place for *")
         pattern = address.file_pattern(uri) if kind == address.FILE else uri
-        found = [one for one in self._store.list(folder) if matches(pattern, one)]
+        found = [one for one in self._store.list(folder, MOST_LISTED) if matches(pattern, one)]
         if split is not None:
             found = [one for one in found if of_split([_path_of(one, kind)], split)]
         return _some(found, uri, split)

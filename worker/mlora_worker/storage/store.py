@@ -22,10 +22,13 @@ HUB_TOKEN = "HF_TOKEN"
 class Store(Protocol):
     """Every method raises ``StorageError``; ``ObjectNotFound`` where the object or its bucket is missing."""
 
-    def read(self, uri: str) -> bytes: ...
+    def read(self, uri: str, most: int) -> bytes:
+        """The whole object, whatever the store says of its size. Raises TooLarge once there are more than ``most`` bytes,
+        and keeps no more in memory."""
+        ...
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
-        """Exactly ``length`` bytes from ``start``; an object that ends before is an error."""
+        """Exactly ``length`` bytes from ``start``, and no more are taken; an object that ends before is an error."""
         ...
 
     def pieces(self, uri: str) -> Iterator[bytes]:
@@ -56,8 +59,9 @@ class Store(Protocol):
         """No error when it is not there."""
         ...
 
-    def list(self, prefix: str) -> list[str]:
-        """Addresses of all objects below the folder ``prefix``, sorted; empty when there are none."""
+    def list(self, prefix: str, most: int) -> list[str]:
+        """Addresses of all objects below the folder ``prefix``, sorted; empty when there are none. More than ``most`` are
+        an error, and so are names that are longer than any store's."""
         ...
 
 
@@ -190,8 +194,8 @@ class _Routed:
             )
         return self._files
 
-    def read(self, uri: str) -> bytes:
-        return self._of(uri).read(uri)
+    def read(self, uri: str, most: int) -> bytes:
+        return self._of(uri).read(uri, most)
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
         return self._of(uri).read_range(uri, start, length)
@@ -220,5 +224,5 @@ class _Routed:
     def delete(self, uri: str) -> None:
         self._of(uri).delete(uri)
 
-    def list(self, prefix: str) -> list[str]:
-        return self._of(prefix).list(prefix)
+    def list(self, prefix: str, most: int) -> list[str]:
+        return self._of(prefix).list(prefix, most)

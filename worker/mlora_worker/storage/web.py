@@ -12,12 +12,21 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from mlora_worker.protocol import FailureReason, without_credentials
 from mlora_worker.storage.destinations import Destinations
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreUnreachable,
+    TooLarge,
+)
+from mlora_worker.storage.limits import size_in
 from mlora_worker.storage.s3 import PATIENT, PIECE, Patience
+from mlora_worker.storage.wire import BadAnswer, watched
 
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -26,10 +35,8 @@ _PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
 _PAUSES = (0.5, 2.0, 5.0)
 _MOST_ASKED = 300.0
 _LONGEST_PAUSE: Final = 60.0  # seconds, whatever a server asks for
-_LEAST_RATE: Final = 1024  # bytes a second, on average; a server that sends less would keep a thread for days
-_GRACE_SECONDS: Final = 60.0  # of waiting, before the rate counts
 _PART = re.compile(
-    r"bytes (?:(\d+)-\d+|\*)/(\d+)"
+    r"bytes (?:([0-9]{1,16})-[0-9]{1,16}|\*)/([0-9]{1,16})"
 )  # of a Content-Range header: first byte and the whole's size
 
 Headers = Mapping[str, str]
@@ -65,7 +72,8 @@ class WebFiles:
         self._destinations = destinations
         self._patience = patience
         self._pause = pause
-        self._clock = clock
+        self._connection = watched(HTTPConnection, clock)
+        self._tls_connection = watched(HTTPSConnection, clock)
         self._may_be_asked = (
             _MOST_ASKED  # seconds that servers may still ask us to wait, all of them together
         )
@@ -77,20 +85,18 @@ class WebFiles:
             etag = found.get("X-Linked-ETag") or found.get("ETag")
             size = found.get("X-Linked-Size") or found.get("Content-Length")
             return Resource(
-                size=int(size) if size and size.isdecimal() else None,
+                size=size_in(size),
                 etag=etag if etag and not etag.startswith("W/") else None,
                 ranges=found.get("Accept-Ranges", "").lower() == "bytes",
                 revision=answer.first_headers.get("X-Repo-Commit"),
             )
 
-    def read(self, url: str, headers: Headers | None = None, most: int = 16 * 2**20) -> tuple[bytes, Headers]:
-        """A small file and its headers. Raises StorageError when it has more than ``most`` bytes."""
+    def read(self, url: str, headers: Headers | None = None, *, most: int) -> tuple[bytes, Headers]:
+        """A small file and its headers. Raises TooLarge when it has more than ``most`` bytes."""
         with self._answer("GET", url, headers or {}) as answer:
             data = self._at_most(answer, url, most + 1)
             if len(data) > most:
-                raise StoreUnreachable(
-                    f"{url} answered more than {most} bytes where a short list was expected"
-                )
+                raise TooLarge(url, most)
             return data, answer.headers
 
     def read_range(self, url: str, start: int, length: int, headers: Headers | None = None) -> bytes:
@@ -102,6 +108,7 @@ class WebFiles:
                     f"{url}: the server gives no parts of a file, which reading Parquet needs; use JSON Lines or CSV, "
                     "or put the file into a store",
                 )
+            _check_begins(url, answer.headers, start)
             data = self._at_most(answer, url, length + 1)
         if len(data) != length:
             raise StoreUnreachable(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
@@ -114,7 +121,7 @@ class WebFiles:
             part = _PART.fullmatch(answer.headers.get("Content-Range", ""))
             size = part[2] if part is not None else answer.headers.get("Content-Length")
             return Resource(
-                size=int(size) if size and size.isdecimal() else None,
+                size=size_in(size),
                 etag=_strong_tag(answer.headers),
                 ranges=answer.status != 200,
             )
@@ -124,7 +131,7 @@ class WebFiles:
     ) -> Iterator[bytes]:
         """Exactly these bytes; a connection that breaks is taken up where it broke. Raises NoRanges; StoreUnreachable when
         the file is not the ``expected`` one any more."""
-        done, pace = 0, _Pace(url, self._clock)
+        done = 0
         for attempt in range(self._patience.attempts):
             wanted = {**(headers or {}), "Range": f"bytes={start + done}-{start + length - 1}"}
             with self._answer("GET", url, wanted) as answer:
@@ -132,7 +139,7 @@ class WebFiles:
                     raise NoRanges(url)
                 _check_same(url, answer.headers, start + done, expected)
                 with contextlib.suppress(HTTPError, OSError):
-                    while done < length and (piece := pace.read(answer, min(PIECE, length - done))):
+                    while done < length and (piece := answer.arrived(min(PIECE, length - done))):
                         done += len(piece)
                         yield piece
             if done == length:
@@ -143,7 +150,6 @@ class WebFiles:
     def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
         """The whole file. After a break it goes on only where the server proves that the file is still the same."""
         done, tag = 0, None
-        pace = _Pace(url, self._clock)
         for attempt in range(self._patience.attempts):
             wanted = dict(headers or {})
             if done:
@@ -157,7 +163,7 @@ class WebFiles:
                     )
                 tag = _strong_tag(answer.headers)
                 try:
-                    while piece := pace.read(answer, PIECE):
+                    while piece := answer.arrived(PIECE):
                         done += len(piece)
                         yield piece
                     return
@@ -166,9 +172,9 @@ class WebFiles:
         raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} bytes")
 
     def _at_most(self, answer: _Answer, url: str, most: int) -> bytes:
-        pace, pieces, left = _Pace(url, self._clock), [], most
+        pieces, left = [], most
         try:
-            while left and (piece := pace.read(answer, left)):
+            while left and (piece := answer.arrived(left)):
                 pieces.append(piece)
                 left -= len(piece)
         except (HTTPError, OSError) as error:
@@ -182,7 +188,15 @@ class WebFiles:
         self, method: str, url: str, headers: Headers, also: tuple[int, ...] = ()
     ) -> Iterator[_Answer]:
         """A good answer, or one with a status of ``also``, after redirects and repeated attempts. A server that is busy is
-        given the time that it asks for."""
+        given the time that it asks for. Raises StoreUnreachable for one that is too slow, or sends without end."""
+        try:
+            with self._answered(method, url, headers, also) as answer:
+                yield answer
+        except BadAnswer as error:
+            raise StoreUnreachable(f"{url}: the server {error}") from None
+
+    @contextlib.contextmanager
+    def _answered(self, method: str, url: str, headers: Headers, also: tuple[int, ...]) -> Iterator[_Answer]:
         for attempt in range(self._patience.attempts):
             last = attempt == self._patience.attempts - 1
             asked = 0.0
@@ -236,11 +250,13 @@ class WebFiles:
         address = self._destinations.address_of(host, port, url)
         timeout = urllib3.Timeout(connect=self._patience.connect_seconds, read=self._patience.read_seconds)
         options: dict[str, Any] = {"port": port, "timeout": timeout, "retries": False, "maxsize": 1}
-        pool = (
-            urllib3.HTTPSConnectionPool(address, server_hostname=host, assert_hostname=host, **options)
-            if parts.scheme == "https"
-            else urllib3.HTTPConnectionPool(address, **options)
-        )
+        pool: urllib3.HTTPConnectionPool
+        if parts.scheme == "https":
+            pool = urllib3.HTTPSConnectionPool(address, server_hostname=host, assert_hostname=host, **options)
+            pool.ConnectionCls = self._tls_connection
+        else:
+            pool = urllib3.HTTPConnectionPool(address, **options)
+            pool.ConnectionCls = self._connection
         path = parts.path or "/"
         named = parts.netloc.rpartition("@")[2]
         body = pool.request(
@@ -262,32 +278,14 @@ class _Answer:
         self.headers: Headers = body.headers
         self.first_headers: Headers = body.headers  # of the first server, before redirects
 
+    def arrived(self, most: int) -> bytes:
+        """What is here, at most so many bytes; empty at the end."""
+        piece: bytes = self.body.read1(most)
+        return piece
+
     def close(self) -> None:
         self.body.close()
         self._pool.close()
-
-
-class _Pace:
-    """What was read of a file, and how long the server was waited for; what a reader does in between is not counted."""
-
-    def __init__(self, url: str, clock: Callable[[], float]) -> None:
-        self._url = url
-        self._clock = clock
-        self._bytes = 0
-        self._waited = 0.0
-
-    def read(self, answer: _Answer, most: int) -> bytes:
-        """What has arrived, at most so many bytes; empty at the end. Raises StoreUnreachable when that is too slow."""
-        began = self._clock()
-        piece: bytes = answer.body.read1(most)
-        self._waited += self._clock() - began
-        self._bytes += len(piece)
-        if piece and self._waited > _GRACE_SECONDS and self._bytes < _LEAST_RATE * self._waited:
-            raise StoreUnreachable(
-                f"{self._url}: the server sent {self._bytes} bytes in {self._waited:.0f} s, which is less than "
-                f"{_LEAST_RATE / 1024:g} KiB/s: put the file into a store that is faster"
-            )
-        return piece
 
 
 def _parts(address: str) -> SplitResult:
@@ -309,7 +307,7 @@ def _joined(at: str, location: str) -> str:
 
 def _no_address(text: str) -> StorageError:
     return StorageError(
-        FailureReason.INVALID_SPEC, f"{without_credentials(text)} is no address that data is read from"
+        FailureReason.INVALID_SPEC, f"{without_credentials(text[:1024])} is no address that data is read from"
     )
 
 
@@ -337,13 +335,20 @@ def _check_same(url: str, headers: Headers, start: int, expected: Resource) -> N
         raise StoreUnreachable(f"{url} changed while it was read: start again when it is complete")
 
 
+def _check_begins(url: str, headers: Headers, start: int) -> None:
+    """Raises StoreUnreachable where a part says that it begins elsewhere."""
+    part = _PART.fullmatch(headers.get("Content-Range", ""))
+    if part is not None and part[1] != str(start):
+        raise StoreUnreachable(f"{url}: asked for bytes from {start}, the server sent others")
+
+
 def _asked_pause(headers: Headers) -> float:
     """Seconds that a busy server wants to be left alone, no more than ``_LONGEST_PAUSE``; 0 when it says nothing."""
     asked = headers.get("Retry-After", "")
-    if asked.isdecimal():
+    if asked.isascii() and asked.isdecimal():
         return min(float(asked), _LONGEST_PAUSE)
     try:  # a date is compared with the server's own clock
         waits = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last: a time zone of a billion hours
         return 0.0
     return max(0.0, min(waits.total_seconds(), _LONGEST_PAUSE))

@@ -42,15 +42,18 @@ class Paths:
         return sum(map(len, self.paths))
 
     @cached_property
-    def by_end(self) -> Mapping[str, Chosen]:
-        """Whose path is this, or ends so after a dot."""
-        found: defaultdict[str, Chosen] = defaultdict(int)
+    def by_end(self) -> Mapping[str, tuple[int, ...]]:
+        """Positions of those whose path is this, or ends so after a dot."""
+        found: defaultdict[str, list[int]] = defaultdict(list)
         for position, path in enumerate(self.paths):
             end = path
             while end:
-                found[end] |= 1 << position
+                found[end].append(position)
                 end = end.partition(".")[2]
-        return dict(found)
+        return {end: tuple(positions) for end, positions in found.items()}
+
+    def ending_with(self, end: str) -> Chosen:
+        return sum(1 << position for position in self.by_end.get(end, ()))
 
     @cached_property
     def ends_by_length(self) -> Mapping[int, tuple[str, ...]]:
@@ -76,7 +79,7 @@ class Entries:
 
     def matched(self, where: Paths) -> Mapping[str, Chosen]:
         """By entry."""
-        found = {name: where.by_end.get(name, 0) for name in self.names}
+        found = {name: where.ending_with(name) for name in self.names}
         if self.keys:
             for name in self.names:
                 found[name] = _with_any_dots(name, found[name], where)
@@ -177,5 +180,5 @@ def _with_any_dots(name: str, found: Chosen, where: Paths) -> Chosen:
     pattern = re.compile(name)
     for end in where.ends_by_length.get(len(name), ()):
         if pattern.fullmatch(end):
-            found |= where.by_end[end]
+            found |= where.ending_with(end)
     return found

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
-from mlora_worker.stream.entries import Chosen, Entries, Paths, check_work, entries_of, shown
+from mlora_worker.stream.entries import MOST_WORK, Chosen, Entries, Paths, check_work, entries_of, shown
 from mlora_worker.stream.entries import Misfit as Misfit
 from mlora_worker.stream.patterns import is_name
 
@@ -111,13 +111,21 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     return targets
 
 
+def steps_of(facts: ModelFacts, lora: LoRAConfig) -> int:
+    """That it takes at most to find the targets: what patterns cost, see ``entries.MOST_WORK``."""
+    try:
+        return min(entries_of(lora).size * _paths_of(facts).characters, MOST_WORK)
+    except Misfit:
+        return MOST_WORK
+
+
 @lru_cache(maxsize=1024)
 def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
     """Rank by path. Of a config that does not fit, what its names match: who counts bytes is not who refuses."""
     try:
         return {target.path: target.rank for target in targets_of(facts, lora)}
     except Misfit:
-        found = _union(_paths_of(facts).by_end.get(entry, 0) for entry in lora.target_modules)
+        found = _union(map(_paths_of(facts).ending_with, lora.target_modules))
         return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mlora_worker.bounds import MOST_STAGES, MOST_TASKS, Amount, LongName, Stage, Whole, Word
+from mlora_worker.bounds import MOST_STAGES, MOST_TASKS, Amount, LongName, Stage, Whole, Word, at_most
 from mlora_worker.protocol import Message
 
 Kind = Literal["forward", "backward", "update", "evaluate"]
@@ -24,7 +24,7 @@ class Span(Message):
     kind: Kind
     number: Whole  # of the microbatch; for an update, of the item that it came with
     # uids, in the order of the microbatch's segments
-    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS)]
+    tasks: Annotated[tuple[Word, ...], Field(max_length=MOST_TASKS, fail_fast=True)]
     tokens: Amount
     start: Whole
     end: Whole
@@ -38,9 +38,11 @@ class Timeline(Message):
     """Spans of all stages of one pipeline. ``GET /v1/timeline`` answers with it."""
 
     stages: Annotated[int, Field(strict=True, ge=0, le=MOST_STAGES)]
-    spans: Annotated[tuple[Span, ...], Field(max_length=MOST_SPANS)]
+    spans: Annotated[tuple[Span, ...], Field(max_length=MOST_SPANS, fail_fast=True)]
     # uid -> what to show of a task, where it is not the uid
-    names: Annotated[dict[Word, LongName], Field(max_length=MOST_TASKS)] = Field(default={})
+    names: Annotated[dict[Word, LongName], Field(max_length=MOST_TASKS), at_most(MOST_TASKS)] = Field(
+        default={}
+    )
     clock: Word = "simulated"  # what the times are: simulated, host or device
 
     @model_validator(mode="after")

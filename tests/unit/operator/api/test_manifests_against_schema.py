@@ -49,7 +49,7 @@ def to_draft_4(schema: dict[str, Any]) -> dict[str, Any]:
         if "items" in node:
             stack.append(node["items"])
         for rule in node.get("x-kubernetes-validations", ()):  # as JSON Schema says it
-            match = re.fullmatch(r"self\.matches\(r'(.*)'\)", rule["rule"])
+            match = re.fullmatch(r"(?:self|string\(self\))\.matches\(r'(.*)'\)", rule["rule"])
             if match is not None:
                 node["pattern"] = match[1]
     return schema

@@ -36,10 +36,13 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "evaluation": {"everySteps": 5},
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
+    "an output deep in a bucket": {"output": {"uri": "s3://adapters//team/a/"}},
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
 
 BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a whole bucket": ({"output": {"uri": "s3://adapters"}}, "output.uri", "a prefix below the bucket"),
+    "a whole bucket with slashes": ({"output": {"uri": "s3://adapters//"}}, "output.uri", "below the bucket"),
     "two chat templates": (
         {
             "dataset": {
@@ -94,7 +97,7 @@ def test_a_good_task_breaks_no_rule(case: str) -> None:
 def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
     parts, place, words = BAD_TASKS[case]
     ((path, message),) = broken(task(**parts), TASK_RULES)
-    assert path == (place,)
+    assert path == tuple(place.split("."))
     assert words in message
 
 

@@ -95,6 +95,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
         {
             "watchNamespaces": ["team-a"],
             "serving": {"namespaces": ["ml-platform"]},
+            "outputs": {"prefixes": {"team-a": ["s3://adapters/team-a"]}},
             "imagePullSecrets": [{"name": "key"}],
             "worker": {"image": {"repository": "registry/worker", "tag": "7", "pullPolicy": "Never"}},
             "log": {"format": "text", "level": "debug"},
@@ -107,11 +108,13 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     settings = settings_of(objects)
     assert settings.namespaces == ("mlora-system", "team-a")
     assert settings.serving.namespaces == ("ml-platform",)
+    assert settings.rights.prefixes_of("team-a") == ("s3://adapters/team-a",)
     assert settings.worker.model_dump() == {
         "image": "registry/worker:7",
         "image_pull_policy": "Never",
         "image_pull_secrets": ({"name": "key"},),
         "metrics_port": None,
+        "run_as_user": 65532,
     }
     assert (settings.log.format, settings.log.level) == ("text", "debug")
     assert (settings.health.port, settings.health.max_silence_seconds) == (9000, 30)
@@ -498,3 +501,36 @@ def test_all_objects_but_the_crds_have_the_common_labels(render: Render) -> None
         if key[0] != "NOTES" and "team" not in one["metadata"].get("labels", {})
     ]
     assert {kind for kind, _ in lacking} == {"CustomResourceDefinition"}
+
+
+def test_a_cluster_may_choose_the_users_of_all_pods(render: Render) -> None:
+    """OpenShift gives each namespace its own range of them, and refuses others."""
+    objects = render({"runAsUser": None, "runAsGroup": None, "worker": {"runAsUser": None}})
+    assert pod_of(objects)["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert settings_of(objects).worker.run_as_user is None
+    ordinary = render({})
+    assert pod_of(ordinary)["securityContext"]["runAsUser"] == 65532
+    assert settings_of(ordinary).worker.run_as_user == 65532
+    assert settings_of(render({"worker": {"runAsUser": 1000}})).worker.run_as_user == 1000
+
+
+def test_users_of_a_namespace_may_do_by_their_role_what_they_may_with_pods(render: Render) -> None:
+    objects = render({})
+    by_role = {"view": {"get", "list", "watch"}, "edit": {"create", "update", "patch", "delete"}}
+    for role, verbs in by_role.items():
+        labels = objects["ClusterRole", f"rel-mlora-operator-{role}"]["metadata"]["labels"]
+        assert labels[f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
+        found = rules_of(objects, f"rel-mlora-operator-{role}")
+        assert {verb for group, resource, verb in found if resource == "loratasks"} >= verbs
+        assert {group for group, _, _ in found} == {"mlora.dev"}
+    assert not any(
+        resource == "lorapipelines" for _, resource, _ in rules_of(objects, "rel-mlora-operator-edit")
+    )
+    assert ("mlora.dev", "lorapipelines", "create") in rules_of(objects, "rel-mlora-operator-admin")
+    statuses = {name for _, name in objects if name.startswith("rel-mlora-operator-")}
+    assert {f"rel-mlora-operator-{role}" for role in ("view", "edit", "admin")} <= statuses
+    without = render({"rbac": {"aggregate": False}})
+    assert ("ClusterRole", "rel-mlora-operator-edit") not in without

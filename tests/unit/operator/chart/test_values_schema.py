@@ -86,6 +86,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "root": ({"runAsUser": 0}, "runAsUser"),
     "an unknown pull policy": ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     "a namespace that serves and is none": ({"serving": {"namespaces": ["Team_A"]}}, "serving"),
+    "a prefix that is none": ({"outputs": {"prefixes": {"team-a": ["adapters/team-a"]}}}, "prefixes"),
+    "a prefix of no namespace": ({"outputs": {"prefixes": {"Team_A": ["s3://a/b"]}}}, "Team_A"),
     "a namespace twice": ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
 }
 

@@ -205,16 +205,17 @@ def test_the_same_object_twice_is_a_problem() -> None:
 @pytest.mark.parametrize(
     ("second", "where"),
     [
-        ("s3://adapters/a/b", "a folder above it"),
-        ("s3://adapters", "a folder below it"),
-        ("s3://adapters/a/", "the same place"),
-        ("s3://adapters/ab", None),
-        ("s3://other/a/b", None),
+        ("s3://adapters/x/a/b", "a folder above it"),
+        ("s3://adapters/x", "a folder below it"),
+        ("s3://adapters/x/a/", "the same place"),
+        ("s3://adapters/x/ab", None),
+        ("s3://other/x/a/b", None),
     ],
 )
 def test_no_output_lies_in_another_ones(second: str, where: str | None) -> None:
     """The operator would never accept the second one."""
-    found = read(task("a"), task("b").replace("s3://adapters/b", second)).problems
+    first = task("a").replace("s3://adapters/a", "s3://adapters/x/a")
+    found = read(first, task("b").replace("s3://adapters/b", second)).problems
     told = [f"LoRATask/a at f0.yaml:1 writes to {where}"] if where is not None else []
     assert [problem.message for problem in found] == told
 

@@ -309,3 +309,36 @@ def test_to_switch_encryption_replaces_workers_and_another_certificate_does_not(
     assert plain != encrypted
     template = json.dumps(statefulset(OWNER, spec(), 2, DEFAULTS, "text", tls=True)["spec"]["template"])
     assert "CERTIFICATE" not in template
+
+
+def test_labels_annotations_and_an_account_of_ones_own_are_on_the_pods_and_take_nothing_away() -> None:
+    given = {
+        "podLabels": {"team": "ml", "mlora.dev/pipeline": "another"},
+        "podAnnotations": {"sidecar.istio.io/inject": "false", "mlora.dev/revision": "x"},
+        "serviceAccountName": "trainer",
+    }
+    plain = statefulset(OWNER, spec(), 2, DEFAULTS, "json")["spec"]["template"]
+    pod = statefulset(OWNER, spec(worker=given), 2, DEFAULTS, "json")["spec"]["template"]
+    assert pod["metadata"]["labels"] == plain["metadata"]["labels"] | {"team": "ml"}
+    assert pod["metadata"]["annotations"]["sidecar.istio.io/inject"] == "false"
+    assert (
+        pod["metadata"]["annotations"].keys() - {"sidecar.istio.io/inject"}
+        == plain["metadata"]["annotations"].keys()
+    )
+    assert "x" not in pod["metadata"]["annotations"].values()
+    assert pod["spec"]["serviceAccountName"] == "trainer"
+    assert pod["spec"]["automountServiceAccountToken"] is False, (
+        "an identity of a cloud needs none of the cluster"
+    )
+    assert revision(OWNER, spec(), DEFAULTS, "json") != revision(OWNER, spec(worker=given), DEFAULTS, "json")
+    one, other = ({"podLabels": {"team": name}} for name in ("a", "b"))
+    assert revision(OWNER, spec(worker=one), DEFAULTS, "json") != revision(
+        OWNER, spec(worker=other), DEFAULTS, "json"
+    )
+
+
+def test_a_cluster_that_chooses_users_is_named_none() -> None:
+    free = DEFAULTS.model_copy(update={"run_as_user": None})
+    pod = statefulset(OWNER, spec(), 2, free, "json")["spec"]["template"]["spec"]
+    assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
+    assert pod["securityContext"]["runAsNonRoot"] is True

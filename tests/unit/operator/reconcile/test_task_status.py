@@ -114,8 +114,17 @@ def test_a_success_has_adapter_counts_and_time(make: Any) -> None:
 
 def test_a_failure_says_what_the_worker_said(make: Any) -> None:
     status = status_of(make, group=make.group(), contact=Contact(report=make.report(make.reported("Failed"))))
-    assert message(status, "Failed") == "line 7: no completion"
+    told = message(status, "Failed")
+    assert told.startswith("line 7: no completion; ")
+    assert "mlora.dev/retry" in told, "the rows can be mended where they are, and the task be tried again"
     assert status.completion_time is not None
+
+
+def test_a_failure_that_only_another_spec_mends_says_nothing_of_another_try(make: Any) -> None:
+    failure = Failure(reason=FailureReason.UNKNOWN_TARGET_MODULE, message="no module q")
+    reported = make.reported("Failed").model_copy(update={"failure": failure})
+    status = status_of(make, group=make.group(), contact=Contact(report=make.report(reported)))
+    assert message(status, "Failed") == "no module q"
 
 
 IMAGE = PodProblem("ImagePullBackOff", 'Back-off pulling image "worker:typo"')

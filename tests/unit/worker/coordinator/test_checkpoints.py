@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -18,22 +22,28 @@ from mlora_worker.pipeline.engine import StageState
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,
+    FailureReason,
     LoRAConfig,
     StageReport,
     TaskPhase,
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.checkpoint import TaskState, write_checkpoint
+from mlora_worker.storage.checkpoint import write_checkpoint
 from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.store import Store
+from mlora_worker.storage.task_state import PREFIXES, CheckpointMismatch, TaskState
 from mlora_worker.stream.planner import load_of
 from tests.fixtures.inline import inline_lane
 from tests.fixtures.memory_store import MemoryStore
 
 PLACE = "s3://b/p/checkpoints"
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+
+
+def tensors(value: float) -> dict[str, torch.Tensor]:
+    return {prefix + Q: torch.full((2, 2), value) for prefix in PREFIXES}
 
 
 def training_task() -> TaskRun:
@@ -69,6 +79,7 @@ class Play:
             ),
             changed=changed,
             on_change=lambda: None,
+            shapes_of=lambda _: {Q: (2, 2)},
             kept=self.kept,
             kept_bytes=kept_bytes,
         )
@@ -84,7 +95,7 @@ class Play:
             if self.task.checkpoint_is_due:
                 number = self.task.steps_done
                 self.task.snapshot, self.task.taken_step = Snapshot(number, self.task.progress()), number
-                part = {f"parameters.{Q}": torch.full((2, 2), float(number))}
+                part = tensors(float(number))
                 self.checkpoints.heard(0, "a", number, StageState(number, part))
 
     def pauses_end(self) -> None:
@@ -137,7 +148,7 @@ def test_the_state_of_a_task_that_left_waits_in_memory_only_where_there_is_room(
     play.refuses, play.task.in_stream = False, False
     play.task.steps_done = play.task.updates = play.task.taken_step = 2
     play.task.snapshot = Snapshot(2, play.task.progress())
-    play.checkpoints.heard(0, "a", 2, StageState(2, {f"parameters.{Q}": torch.ones(2, 2)}))
+    play.checkpoints.heard(0, "a", 2, StageState(2, tensors(1.0)))
     assert play.task.phase is TaskPhase.PREEMPTED
     assert (play.task.state is not None) is held
     play.checkpoints.want(play.task)
@@ -161,12 +172,70 @@ def test_a_task_that_found_another_checkpoint_than_was_known_is_preempted_once_i
     play = Play(tmp_path)
     play.refuses, play.task.in_stream = False, False
     play.task.steps_done = play.task.taken_step = play.task.stored_step = 4  # as it was at the start
-    tensors = {f"parameters.{Q}": torch.zeros(2, 2)}
-    progress = play.task.progress().model_copy(update={"step": found})
-    write_checkpoint(cast(Store, play.store), PLACE, TaskState(progress, tensors))
+    progress = play.task.progress().model_copy(update={"step": found, "updates": found})
+    write_checkpoint(cast(Store, play.store), PLACE, TaskState(progress, tensors(0.0)))
     play.checkpoints.want(play.task)
     assert play.task.restoration is not None
     play.task.resume(play.task.restoration)
     assert play.task.report().checkpoint_step == found
     play.task.step_out()
     assert play.task.phase is TaskPhase.PREEMPTED
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"updates": 16_777_217}, "updates is 16777217, step is 4"),
+        ({"step": 6, "updates": 6}, "another step or task than its manifest"),
+        ({"totalSteps": 101}, r"training\.totalSteps|totalSteps is 101"),
+        ({"tokens": 10**400}, "a whole number of 401 digits"),
+        ({"seconds": -1.0}, "seconds"),
+    ],
+)
+def test_a_checkpoint_of_numbers_that_no_task_has_fails_that_task_before_anything_of_it_reaches_the_stream(
+    tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    play = Play(tmp_path)
+    play.refuses, play.task.in_stream = False, False
+    play.task.steps_done = play.task.updates = play.task.stored_step = 4
+    assert play.task.prepared is not None
+    facts = {"training.totalSteps": 100}
+    play.task.prepared = replace(play.task.prepared, fingerprint=facts)
+    write_checkpoint(cast(Store, play.store), PLACE, TaskState(play.task.progress(), tensors(0.0)))
+    forge(play.store, change)
+    with pytest.raises(CheckpointMismatch, match=told):
+        play.checkpoints.find(play.task.plan, facts)
+    play.checkpoints.want(play.task)
+    assert play.task.restoration is None
+    assert play.task.failure is not None
+    assert play.task.failure.reason is FailureReason.CHECKPOINT_MISMATCH
+    assert re.search(told, play.task.failure.message)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b'{"step": 5, "loss": 1}\n', b'{"step": 1e3}\n', b"[]\n", b'{"step": 1, "loss": "x"}\n', b"\xff\n", b"{}\n" * 10**5],
+)  # fmt: skip
+def test_lines_of_losses_that_no_task_has_written_are_its_failure(tmp_path: Path, lines: bytes) -> None:
+    play = Play(tmp_path)
+    play.refuses, play.task.in_stream = False, False
+    play.task.steps_done = play.task.updates = play.task.stored_step = 4
+    state = TaskState(play.task.progress(), tensors(0.0), history=lines)
+    write_checkpoint(cast(Store, play.store), PLACE, state)
+    play.checkpoints.want(play.task)
+    assert play.task.failure is not None
+    assert play.task.failure.reason is FailureReason.CHECKPOINT_MISMATCH
+    assert "the losses in the checkpoint after step 4 cannot be read" in play.task.failure.message
+
+
+def forge(store: MemoryStore, change: dict[str, object]) -> None:
+    """As whoever may write there would: the sums are right."""
+    where = f"{PLACE}/step-4/"
+    progress = json.dumps(json.loads(store.objects[f"{where}progress.json"]) | change).encode()
+    manifest = json.loads(store.objects[f"{where}manifest.json"])
+    (entry,) = (file for file in manifest["files"] if file["name"] == "progress.json")
+    entry |= {"bytes": len(progress), "sha256": hashlib.sha256(progress).hexdigest()}
+    store.objects |= {
+        f"{where}progress.json": progress,
+        f"{where}manifest.json": json.dumps(manifest).encode(),
+    }

@@ -31,8 +31,9 @@ from mlora_worker.protocol import (
     TaskReport,
     Training,
 )
-from mlora_worker.storage.checkpoint import Progress, TaskState, write_checkpoint
+from mlora_worker.storage.checkpoint import write_checkpoint
 from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.task_state import Progress, TaskState
 from tests.fixtures.inline import after, inline_lane
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.tiny_model import CHATML, byte_level_tokenizer

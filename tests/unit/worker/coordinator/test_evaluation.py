@@ -13,7 +13,7 @@ from mlora_worker.coordinator.evaluation import EvaluationRows, after
 from mlora_worker.coordinator.history import History
 from mlora_worker.data.token_rows import MemoryWriter, TokenRow, TokenRows, labels_of
 from mlora_worker.protocol import EarlyStopping, Evaluation, EvaluationRecord, StepRecord
-from mlora_worker.storage.checkpoint import EvaluationProgress
+from mlora_worker.storage.task_state import EvaluationProgress
 
 
 def row(tokens: int, supervised: int) -> TokenRow:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig as PeftLoraConfig
 from safetensors.torch import load, save
 
 from mlora_worker.coordinator.expected import expected_tensors
@@ -17,6 +18,8 @@ from mlora_worker.storage.adapter import adapter_config
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.stream.targets import targets_of
 from tests.fixtures.memory_store import MemoryStore
+
+MOST = 2**20  # bytes
 
 LORA = LoRAConfig(rank=2, alpha=4, target_modules=("q_proj",))
 FACTS = ModelFacts(
@@ -56,7 +59,7 @@ def test_each_stage_gets_its_own_layers_in_float32(folder: MemoryStore) -> None:
 
 def test_another_file_is_another_start(folder: MemoryStore) -> None:
     first = read_initial(folder, URI, LORA, TARGETS).sha256
-    tensors = load(folder.read(f"{URI}/adapter_model.safetensors"))
+    tensors = load(folder.read(f"{URI}/adapter_model.safetensors", MOST))
     folder.write(f"{URI}/adapter_model.safetensors", save({name: t * 2 for name, t in tensors.items()}))
     assert read_initial(folder, URI, LORA, TARGETS).sha256 != first
 
@@ -89,7 +92,7 @@ def test_a_configuration_of_peft_without_our_additions_is_taken(folder: MemorySt
 def test_a_configuration_of_another_shape_is_refused(
     folder: MemoryStore, change: dict[str, Any], told: str
 ) -> None:
-    config = json.loads(folder.read(f"{URI}/adapter_config.json")) | change
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST)) | change
     folder.write(f"{URI}/adapter_config.json", json.dumps(config).encode())
     with pytest.raises(UnfitAdapter, match=told) as caught:
         read_initial(folder, URI, LORA, TARGETS)
@@ -124,7 +127,7 @@ def _nan(tensors: dict[str, torch.Tensor]) -> None:
 def test_weights_that_do_not_fit_are_refused_by_name(
     folder: MemoryStore, damage: Callable[[dict[str, torch.Tensor]], None], told: str
 ) -> None:
-    tensors = load(folder.read(f"{URI}/adapter_model.safetensors"))
+    tensors = load(folder.read(f"{URI}/adapter_model.safetensors", MOST))
     damage(tensors)
     folder.write(f"{URI}/adapter_model.safetensors", save(tensors))
     with pytest.raises(UnfitAdapter, match=told):
@@ -142,13 +145,13 @@ def test_a_folder_without_an_adapter_is_a_mistake_in_the_spec(folder: MemoryStor
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_a_file_that_is_far_too_large_is_not_read(folder: MemoryStore, name: str) -> None:
     folder.write(f"{URI}/{name}", bytes(2**21))
-    with pytest.raises(UnfitAdapter, match=f"{name} has 2097152 bytes, more than"):
+    with pytest.raises(UnfitAdapter, match=f"{name} has more bytes than"):
         read_initial(folder, URI, LORA, TARGETS)
 
 
 @pytest.mark.parametrize("start", ["pissa", "olora", "loftq", "eva"])
 def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start: str) -> None:
-    config = json.loads(folder.read(f"{URI}/adapter_config.json"))
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
     folder.write(f"{URI}/adapter_config.json", json.dumps(config | {"init_lora_weights": start}).encode())
     with pytest.raises(UnfitAdapter, match=start):
         read_initial(folder, URI, LORA, TARGETS)
@@ -159,3 +162,32 @@ def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, co
     folder.write(f"{URI}/adapter_config.json", content)
     with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is no JSON"):
         read_initial(folder, URI, LORA, TARGETS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lora_bias": True},
+        {"layer_replication": [[0, 2]]},
+        {"target_parameters": ["mlp.experts.down_proj"]},
+        {"trainable_token_indices": [1]},
+        {"alora_invocation_tokens": [1, 2]},
+        {"use_qalora": True},
+        {"something_of_next_year": {"a": 1}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_name(
+    folder: MemoryStore, change: dict[str, Any]
+) -> None:
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
+    folder.write(f"{URI}/adapter_config.json", json.dumps(config | change).encode())
+    with pytest.raises(UnfitAdapter, match=next(iter(change))):
+        read_initial(folder, URI, LORA, TARGETS)
+
+
+def test_every_field_that_todays_peft_writes_by_default_is_taken(folder: MemoryStore) -> None:
+    theirs = PeftLoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=["q_proj"]).to_dict()
+    theirs = {name: sorted(value) if isinstance(value, set) else value for name, value in theirs.items()}
+    folder.write(f"{URI}/adapter_config.json", json.dumps(theirs).encode())
+    read_initial(folder, URI, LORA, TARGETS)

@@ -9,7 +9,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from mlora_worker.coordinator.server import coordinator_app
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.protocol import Report, TaskPhase, TaskReport
+from mlora_worker.protocol import DataCounts, Report, TaskPhase, TaskReport
 from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import Timeline, latest
 
@@ -20,6 +20,9 @@ REPORT = Report(
         TaskReport(uid="a", phase=TaskPhase.TRAINING, step=3, crowded_out=True),
         TaskReport(uid="b", phase=TaskPhase.TRAINING, step=4, released=True),
         TaskReport(uid="c", phase=TaskPhase.TRAINING, step=5),
+        TaskReport(
+            uid="d", phase=TaskPhase.PREPARED, data=DataCounts(rows=3, used=3, special_tokens=2)
+        ),
     ),
 )  # fmt: skip
 
@@ -52,24 +55,36 @@ async def test_a_number_that_is_none_is_refused() -> None:
 
 @pytest.mark.parametrize("wait", ["0", "0.01"], ids=["at once", "held back"])
 @pytest.mark.parametrize(
-    ("header", "told"),
-    [(None, False), ("", False), ("1", False), ("new", False), ("9" * 5000, False), ("2", True), ("3", True)],
+    ("header", "format"),
+    [
+        (None, 1),
+        ("", 1),
+        ("1", 1),
+        ("new", 1),
+        ("9" * 5000, 1),
+        ("2", 2),
+        ("3", 3),
+        ("4", 3),
+    ],
     ids=[
         "none",
         "empty",
         "the first",
         "no number",
         "no number that is read",
+        "a former one",
         "the present one",
         "a later one",
     ],
 )
-async def test_a_reader_gets_the_fields_that_it_knows(header: str | None, told: bool, wait: str) -> None:
+async def test_a_reader_gets_the_fields_that_it_knows(header: str | None, format: int, wait: str) -> None:
     app = coordinator_app(lambda: cast(Coordinator, Recorded()), lambda: "t")
     known = {} if header is None else {"X-MLoRA-Report": header}
     async with TestClient(TestServer(app), headers={"Authorization": "Bearer t"} | known) as client:
         answer = await client.get(f"/v1/report?after=6&wait={wait}")
         tasks = (await answer.json())["tasks"]
     words = [sorted({"crowdedOut", "released"} & task.keys()) for task in tasks]
-    assert words == ([["crowdedOut"], ["released"], []] if told else [[], [], []])
-    assert [task["step"] for task in tasks] == [3, 4, 5]
+    assert words == ([["crowdedOut"], ["released"], [], []] if format >= 2 else [[], [], [], []])
+    assert [task["step"] for task in tasks] == [3, 4, 5, 0]
+    assert ("specialTokens" in tasks[3]["data"]) == (format >= 3)
+    assert tasks[3]["data"]["used"] == 3

@@ -25,8 +25,8 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.checkpoint import Progress, TaskState
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
+from mlora_worker.storage.task_state import Progress, TaskState
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
 from tests.fixtures.makers import NoRows
 

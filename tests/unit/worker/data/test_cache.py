@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlora_worker.data.cache import RowCache, key_of
+from mlora_worker.data.cache import RowCache, key_of, sweep
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.rendering import tells_the_date
@@ -344,6 +345,26 @@ def test_rows_that_are_being_written_count(tmp_path: Path, file: Path, tokenizer
         (writer.folder / "ids.i4").write_bytes(bytes(size + 1))
         cache.prune()
         assert folders(root) == {writer.folder}
+
+
+def test_what_a_killed_writer_has_left_is_removed_and_what_is_being_written_is_not(
+    tmp_path: Path, file: Path, tokenizer: Counting
+) -> None:
+    root = tmp_path / "rows"
+    killed = os.fork()
+    if killed == 0:
+        with RowCache(root, "team-a").writing():
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(killed, 0)
+    (left,) = root.glob("*/*.partial")
+    with RowCache(root, "team-a").writing() as writer:
+        sweep(root)
+        assert [writer.folder] == list(root.glob("*/*.partial"))
+        assert not left.exists()
+    assert not list(root.glob("*/*.partial"))
+    left.mkdir()
+    run(file, tokenizer, RowCache(root, "team-b"))
+    assert not left.exists(), "whoever writes next removes it, too"
 
 
 def test_keys_tell_all_that_decides_apart() -> None:

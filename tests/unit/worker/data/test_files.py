@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
+import time
+import zlib
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from mlora_worker.data import compression
 from mlora_worker.data.compression import Undecodable, unpacked
-from mlora_worker.data.files import format_of, records_of_file
+from mlora_worker.data.files import format_of, records_of_file, records_of_text
 from mlora_worker.data.rows import Record
 from mlora_worker.protocol import FileFormat, StorageAccess
 from mlora_worker.storage.sources import Source, open_sources
@@ -158,3 +163,50 @@ def test_nested_columns_of_parquet_are_turns(tmp_path: Path) -> None:
         SOURCE, (tmp_path / "rows.parquet").as_uri(), FileFormat.PARQUET, ("messages", "tools")
     )
     assert row == Record(1, {"messages": turns[0]})
+
+
+def gzip_of_zeros() -> bytes:
+    packer = zlib.compressobj(9, wbits=31)
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(256)) + packer.flush()
+
+
+@pytest.mark.parametrize("packed", [gzip_of_zeros, lambda: zstd(bytes(2**28))], ids=["gzip", "zstd"])
+def test_a_file_that_unpacks_to_very_much_more_than_it_has_is_given_up(packed: Callable[[], bytes]) -> None:
+    made: list[int] = []
+    with pytest.raises(Undecodable, match="unpacks to more than 400 times its size"):
+        made.extend(map(len, unpacked([packed()])))
+    assert sum(made) <= 80 * 2**20
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
+def test_rows_that_repeat_themselves_are_unpacked(pack: Callable[[bytes], bytes]) -> None:
+    """To a hundredth, which the ratio of no file of rows comes near."""
+    text = b"".join(b'{"prompt": "%d?", "completion": "yes"}\n' % (number % 1000) for number in range(10**6))
+    packed = pack(text)
+    assert b"".join(unpacked([packed])) == text
+
+
+def test_what_has_no_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "MOST_BYTES", 2**24)
+    for pieces in (itertools.repeat(b"\n" * 2**20), itertools.repeat(gzip.compress(bytes(1000)) * 1000)):
+        with pytest.raises(Undecodable, match=r"has more than 0\.015625 GiB: split it"):
+            deque(unpacked(pieces), maxlen=0)
+
+
+def test_small_pieces_are_gathered_and_many_packed_parts_take_linear_time() -> None:
+    pieces = [len(piece) for piece in unpacked(b"x" * 1000 for _ in range(5000))]
+    assert sum(pieces) == 5_000_000
+    assert len(pieces) <= 5
+    parts = gzip.compress(b"") * 100_000  # 2 MB that stand for nothing
+    began = time.process_time()
+    assert b"".join(unpacked([parts])) == b""
+    assert time.process_time() - began < 20
+
+
+def test_an_array_of_long_rows_that_trickles_in_takes_linear_time() -> None:
+    row = json.dumps({"prompt": "x" * 20_000_000, "completion": "y"}).encode()
+    text = b"[" + row + b"]"
+    pieces = (text[at : at + 1000] for at in range(0, len(text), 1000))
+    began = time.process_time()
+    assert len(list(records_of_text(pieces, FileFormat.JSON))) == 1
+    assert time.process_time() - began < 20

@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from mlora_worker.data.cuts import Cuts, Row
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.prefix import PrefixProof, SharedBeginning, Tokens, cutters_of
+from mlora_worker.data.prefix import SharedBeginning, cutters_of
+from mlora_worker.data.proof import Span
 from mlora_worker.data.rendering import ChatTemplate
 from mlora_worker.data.rows import Chat, Drop, Text, Turn
 from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.tokens import Coded, Tokens, places_of
 from mlora_worker.protocol import FailureReason, TrainOn
 
 MakeTokenizer = Callable[..., Any]
@@ -198,7 +201,7 @@ def test_an_eos_after_the_whole_conversation_is_not_the_end_of_a_turn(make_token
     assert supervised(tokenizer, two) == "two<|im_end|>four<|im_end|>"
 
 
-def test_an_answer_whose_first_token_reaches_into_the_prompt_is_refused(
+def test_a_row_whose_answer_would_reach_into_the_prompts_last_token_is_cut_where_a_server_cuts_it(
     make_tokenizer: MakeTokenizer,
 ) -> None:
     spaced = PLAIN_TEXT.replace(":\n", ": ")
@@ -206,7 +209,11 @@ def test_an_answer_whose_first_token_reaches_into_the_prompt_is_refused(
     # " the" is one token: the space that ends the generation prompt is drawn into the answer.
     apart = tokenizer.tokenize("assistant: ") + tokenizer.tokenize("the")
     assert tokenizer.tokenize("assistant: the") != apart
-    assert encode(tokenizer, ask("2+2?", "the")) == [Drop.TEMPLATE_MISMATCH]
+    (row,) = encode(tokenizer, ask("2+2?", "the"))
+    assert isinstance(row, Encoded)
+    served = tokenizer("user: 2+2?\nassistant: ", add_special_tokens=False)["input_ids"]
+    assert row.ids[~row.supervised].tolist() == served
+    assert tokenizer.convert_ids_to_tokens(row.ids[row.supervised].tolist()) == tokenizer.tokenize("the\n")
 
 
 def test_a_row_that_the_template_refuses_names_line_and_cause(make_tokenizer: MakeTokenizer) -> None:
@@ -381,7 +388,7 @@ WORDS = st.lists(
 
 
 @given(st.lists(st.tuples(WORDS, WORDS.filter(str.strip)), min_size=1, max_size=3))
-def test_the_short_proof_finds_the_same_beginnings_as_tokenising_each_prompt_again(
+def test_the_tokens_before_an_answer_are_those_of_its_prompt_alone(
     make_tokenizer: MakeTokenizer, rounds: list[tuple[str, str]]
 ) -> None:
     tokenizer = make_tokenizer(CHATML, **CHATML_TOKENS)
@@ -389,18 +396,25 @@ def test_the_short_proof_finds_the_same_beginnings_as_tokenising_each_prompt_aga
     turns = tuple(
         Turn(role, text) for pair in rounds for role, text in zip(("user", "assistant"), pair, strict=True)
     )
-
-    def encodings(texts: Sequence[str]) -> list[Any]:
-        return list(backend.encode_batch(texts, add_special_tokens=False))
-
     (text,) = ChatTemplate(tokenizer).render([turns])
     (prompt,) = ChatTemplate(tokenizer).render([turns[:-1]], prompt=True)
     assert isinstance(text, str)
     assert isinstance(prompt, str)
+    end = text.rindex("<|im_end|>") + len("<|im_end|>")
+
+    def encodings(texts: Sequence[str]) -> list[Coded]:
+        return [Coded(one.ids, one) for one in backend.encode_batch(texts, add_special_tokens=False)]
+
     (whole,), (alone,) = encodings([text]), encodings([prompt])
-    expected = len(alone.ids) if whole.ids[: len(alone.ids)] == alone.ids else None
-    proof = PrefixProof(cutters_of(backend), encodings)
-    assert proof.lengths([(prompt, Tokens(whole.ids, whole))]) == [expected]
+    row = Row(text, [Span(len(prompt), end)], Tokens(*whole), encodings)
+    cuts = Cuts(backend, encodings)
+    for _ in range(2):  # the second time the ending is known
+        (cut,) = cuts.of([row])
+        assert cut is not None
+        ((first, after),) = cut.answers
+        assert cut.ids[:first] == alone.ids
+        assert tokenizer.decode(cut.ids[first:after]) == text[len(prompt) : end]
+        assert tokenizer.decode(cut.ids) == text
 
 
 def test_prompts_with_a_known_ending_are_not_tokenised_again(make_tokenizer: MakeTokenizer) -> None:
@@ -423,16 +437,15 @@ def test_a_shared_beginning_changes_no_token_and_no_place(
 ) -> None:
     backend = make_tokenizer(CHATML, **CHATML_TOKENS).backend_tokenizer
 
-    def encodings(asked: Sequence[str]) -> list[Any]:
-        return list(backend.encode_batch(asked, add_special_tokens=False))
+    def encodings(asked: Sequence[str]) -> list[Coded]:
+        return [Coded(one.ids, one) for one in backend.encode_batch(asked, add_special_tokens=False)]
 
     beginning = SharedBeginning(cutters_of(backend), encodings)
     beginning.tokens([f"{shared}<|im_start|>user\n{text}" for text in ("one", "other")])
     whole = [f"{shared}<|im_start|>user\n{text}" for text in texts] + texts
-    for found, expected, text in zip(beginning.tokens(whole), encodings(whole), whole, strict=True):
+    for found, expected in zip(beginning.tokens(whole), encodings(whole), strict=True):
         assert found.ids == expected.ids
-        for at in range(found.characters, len(text)):
-            assert found.at(at) == expected.char_to_token(at)
+        assert found.places() == places_of(expected.places)
 
 
 def test_rendering_is_that_of_the_tokenizer_itself(make_tokenizer: MakeTokenizer) -> None:

@@ -42,3 +42,30 @@ def test_padding_between_tensors_stays_zero() -> None:
             view.fill_(1.0)
     optimizer.apply(Update(step=1, learning_rate=0.1, clip=1.0))
     assert int((adapter.parameters != 0).sum()) == 2 * 5 + 7 * 2
+
+
+@pytest.mark.parametrize("updates", [16_777_216, 16_777_217, 99_999_999])
+def test_updates_are_counted_on_where_float32_counts_no_further(updates: int) -> None:
+    """All stages and rank 0 compare their counts: one that stays behind would end the group."""
+    adapter = Adapter([{"m": (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    optimizer = TaskOptimizer(adapter, Training())
+    optimizer.restore(updates, *optimizer.moments)
+    assert optimizer.updates == updates
+    for count in (1, 2):
+        optimizer.apply(Update(step=updates + count, learning_rate=0.1, clip=1.0))
+        assert optimizer.updates == updates + count
+
+
+def test_the_type_of_the_count_changes_no_bit() -> None:
+    ends = []
+    for kind in (torch.float32, torch.float64):
+        adapter = Adapter([{"m": (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+        optimizer = TaskOptimizer(adapter, Training(learning_rate=0.1, weight_decay=0.1))
+        state = optimizer._adamw.state[adapter.parameters]
+        state["step"] = state["step"].to(kind)
+        generator = torch.Generator().manual_seed(0)
+        for step in range(1, 30):
+            adapter.gradient.copy_(torch.randn(adapter.gradient.shape, generator=generator))
+            optimizer.apply(Update(step=step, learning_rate=0.1 / step, clip=0.5))
+        ends.append(adapter.parameters.detach().clone())
+    assert torch.equal(*ends)

@@ -316,6 +316,42 @@ def test_a_manifest_of_an_unknown_version_is_not_written_over(memory: Any, task:
     assert memory.journal == []
 
 
+FILE = {"name": "adapter_model.safetensors", "bytes": 1, "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"nonsense",
+        b"\xff",
+        b"[" * 10_000,
+        {"step": 10**400},
+        {"loss": float("nan")},
+        {"files": [FILE | {"bytes": 10**400}]},
+        {"files": [FILE | {"sha256": "x" * 100}]},
+        {"files": [FILE | {"name": "../other"}, FILE]},
+        {"files": [FILE, FILE]},
+        {"files": [FILE | {"name": f"file-{number}"} for number in range(1000)]},
+        {"files": []},
+        {"files": [FILE | {"name": "README.md"}]},
+    ],
+    ids=["words", "bytes", "depth", "step", "loss", "size", "sum", "outside", "twice", "many", "none", "no weights"],
+)  # fmt: skip
+def test_a_manifest_that_no_worker_writes_is_none_and_asks_for_nothing(
+    memory: Any, task: TaskPlan, nonsense: bytes | dict[str, Any]
+) -> None:
+    publish(memory, task, SMALL)
+    if isinstance(nonsense, bytes):
+        memory.objects[f"{OUT}/{MANIFEST_NAME}"] = nonsense
+    else:
+        change_manifest(memory, **nonsense)
+    memory.calls.clear()
+    assert find_published(memory, OUT) is None
+    assert len(memory.calls) < 5
+    publish(memory, task, SMALL)
+    assert find_published(memory, OUT) is not None
+
+
 def test_a_loss_that_is_no_number_leaves_the_manifest_valid(memory: Any, task: TaskPlan) -> None:
     publish(memory, task, SMALL, loss=float("nan"), data=None)
     manifest = find_published(memory, OUT)

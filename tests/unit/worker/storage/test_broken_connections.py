@@ -24,9 +24,15 @@ def test_what_the_sdk_lets_through_of_a_broken_connection_is_an_unreachable_stor
         with store._calling("read", "s3://b/k"):
             raise broken
 
-    class Body:
-        def read(self) -> bytes:
+    class Client:
+        def get_object(self, **_: object) -> dict[str, object]:
+            return {"Body": self}
+
+        def read(self, _: int) -> bytes:
             raise broken
 
+        def close(self) -> None: ...
+
+    store._client = lambda _: Client()  # type: ignore[method-assign]
     with pytest.raises(StoreUnreachable, match="the connection broke while reading"):
-        store._body("s3://b/k", lambda _: {"Body": Body()})
+        store.read("s3://b/k", 10)

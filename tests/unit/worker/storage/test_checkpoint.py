@@ -14,12 +14,8 @@ import torch
 from torch import Tensor
 
 from mlora_worker.protocol import FailureReason, StepRecord
+from mlora_worker.storage.agreement import check_fingerprint
 from mlora_worker.storage.checkpoint import (
-    CheckpointMismatch,
-    Fact,
-    Progress,
-    TaskState,
-    check_fingerprint,
     delete_checkpoints,
     layer_of,
     newest_progress,
@@ -29,6 +25,7 @@ from mlora_worker.storage.checkpoint import (
 )
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.files import FileStore
+from mlora_worker.storage.task_state import CheckpointMismatch, Fact, Progress, TaskState
 from mlora_worker.storage.uri import file_path, file_uri
 
 NAMES = [f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_A.weight" for layer in (0, 2, 10)]

@@ -9,7 +9,10 @@ import pytest
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.files import FileStore, move_into_place
+from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.lines import split_lines
+
+MOST = 2**20  # bytes
 
 STORE = FileStore()
 
@@ -17,7 +20,7 @@ STORE = FileStore()
 def test_what_was_written_is_read_back_whole_in_part_and_by_line(tmp_path: Path) -> None:
     uri = (tmp_path / "deep" / "er" / "rows.jsonl").as_uri()
     STORE.write(uri, b"one\ntwo\nthree")
-    assert STORE.read(uri) == b"one\ntwo\nthree"
+    assert STORE.read(uri, MOST) == b"one\ntwo\nthree"
     assert STORE.read_range(uri, 4, 3) == b"two"
     assert list(split_lines(STORE.pieces(uri))) == [b"one", b"two", b"three"]
     assert STORE.size(uri) == 13
@@ -39,7 +42,7 @@ def test_a_write_takes_the_old_files_place_at_once_and_never_changes_it(tmp_path
     STORE.write(uri, b"old")
     (tmp_path / "opened before").hardlink_to(tmp_path / "x")
     STORE.write(uri, b"new")
-    assert STORE.read(uri) == b"new"
+    assert STORE.read(uri, MOST) == b"new"
     assert (tmp_path / "opened before").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["opened before", "x"]
 
@@ -48,12 +51,12 @@ def test_a_write_takes_the_old_files_place_at_once_and_never_changes_it(tmp_path
 def test_a_volume_whose_server_is_away_is_a_store_that_gives_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def away(self: Path) -> bytes:
-        raise OSError(number, os.strerror(number), str(self))
+    def away(path: str, *_: object) -> int:
+        raise OSError(number, os.strerror(number), path)
 
-    monkeypatch.setattr(Path, "read_bytes", away)
+    monkeypatch.setattr(os, "open", away)
     with pytest.raises(StoreUnreachable, match="check the volume") as caught:
-        STORE.read((tmp_path / "x").as_uri())
+        STORE.read((tmp_path / "x").as_uri(), MOST)
     assert caught.value.reason is FailureReason.STORAGE_UNREACHABLE
 
 
@@ -62,7 +65,7 @@ def test_a_write_that_breaks_leaves_the_old_file_and_nothing_else(tmp_path: Path
     STORE.write(uri, b"old")
     with pytest.raises(ObjectNotFound):
         STORE.write_file(uri, tmp_path / "no such source")
-    assert STORE.read(uri) == b"old"
+    assert STORE.read(uri, MOST) == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -72,7 +75,7 @@ def test_leftovers_of_a_killed_writer_are_no_objects_and_go_with_the_next_write(
     other = tmp_path / ".a1.bin.0123.partial"
     other.write_bytes(b"another's")
     uri = (tmp_path / "a[1].bin").as_uri()
-    assert STORE.list(tmp_path.as_uri()) == []
+    assert STORE.list(tmp_path.as_uri(), MOST_LISTED) == []
     STORE.write(uri, b"whole")
     assert not leftover.exists()
     assert other.exists()
@@ -81,15 +84,15 @@ def test_leftovers_of_a_killed_writer_are_no_objects_and_go_with_the_next_write(
 def test_a_folder_lists_what_is_below_it_and_not_what_only_begins_like_it(tmp_path: Path) -> None:
     for name in ("run/a", "run/deep/b", "run2/c"):
         STORE.write((tmp_path / name).as_uri(), b"")
-    assert STORE.list((tmp_path / "run").as_uri()) == [
+    assert STORE.list((tmp_path / "run").as_uri(), MOST_LISTED) == [
         (tmp_path / "run" / name).as_uri() for name in ("a", "deep/b")
     ]
-    assert STORE.list((tmp_path / "none").as_uri()) == []
+    assert STORE.list((tmp_path / "none").as_uri(), MOST_LISTED) == []
 
 
 def test_a_missing_file_has_the_reason_that_the_caller_gave(tmp_path: Path) -> None:
     with pytest.raises(ObjectNotFound, match="does not exist") as caught:
-        FileStore(FailureReason.INVALID_SPEC).read((tmp_path / "x").as_uri())
+        FileStore(FailureReason.INVALID_SPEC).read((tmp_path / "x").as_uri(), MOST)
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from mlora_worker.protocol import DataCounts, StepRecord
 from mlora_worker.storage.adapter import FinishedAdapter
-from mlora_worker.storage.checkpoint import Progress, TaskState
 from mlora_worker.storage.kept import KEPT_SECONDS, KeptWork
+from mlora_worker.storage.task_state import Progress, TaskState
 
 ADAPTER = FinishedAdapter(
     tensors={"q.lora_A.weight": torch.arange(6.0).reshape(2, 3), "q.lora_B.weight": torch.ones(3, 2)},

@@ -23,6 +23,8 @@ from mlora_worker.storage.s3 import S3Store
 from mlora_worker.storage.s3_client import Keys, Manners, Patience, new_client
 from mlora_worker.storage.store import Store, open_store, open_store_from_files
 
+MOST = 2**20  # bytes
+
 HURRY = Patience(connect_seconds=0.5, read_seconds=2, attempts=2)
 PART = 64 * 2**10
 KEY = "big"
@@ -237,8 +239,8 @@ def test_a_server_that_knows_no_checksums_and_no_chunked_bodies_is_written_and_r
         store = store_of(server)
         store.write("s3://bucket/small", b"content")
         store.write_file("s3://bucket/big", big)
-        assert store.read("s3://bucket/small") == b"content"
-        assert store.read("s3://bucket/big") == big.read_bytes()
+        assert store.read("s3://bucket/small", MOST) == b"content"
+        assert store.read("s3://bucket/big", MOST) == big.read_bytes()
         assert store.size("s3://bucket/big") == big.stat().st_size
         probe_output(store, "s3://bucket/out")
         assert set(server.objects) == {"/bucket/small", "/bucket/big"}, "buckets are part of the path"
@@ -265,8 +267,8 @@ def test_the_same_holds_over_https_where_the_sdk_would_send_chunks_and_trailers(
         store = store_of(server)
         store.write("s3://bucket/small", b"content")
         store.write_file("s3://bucket/big", big)
-        assert store.read("s3://bucket/small") == b"content"
-        assert store.read("s3://bucket/big") == big.read_bytes()
+        assert store.read("s3://bucket/small", MOST) == b"content"
+        assert store.read("s3://bucket/big", MOST) == big.read_bytes()
 
 
 def test_a_stores_own_certificate_is_trusted_when_its_secret_brings_it(
@@ -286,14 +288,14 @@ def test_a_stores_own_certificate_is_trusted_when_its_secret_brings_it(
         with pytest.raises(
             StoreUnreachable, match=r"certificate of https://127.* is not trusted; put .* into ca\.crt"
         ):
-            store.read("s3://bucket/x")
+            store.read("s3://bucket/x", MOST)
         trusting = access.model_copy(update={"ca_certificate": pem})
-        assert open_store(trusting, allow_files=False, patience=HURRY).read("s3://bucket/x") == b"x"
+        assert open_store(trusting, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST) == b"x"
         mounted = open_store_from_files(server.endpoint, "us-east-1", keys, allow_files=False, patience=HURRY)
         with pytest.raises(StoreUnreachable, match="is not trusted"):
-            mounted.read("s3://bucket/x")
+            mounted.read("s3://bucket/x", MOST)
         (keys / "ca.crt").write_text(pem + "\n")
-        assert mounted.read("s3://bucket/x") == b"x"
+        assert mounted.read("s3://bucket/x", MOST) == b"x"
 
 
 def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
@@ -301,7 +303,7 @@ def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
         endpoint="https://127.0.0.1:9", ca_certificate="-----BEGIN CERTIFICATE-----\nnonsense"
     )
     with pytest.raises(StorageError, match=r"ca\.crt of the storage Secret is no PEM certificate") as caught:
-        open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x")
+        open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST)
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
@@ -355,7 +357,7 @@ def test_keys_are_taken_literally_whatever_they_are_spelt_like(key: str) -> None
         store = task_store(server.endpoint)
         store.write(f"s3://bucket/{key}", b"x")
         assert [unquote(path) for path in server.objects] == [f"/bucket/{key}"]
-        assert store.read(f"s3://bucket/{key}") == b"x"
+        assert store.read(f"s3://bucket/{key}", MOST) == b"x"
 
 
 def test_a_pods_own_role_is_used_for_a_pipeline_without_a_secret_and_never_for_a_task(
@@ -372,10 +374,10 @@ def test_a_pods_own_role_is_used_for_a_pipeline_without_a_secret_and_never_for_a
         monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/trainer")
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{server.endpoint}/sts")
         store = open_store_from_files(server.endpoint, "us-east-1", None, allow_files=False, patience=HURRY)
-        assert store.read("s3://bucket/x") == b"x"
+        assert store.read("s3://bucket/x", MOST) == b"x"
         assert server.keys_seen == ["OFTHEROLE"]
         access = StorageAccess(endpoint=server.endpoint)
-        assert open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x") == b"x"
+        assert open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST) == b"x"
         assert server.keys_seen == ["OFTHEROLE"]
 
 
@@ -388,7 +390,7 @@ def test_buckets_stay_in_the_path_whatever_the_machines_own_settings_say(
     with odd_server() as server:
         server.objects["/bucket/x"] = b"x"
         named = server.endpoint.replace("127.0.0.1", "localhost")
-        assert task_store(named).read("s3://bucket/x") == b"x"
+        assert task_store(named).read("s3://bucket/x", MOST) == b"x"
 
 
 def test_part_tags_that_are_no_digests_are_handed_back_and_not_judged(big: Path) -> None:
@@ -479,7 +481,7 @@ def test_bodies_that_always_break_off_end_as_unreachable() -> None:
         server.broken_bodies = 100
         server.objects["/bucket/rows"] = b"x" * 1000
         with pytest.raises(StoreUnreachable, match="the connection broke while reading, 2 times"):
-            store_of(server).read("s3://bucket/rows")
+            store_of(server).read("s3://bucket/rows", MOST)
 
 
 def test_a_refused_key_is_reported_without_quoting_it() -> None:
@@ -521,9 +523,9 @@ def test_nobody_at_the_endpoint_is_said_soon() -> None:
 
 
 def test_an_endpoint_that_is_no_url_is_a_mistake_in_the_spec() -> None:
-    store = S3Store(endpoint="s3.storage:8333", region="us-east-1", keys=lambda: None)
-    with pytest.raises(StorageError, match=r"'s3\.storage:8333' is not an address .*such as https") as caught:
-        store.read("s3://bucket/x")
+    words = r"'s3\.storage:8333' is not an address .*such as https"
+    with pytest.raises(StorageError, match=words) as caught:
+        task_store("s3.storage:8333").read("s3://bucket/x", MOST)
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
@@ -531,7 +533,7 @@ def test_without_keys_requests_are_unsigned() -> None:
     with odd_server() as server:
         server.objects["/bucket/x"] = b"public"
         store = open_store(StorageAccess(endpoint=server.endpoint), allow_files=False, patience=HURRY)
-        assert store.read("s3://bucket/x") == b"public"
+        assert store.read("s3://bucket/x", MOST) == b"public"
         assert server.keys_seen == []
 
 
@@ -543,7 +545,7 @@ def test_rotated_key_files_are_taken_up_at_the_next_use(tmp_path: Path) -> None:
         store = open_store_from_files(
             server.endpoint, "us-east-1", tmp_path, allow_files=False, patience=HURRY
         )
-        store.read("s3://bucket/x")
+        store.read("s3://bucket/x", MOST)
         (tmp_path / "AWS_ACCESS_KEY_ID").write_text("SECOND\n")
-        store.read("s3://bucket/x")
+        store.read("s3://bucket/x", MOST)
         assert server.keys_seen == ["FIRST", "SECOND"]

@@ -375,4 +375,4 @@ def test_addresses_that_only_a_worker_can_reach_are_refused(hub: WebServer, tmp_
 
 def test_a_folder_on_the_web_without_a_model_is_told(hub: WebServer) -> None:
     web = WebFiles(Destinations(LOCAL), HURRY)
-    assert WebFolder(web, f"{hub.url}/nothing").list("") == []
+    assert WebFolder(web, f"{hub.url}/nothing").list("", 10) == []

@@ -11,6 +11,8 @@ from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.s3 import Keys
 from mlora_worker.storage.store import open_store, open_store_from_files, read_keys
 
+MOST = 2**20  # bytes
+
 
 def keys_folder(folder: Path, **files: str) -> Path:
     folder.mkdir(exist_ok=True)
@@ -22,11 +24,11 @@ def keys_folder(folder: Path, **files: str) -> Path:
 def test_local_files_are_refused_where_a_cluster_could_not_see_them(tmp_path: Path) -> None:
     uri = (tmp_path / "x").as_uri()
     with pytest.raises(StorageError, match="use an s3:// address") as caught:
-        open_store(StorageAccess(), allow_files=False).read(uri)
+        open_store(StorageAccess(), allow_files=False).read(uri, MOST)
     assert caught.value.reason is FailureReason.INVALID_SPEC
     store = open_store(StorageAccess(), allow_files=True)
     store.write(uri, b"here")
-    assert store.read(uri) == b"here"
+    assert store.read(uri, MOST) == b"here"
 
 
 def test_half_a_pair_of_keys_is_refused_by_name() -> None:
@@ -45,7 +47,7 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
     folder = keys_folder(tmp_path, AWS_ACCESS_KEY_ID="AKID")
     store = open_store_from_files("http://127.0.0.1:9", "us-east-1", folder, allow_files=False)
     with pytest.raises(AccessRefused, match=r"AWS_SECRET_ACCESS_KEY is missing or empty"):
-        store.read("s3://bucket/key")
+        store.read("s3://bucket/key", MOST)
 
 
 def test_keys_are_never_printed() -> None:

@@ -1,0 +1,45 @@
+"""What somebody may have meant who wrote a field that there is not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+# Names of PEFT, TRL, Axolotl and others for what has another name here.
+ELSEWHERE = {
+    "r": "rank",
+    "lora_r": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "lora_target_modules": "targetModules",
+    "modules": "targetModules",
+    "lr": "learningRate",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "per_device_train_batch_size": "batchSize",
+    "micro_batch_size": "batchSize",
+    "sequence_len": "maxSeqLength",
+    "cutoff_len": "maxSeqLength",
+    "max_length": "maxSeqLength",
+    "lr_scheduler": "schedule",
+    "lr_scheduler_type": "schedule",
+    "max_norm": "maxGradNorm",
+    "eval_steps": "everySteps",
+    "save_steps": "checkpointEverySteps",
+    "path": "uri",
+    "url": "uri",
+    "model": "baseModel",
+    "modelName": "baseModel",
+}
+
+
+def unknown_field(name: object, known: Iterable[str]) -> str:
+    """``unknown field``, with the one of ``known`` that is near, or that is called so elsewhere."""
+    text, names = str(name), list(known)
+    camel = "".join(part if index == 0 else part.capitalize() for index, part in enumerate(text.split("_")))
+    for meant in (ELSEWHERE.get(text), ELSEWHERE.get(camel), camel):
+        if meant in names and meant != text:
+            return f"unknown field; did you mean {meant}?"
+    by_lower = {one.lower(): one for one in names}
+    near = get_close_matches(camel.lower(), by_lower, n=1, cutoff=0.7)
+    return f"unknown field; did you mean {by_lower[near[0]]}?" if near else "unknown field"

@@ -1,0 +1,70 @@
+"""Rows that are being made when their task is taken out of the plan."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from typing import NoReturn
+
+import pytest
+
+from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.preparing.maker import Cancelled
+from mlora_worker.protocol import Plan, StageReport, TaskPhase, TaskPlan
+from mlora_worker.storage.kept import KeptWork
+from tests.fixtures.inline import after, inline_lane, lane
+from tests.fixtures.memory_store import MemoryStore
+from tests.unit.worker.coordinator.test_day import BASE, TASK
+
+SECONDS = 30.0
+
+
+class Endless:
+    """Makes rows until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.wanted: Callable[[], bool] = bool
+
+    def tells_the_date(self, template: str | None) -> bool:
+        del template
+        return False
+
+    def make(self, task: TaskPlan, day: date | None, wanted: Callable[[], bool]) -> NoReturn:
+        del day
+        assert wanted()
+        self.wanted = wanted
+        self.begun.set()
+        assert self.cancelled.wait(SECONDS)
+        raise Cancelled(task.name)
+
+    def cancel(self, uid: str) -> None:
+        assert uid == TASK.uid
+        self.cancelled.set()
+
+
+def test_they_are_cancelled_and_their_task_does_not_fail_for_it() -> None:
+    rows = Endless()
+    stage = StageReport(
+        stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
+    )
+    with ThreadPoolExecutor(1) as pool:
+        surroundings = Surroundings(
+            base=BASE, rows=rows, stages=(stage,), run_id="run", microbatch_tokens=100,
+            open_store=lambda _: MemoryStore(), announce=lambda *_: None, preparing=lane(pool), resuming=inline_lane(),
+            storing=inline_lane(), end=pytest.fail, kept=KeptWork(None), later=after(lambda _: pytest.fail("no pause")),
+        )  # fmt: skip
+        one = Coordinator(surroundings, threading.Condition(threading.RLock()))
+        assert one.set_plan(Plan(generation=1, tasks=(TASK,)))
+        assert rows.begun.wait(SECONDS)
+        assert one.set_plan(Plan(generation=2, tasks=(TASK,)))
+        assert not rows.cancelled.is_set(), "it is still wanted"
+        assert one.set_plan(Plan(generation=3))
+        assert rows.cancelled.is_set()
+        assert not rows.wanted()
+        failed: list[TaskPhase] = []
+        one.set_plan(Plan(generation=4, tasks=(TASK,)))
+        failed += [report.phase for report in one.wait_report(-1, 0).tasks]
+    assert failed == [TaskPhase.PREPARING], "it is back, and its rows are made anew"

@@ -1,0 +1,64 @@
+"""A warm-up that would leave the adapter as it was is refused before the task is admitted."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+
+import pytest
+
+from mlora_worker.coordinator.prepare import prepare_task
+from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.data.errors import DataError
+from mlora_worker.protocol import Dataset, FailureReason, TaskPlan, Training
+from mlora_worker.storage.kept import KeptWork
+from tests.fixtures.memory_store import MemoryStore
+from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
+
+
+def task(row_count: int, *, started: bool = False, **training: int) -> TaskPlan:
+    lines = "\n".join(json.dumps({"prompt": "a", "completion": str(number)}) for number in range(row_count))
+    changes = {
+        "dataset": Dataset(inline=lines),
+        "training": Training(batch_size=1, **training),
+        "started": started,
+    }
+    return TASK.model_copy(update=changes)
+
+
+def prepared(task: TaskPlan) -> object:
+    store = MemoryStore()
+    return prepare_task(
+        task,
+        BASE,
+        store,
+        checkpoints=FOLDER,
+        kept=KeptWork(None),
+        rows=rows(False, store),
+        day=lambda: date(2026, 1, 1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row_count", "warmup", "words"),
+    [
+        (1, 100, "1 optimizer step:"),
+        (1, 1, "1 optimizer step:"),
+        (6, 100, "6 optimizer steps:"),
+        (6, 7, "to 0,"),
+    ],
+)
+def test_one_that_is_longer_than_the_training_is_refused(row_count: int, warmup: int, words: str) -> None:
+    with pytest.raises(DataError, match=words) as refused:
+        prepared(task(row_count, warmup_steps=warmup))
+    assert refused.value.reason is FailureReason.INVALID_SPEC
+    assert f"training.warmupSteps is {warmup}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("row_count", "warmup"), [(1, 0), (2, 1), (6, 6)])
+def test_one_that_ends_in_time_is_taken(row_count: int, warmup: int) -> None:
+    assert isinstance(prepared(task(row_count, warmup_steps=warmup)), PreparedTask)
+
+
+def test_a_task_that_has_trained_before_goes_on_as_it_is() -> None:
+    assert isinstance(prepared(task(1, warmup_steps=100, started=True)), PreparedTask)

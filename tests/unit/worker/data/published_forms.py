@@ -1,0 +1,295 @@
+"""The forms in which models of the supported types are published: special tokens, layout, what a generation prompt adds.
+
+The templates are written for these tests, after what the models' own render. Of what those do with tools, pictures and
+documents nothing is here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from tests.unit.worker.data.conftest import tiny_tokenizer
+
+
+@dataclass(frozen=True)
+class Form:
+    name: str
+    model_type: str
+    template: str | None
+    specials: tuple[str, ...]
+    eos: str
+    learnt: str  # of the question "2?" with the answer "two"
+    both: (
+        str | None
+    )  # of that and "4?" with "four", in one conversation; None: lastAnswer alone can be proven
+    thought: str | None = (
+        None  # of the answer "<think>\nHm.\n</think>\n\ntwo"; None: not tried, or not provable
+    )
+    bos: str | None = None
+    takes_white_space: tuple[str, ...] = ()  # special tokens with rstrip
+    marks: tuple[str, ...] = field(default=())  # added tokens that are not special
+    vocabulary: Literal["bytes", "pieces"] = "bytes"
+
+
+def tokenizer_of(form: Form) -> Any:
+    made = _pieces(form) if form.vocabulary == "pieces" else _bytes(form)
+    backend = made.backend_tokenizer
+    backend.add_tokens([AddedToken(one, normalized=False) for one in form.marks])
+    backend.add_special_tokens(
+        [AddedToken(one, rstrip=True, normalized=False, special=True) for one in form.takes_white_space]
+    )
+    made.chat_template = form.template
+    return made
+
+
+def _bytes(form: Form) -> Any:
+    return tiny_tokenizer(None, specials=list(form.specials), eos_token=form.eos, bos_token=form.bos)
+
+
+def _pieces(form: Form) -> Any:
+    """As sentencepiece has it: words with a mark for the space before them, and bytes for what is no word."""
+    bpe = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    bpe.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    letters = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<unk>", *form.specials, *letters], show_progress=False
+    )
+    words = "User Assistant : two four is the answer two four [INST] [/INST] user model"
+    bpe.train_from_iterator([words, *(f"{one} {one}" for one in words.split())], trainer)
+    written = json.loads(bpe.to_str())
+    written["added_tokens"] = [one for one in written["added_tokens"] if one["content"] not in letters]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(written)),
+        unk_token="<unk>",
+        bos_token=form.bos,
+        eos_token=form.eos,
+    )
+
+
+_CHATML = (
+    "{% for m in messages %}"
+    "{% if loop.first and m.role != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_LLAMA3 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+_LLAMA2 = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content | trim + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}"
+)
+_MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ ' ' + m.content | trim + eos_token }}{% endif %}{% endfor %}"
+)
+_TEKKEN = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ '[SYSTEM_PROMPT]' + m.content + '[/SYSTEM_PROMPT]' }}"
+    "{% elif m.role == 'user' %}{{ '[INST]' + m.content + '[/INST]' }}"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}"
+)
+# Thoughts of earlier answers are left out. This one asks for an answer; the next begins its thought for it.
+_R1 = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}"
+    "{% elif m.role == 'assistant' %}{% set said = m.content.split('</think>')[-1] %}"
+    "{{ '<｜Assistant｜>' + said + '<｜end▁of▁sentence｜>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"
+)
+_QWEN3 = (
+    "{% set ns = namespace(asked=0) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role != 'assistant' %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% else %}{% set thought = '' %}{% set said = m.content %}{% if '</think>' in m.content %}"
+    "{% set thought = m.content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}"
+    "{% set said = m.content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > ns.asked and (loop.last or thought) %}"
+    "{{ '<|im_start|>assistant\n<think>\n' + thought.strip('\n') + '\n</think>\n\n' + said.lstrip('\n') }}"
+    "{% else %}{{ '<|im_start|>assistant\n' + said }}{% endif %}{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_GEMMA = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' + m.content | trim }}"
+    "{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+_PHI3 = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}"
+)
+_PHI4 = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '<|im_sep|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
+)
+_SMOLLM3 = (
+    "{{ '<|im_start|>system\n## Metadata\n\nToday: ' + strftime_now('%d %B %Y') + '\nReasoning: /think\n' }}"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}"
+    "{% elif m.role == 'assistant' %}{{ '<|im_start|>assistant\n' + m.content.lstrip('\n') + '<|im_end|>\n' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_GRANITE = (
+    "{% for m in messages %}"
+    "{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' + m.content + '<|end_of_text|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_of_role|>assistant<|end_of_role|>' }}{% endif %}"
+)
+_COHERE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|START_OF_TURN_TOKEN|>' }}"
+    "{{ {'system': '<|SYSTEM_TOKEN|>', 'user': '<|USER_TOKEN|>', 'assistant': '<|CHATBOT_TOKEN|>'}[m.role] }}"
+    "{{ m.content | trim + '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+)
+_COHERE2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>' + m.content + '<|END_RESPONSE|>' }}"
+    "{% else %}{{ '<|START_OF_TURN_TOKEN|>' + ('<|USER_TOKEN|>' if m.role == 'user' else '<|SYSTEM_TOKEN|>') }}"
+    "{{ m.content }}{% endif %}{{ '<|END_OF_TURN_TOKEN|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{% endif %}"
+)
+_GLM = (
+    "[gMASK]<sop>{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+_GLM_Z1 = (
+    "[gMASK]<sop>{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|assistant|>\n' + m.content.split('</think>')[-1].strip() }}"
+    "{% else %}{{ '<|' + m.role + '|>\n' + m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n<think>' }}{% endif %}"
+)
+_OLMO2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|assistant|>\n' + m.content + eos_token }}{% if not loop.last %}{{ '\n' }}{% endif %}"
+    "{% else %}{{ '<|' + m.role + '|>\n' + m.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+# Earlier answers are closed by another token than the last one.
+_OLMO3 = (
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|im_start|>assistant\n' + m.content }}{{ eos_token if loop.last else '<|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_EXAONE = (
+    "{% for m in messages %}{{ '[|' + m.role + '|]\n' }}{% if m.role == 'assistant' %}"
+    "{{ '<think>\n\n</think>\n\n' + m.content.split('</think>')[-1].strip() }}{% else %}{{ m.content }}{% endif %}"
+    "{{ '[|endofturn|]\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[|assistant|]\n<think>\n\n</think>\n\n' }}{% endif %}"
+)
+_ERNIE = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ 'User: ' + m.content + '\n' }}"
+    "{% elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + eos_token }}"
+    "{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+_SEED = (
+    "{% for m in messages %}{{ bos_token + m.role + '\n' + m.content + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token + 'assistant\n' }}{% endif %}"
+)
+_STARCODER2 = (
+    "{{ bos_token }}{{ 'You write code.\n\n' }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '### Instruction\n' + m.content + '\n\n' }}"
+    "{% else %}{{ '### Response\n' + m.content + eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Response\n' }}{% endif %}"
+)
+
+_IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_THINK = ("<think>", "</think>")
+_TURNS = ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>")
+_GLM_TOKENS = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>")
+_PLAIN = ("<|endoftext|>",)
+
+FORMS = (
+    Form(
+        "Llama 3", "llama", _LLAMA3,
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        "<|eot_id|>", "two<|eot_id|>", "two<|eot_id|>four<|eot_id|>", bos="<|begin_of_text|>",
+    ),
+    Form(
+        "Llama 2", "llama", _LLAMA2, ("<s>", "</s>"), "</s>", "two </s>", "two </s>four </s>",
+        bos="<s>", vocabulary="pieces",
+    ),
+    Form(
+        "R1 distilled", "llama", _R1,
+        ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+        "<｜end▁of▁sentence｜>", "", None, "Hm.\n</think>\n\ntwo<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>", marks=_THINK,
+    ),
+    Form("Mistral", "mistral", _MISTRAL, ("<s>", "</s>"), "</s>", "two</s>", "two</s>four</s>",
+         bos="<s>", vocabulary="pieces"),
+    Form("Mistral, later", "mistral", _TEKKEN,
+         ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+         "</s>", "two</s>", "two</s>four</s>", bos="<s>"),
+    Form("Ministral", "ministral", _TEKKEN,
+         ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+         "</s>", "two</s>", "two</s>four</s>", bos="<s>"),
+    Form("Qwen2.5", "qwen2", _CHATML, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>",
+         "<think>\nHm.\n</think>\n\ntwo<|im_end|>"),
+    Form("Qwen3", "qwen3", _QWEN3, _IM, "<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>", None,
+         "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    Form("Qwen3 Thinking", "qwen3", _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
+         _IM, "<|im_end|>", "\n</think>\n\ntwo<|im_end|>", None, "Hm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    *(
+        Form(name, model_type, _GEMMA, ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>"), "<eos>",
+             "two<end_of_turn>", "two<end_of_turn>four<end_of_turn>", bos="<bos>")
+        for name, model_type in (("Gemma", "gemma"), ("Gemma 2", "gemma2"), ("Gemma 3", "gemma3_text"))
+    ),
+    Form("Phi-3", "phi3", _PHI3, ("<s>", "<|endoftext|>"), "<|endoftext|>", "two<|end|>", "two<|end|>four<|end|>",
+         bos="<s>", takes_white_space=("<|system|>", "<|user|>", "<|assistant|>", "<|end|>"), vocabulary="pieces"),
+    Form("Phi-4", "phi3", _PHI4, (*_IM, "<|im_sep|>"), "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>"),
+    Form("SmolLM3", "smollm3", _SMOLLM3, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>",
+         "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    Form("Pythia", "gpt_neox", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("GPT-2", "gpt2", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("StarCoder", "gpt_bigcode", None, (*_PLAIN, "<fim_prefix>"), "<|endoftext|>", "two<|endoftext|>", None),
+    Form("Granite 3", "granite", _GRANITE, ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+         "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
+    Form("Command R", "cohere", _COHERE, ("<BOS_TOKEN>", *_TURNS, "<|CHATBOT_TOKEN|>"), "<|END_OF_TURN_TOKEN|>",
+         "two<|END_OF_TURN_TOKEN|>", "two<|END_OF_TURN_TOKEN|>four<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
+    Form("Command R7B", "cohere2", _COHERE2,
+         ("<BOS_TOKEN>", *_TURNS, "<|CHATBOT_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+         "<|END_OF_TURN_TOKEN|>", "<|START_RESPONSE|>two<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+         "<|START_RESPONSE|>two<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"
+         "<|START_RESPONSE|>four<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
+    Form("GLM-4", "glm", _GLM.replace("'<|assistant|>' }}", "'<|assistant|>\n' }}"), _GLM_TOKENS, "<|endoftext|>",
+         "two<|user|>", "two<|user|>four<|user|>"),
+    Form("GLM-4 0414", "glm4", _GLM, _GLM_TOKENS, "<|endoftext|>", "\ntwo<|user|>", "\ntwo<|user|>\nfour<|user|>"),
+    Form("GLM-Z1", "glm4", _GLM_Z1, _GLM_TOKENS, "<|endoftext|>", "", None, "\nHm.\n</think>\n\ntwo<|user|>",
+         marks=_THINK),
+    Form("OLMo 2", "olmo2", _OLMO2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
+         "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
+    Form("OLMo 3", "olmo3", _OLMO3, _IM, "<|endoftext|>", "two<|endoftext|>", "two<|im_end|>four<|endoftext|>"),
+    Form("OLMo 3 Think", "olmo3", _OLMO3.replace("assistant\n' }}{% endif %}", "assistant\n<think>' }}{% endif %}"),
+         _IM, "<|endoftext|>", "", None, "\nHm.\n</think>\n\ntwo<|endoftext|>"),
+    Form("EXAONE 4", "exaone4", _EXAONE, ("[BOS]", "[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"),
+         "[|endofturn|]", "two[|endofturn|]", "two[|endofturn|]four[|endofturn|]", bos="[BOS]", marks=_THINK),
+    Form("AFM", "arcee", "{{ bos_token }}" + _CHATML, ("<|begin_of_text|>", *_IM), "<|im_end|>", "two<|im_end|>",
+         "two<|im_end|>four<|im_end|>", bos="<|begin_of_text|>"),
+    Form("ERNIE 4.5", "ernie4_5", _ERNIE, ("<|begin_of_sentence|>", "</s>"), "</s>", "two</s>", "two</s>four</s>",
+         bos="<|begin_of_sentence|>", vocabulary="pieces"),
+    Form("Seed-OSS", "seed_oss", _SEED, ("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>"), "<seed:eos>",
+         "two<seed:eos>", "two<seed:eos>four<seed:eos>", bos="<seed:bos>"),
+    Form("StarCoder2", "starcoder2", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("StarCoder2 Instruct", "starcoder2", _STARCODER2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
+         "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""Chats, rendered with a chat template, and their answers found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from mlora_worker.data import closing as closings
+from mlora_worker.data.closing import AddedTokens, Form
+from mlora_worker.data.proof import AnswerProof, Ask, Mismatch, Span
+from mlora_worker.data.rendering import ChatTemplate, Refused
+from mlora_worker.data.rows import ASSISTANT, Chat, Drop, Turn
+from mlora_worker.data.special_text import Masked, SpecialText
+from mlora_worker.protocol import FailureReason, TrainOn
+
+# Of one conversation. The work on it grows with its length, but it is held in memory as a whole, with its renderings.
+MOST_TURNS, MOST_CHARACTERS = 20_000, 4_000_000
+
+_TOGETHER = 64  # rows that are rendered in one go: a task's own template has them sent to its process
+_CHARACTERS_TOGETHER = 1_000_000
+
+
+class Rendered(NamedTuple):
+    line: int
+    text: str
+    answers: tuple[Span, ...]  # that are supervised; none: the whole text is
+    closed: bool  # the template begins and ends it; else the tokenizer's own tokens do
+    weight: float = 1.0
+    special: bool = False  # the row's own text has special tokens in it
+    stood_in: str | None = None  # the text for a tokenizer that takes those for text
+
+
+class RowRefused(Exception):
+    """``str(error)`` says of the row at ``line`` why it fails the task."""
+
+    def __init__(self, line: int, told: str, reason: FailureReason = FailureReason.INVALID_ROW) -> None:
+        super().__init__(told)
+        self.line = line
+        self.reason = reason
+
+
+_Steps = Generator[list[Ask], list[str | Refused], Rendered | Drop]
+
+
+class Conversations:
+    """Of one template and its tokenizer, for one thread."""
+
+    def __init__(
+        self, template: ChatTemplate, tokenizer: Any, train_on: TrainOn, mismatches: Counter[Mismatch]
+    ) -> None:
+        """``mismatches``: counts why rows are dropped as TemplateMismatch."""
+        self._template = template
+        self._train_on = train_on
+        self._backend = tokenizer.backend_tokenizer
+        self._added = AddedTokens(tokenizer.get_added_vocab(), tokenizer.eos_token, tokenizer.bos_token)
+        self._form: Form | None = None
+        self._proof: AnswerProof | None = None  # made with the first chat
+        self._ends: tuple[str, ...] = (tokenizer.eos_token,) if tokenizer.eos_token else ()
+        self.special = SpecialText(self._backend)
+        self._mismatches = mismatches
+
+    def render(self, chats: Sequence[Chat]) -> list[Rendered | Drop]:
+        """Raises RowRefused: the first of those that the template refuses, or that are too long."""
+        return [made for some in _some(chats) for made in self._together(some)]
+
+    def _together(self, chats: Sequence[Chat]) -> list[Rendered | Drop]:
+        proof = self._proof or self._learn()
+        steps = [self._steps(chat, proof) for chat in chats]
+        made: dict[int, Rendered | Drop] = {}
+        refused: dict[int, RowRefused] = {}
+        answers: dict[int, list[str | Refused] | None] = dict.fromkeys(range(len(chats)))
+        while answers:
+            asked: dict[int, list[Ask]] = {}
+            for place, given in answers.items():
+                try:
+                    asked[place] = next(steps[place]) if given is None else steps[place].send(given)
+                except StopIteration as done:
+                    made[place] = done.value
+                except RowRefused as error:
+                    refused[place] = error
+                except Refused as error:
+                    told = f"is refused by the chat template: {error}"
+                    refused[place] = RowRefused(chats[place].line, told)
+            texts = iter(self._template.render_all([one for each in asked.values() for one in each]))
+            answers = {place: [next(texts) for _ in each] for place, each in asked.items()}
+        if refused:
+            raise refused[min(refused)]
+        return [made[place] for place in range(len(chats))]
+
+    def _learn(self) -> AnswerProof:
+        prompt, bare, answered, longer = self._template.render_all(closings.form_questions())
+        if isinstance(prompt, str) and isinstance(bare, str) and isinstance(answered, str):
+            more = longer if isinstance(longer, str) else None
+            self._form = closings.form_of(prompt, bare, answered, more, self._added)
+        if self._form is not None:
+            self._ends = self._form.ends
+            self.special = SpecialText(self._backend, self._form.tokens)
+        self._proof = AnswerProof(self._added, self._form)
+        return self._proof
+
+    def _steps(self, chat: Chat, proof: AnswerProof) -> _Steps:
+        _check_size(chat)
+        turns = [
+            turn._replace(content=closings.without_end(turn.content, self._ends))
+            if turn.role == ASSISTANT
+            else turn
+            for turn in chat.turns
+        ]
+        if not all(turn.content.strip() for turn in turns if turn.role == ASSISTANT):
+            return Drop.NO_ANSWER
+        form = self._form
+        if form is not None and any(closings.looks_rendered(turn, form, self._added) for turn in turns):
+            return Drop.ALREADY_RENDERED
+        masked: Masked | None = None
+        if any(self.special.within(turn.content, turn.role) for turn in turns):
+            masked = self.special.masked(turns)
+            if masked is None:
+                return self._mismatch(Mismatch.SPECIAL)
+            shown, hidden = yield [(turns, False), (masked.turns, False)]
+            if isinstance(shown, Refused):
+                raise shown
+            if isinstance(hidden, Refused) or masked.unmasked(hidden) != shown:
+                return self._mismatch(Mismatch.SPECIAL)
+        proven = yield from proof.steps(masked.turns if masked is not None else turns, self._answered(turns))
+        if isinstance(proven, Mismatch):
+            return self._mismatch(proven)
+        if masked is None:
+            return Rendered(chat.line, proven.text, proven.answers, True, chat.weight)
+        stood_in = self.special.stood_in(proven.text, masked.masks)
+        text = masked.unmasked(proven.text)
+        return Rendered(chat.line, text, proven.answers, True, chat.weight, True, stood_in)
+
+    def _mismatch(self, why: Mismatch) -> Drop:
+        self._mismatches[why] += 1
+        return Drop.TEMPLATE_MISMATCH
+
+    def _answered(self, turns: Sequence[Turn]) -> list[int]:
+        """Places of the answers that are to be proven."""
+        last = len(turns) - 1
+        return [
+            place
+            for place, turn in enumerate(turns)
+            if turn.role == ASSISTANT
+            and turn.learnt
+            and (place == last or self._train_on is TrainOn.ALL_ANSWERS)
+        ]
+
+
+def _check_size(chat: Chat) -> None:
+    characters = sum(len(turn.content) for turn in chat.turns)
+    for many, most, what in (
+        (len(chat.turns), MOST_TURNS, "turns"),
+        (characters, MOST_CHARACTERS, "characters"),
+    ):
+        if many > most:
+            raise RowRefused(
+                chat.line,
+                f"has {many:,} {what}; a conversation may have {most:,}: split it into several rows",
+            )
+
+
+def _some(chats: Sequence[Chat]) -> Iterator[list[Chat]]:
+    some: list[Chat] = []
+    characters = 0
+    for chat in chats:
+        some.append(chat)
+        characters += sum(len(turn.content) for turn in chat.turns)
+        if len(some) == _TOGETHER or characters >= _CHARACTERS_TOGETHER:
+            yield some
+            some, characters = [], 0
+    if some:
+        yield some

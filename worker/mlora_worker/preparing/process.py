@@ -1,0 +1,52 @@
+"""What the preparation process does from its start to its end."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from pathlib import Path
+
+from mlora_worker.data.cache import sweep
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading import Reading, reading_of
+from mlora_worker.data.rendering import tells_the_date
+from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.log_lines import set_up_logging
+from mlora_worker.preparing.bounds import lift_limits
+from mlora_worker.preparing.errors import told
+from mlora_worker.preparing.job import Workshop
+from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
+from mlora_worker.preparing.server import Server
+from mlora_worker.storage.store import open_store
+
+
+def main(file: int) -> None:
+    """``file``: descriptor of the control connection. Returns when the rank has ended."""
+    lift_limits()
+    control = socket.socket(fileno=file)
+    asked = receive(control)
+    if asked is None:
+        return
+    setup = Setup.model_validate_json(asked[0])
+    config = setup.config
+    set_up_logging(config.log_format, 0, config.pipeline)
+    try:
+        tokenizer = load_tokenizer(Path(setup.folder))
+    except (DataError, MemoryError) as error:
+        send(control, Answer(failed=told(error)))
+        return
+    reading = reading_of(config)
+    workshop = Workshop(
+        tokenizer,
+        setup.max_positions,
+        setup.vocabulary,
+        lambda access: open_store(access, allow_files=config.allow_file_uris),
+        reading,
+    )
+    send(control, Answer(ready=Ready(tells_the_date=tells_the_date(tokenizer))))
+    Server(control, workshop.do, partial(_clean, reading)).serve()
+
+
+def _clean(reading: Reading) -> None:
+    if reading.cache_folder is not None:
+        sweep(reading.cache_folder)
