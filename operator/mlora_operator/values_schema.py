@@ -30,7 +30,8 @@ def definitions() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {name: part for name, part in entry["properties"].items() if name not in _OWN},
     }
-    return _numbers_too({**parts, "CatalogueModel": entry, "PipelineDefaults": defaults})
+    made: dict[str, Any] = _numbers_too({**parts, "CatalogueModel": entry, "PipelineDefaults": defaults})
+    return made
 
 
 def _numbers_too(node: Any) -> Any:

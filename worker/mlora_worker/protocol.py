@@ -546,7 +546,7 @@ class TaskPlan(Message):
         """With those of ``digests`` that are in ``texts``, which are by digest."""
         update: dict[str, str | None] = {}
         for text, digest in (("dataset_text", self.dataset_digest), ("template_text", self.template_digest)):
-            if digest in texts:
+            if digest is not None and digest in texts:
                 update |= {text: texts[digest], text.replace("text", "digest"): None}
         return self.model_copy(update=update) if update else self
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -63,13 +63,22 @@ LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
 AnnotationValue = Annotated[str, Field(max_length=4096)]
 NamespaceName = Annotated[str, Field(max_length=253)]
 # Parts of the pod API that are passed on as they are.
-Resources = pod_part("resources")
-Toleration = pod_part("toleration")
-Affinity = pod_part("affinity")
-EnvVar = pod_part("envVar")
-Volume = pod_part("volume")
-VolumeMount = pod_part("volumeMount")
-LocalObjectReference = pod_part("localObjectReference")
+if TYPE_CHECKING:
+    Resources = dict[str, Any]
+    Toleration = dict[str, Any]
+    Affinity = dict[str, Any]
+    EnvVar = dict[str, Any]
+    Volume = dict[str, Any]
+    VolumeMount = dict[str, Any]
+    LocalObjectReference = dict[str, Any]
+else:
+    Resources = pod_part("resources")
+    Toleration = pod_part("toleration")
+    Affinity = pod_part("affinity")
+    EnvVar = pod_part("envVar")
+    Volume = pod_part("volume")
+    VolumeMount = pod_part("volumeMount")
+    LocalObjectReference = pod_part("localObjectReference")
 # A part of another API that only the operator's settings have.
 Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
 MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on

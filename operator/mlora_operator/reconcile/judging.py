@@ -54,7 +54,7 @@ def looked_into(snapshot: Snapshot, tasks: Sequence[Task], judging: Judging) -> 
     serving: defaultdict[str, list[View]] = defaultdict(list)
     for pipeline in snapshot.pipelines:
         name = pipeline.spec.model.name if pipeline.spec is not None else None
-        if name in by_model and not pipeline.deleting:
+        if name is not None and name in by_model and not pipeline.deleting:
             serving[name].append(_shaped(pipeline, by_model[name], snapshot))
     unjudged: set[str] = set()
     for views in serving.values():
