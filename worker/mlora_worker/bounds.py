@@ -22,6 +22,7 @@ MOST = (
 MOST_REAL = 1e100  # of other numbers. A product of three is still a number
 MOST_STAGES = 1024
 MOST_LAYERS = 4096
+MOST_WIDTH = 2**31 - 1  # of a tensor
 MOST_MODULES = 65_536  # linear modules of all layers together
 MOST_TASKS = 100_000  # that one coordinator is told of
 MOST_WORDS = 2048  # characters of a sentence for people

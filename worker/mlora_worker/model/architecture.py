@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.families import FAMILIES, REFUSED, Family
@@ -84,10 +85,22 @@ def read_config(folder: Path) -> PretrainedConfig:
     with _understood():
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         family_of(config)
+        _check_sizes(config)
         if getattr(config, "quantization_config", None) is not None:
             raise UnsupportedModel("the base model is quantized; serve one with plain float weights")
         check_rope(config)
         return config
+
+
+def _check_sizes(config: PretrainedConfig) -> None:
+    """Before anything is built of them: a million layers on the meta device take hours."""
+    bounds = dict.fromkeys(_SIZES, MOST_WIDTH) | {"num_hidden_layers": MOST_LAYERS}
+    for name, most in bounds.items():
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size > most:
+            raise UnsupportedModel(
+                f"config.json of the base model cannot be used: {name} is {str(size)[:20]}, which is more than {most}"
+            )
 
 
 @contextlib.contextmanager

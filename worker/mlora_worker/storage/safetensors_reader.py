@@ -6,7 +6,6 @@ tensors' bytes; ``data_offsets`` count from the end of the header.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from safetensors import safe_open
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import uri as address
+from mlora_worker.storage.documents import plain_json
 from mlora_worker.storage.errors import StorageError
 
 _DTYPES = {
@@ -36,7 +36,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 _LENGTH_BYTES = 8
-_LONGEST_HEADER = 100 * 2**20  # the format's own limit
+_LONGEST_HEADER = 32 * 2**20  # of a hundred thousand tensors; in memory it takes many times that
+_MOST_SIDES = 8
 _PIECE = 16 * 2**20
 _PIECES_AT_ONCE = 4
 
@@ -133,20 +134,23 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
         raise BrokenModel(f"{uri} has {size} bytes and is no safetensors file: upload it again")
     length = int.from_bytes(store.read_range(uri, 0, _LENGTH_BYTES), "little")
     if length > _LONGEST_HEADER:
-        raise BrokenModel(f"{uri} is no safetensors file: its first bytes are no length of a header")
+        raise BrokenModel(
+            f"{uri} is no safetensors file: its first bytes are no length of a header, which has at most "
+            f"{_LONGEST_HEADER / 2**20:g} MiB"
+        )
     data_start = _LENGTH_BYTES + length
     if data_start > size:
         raise BrokenModel(
             f"{uri} is truncated: its header alone needs {data_start} bytes, it has {size}; upload it again"
         )
     try:
-        header = json.loads(store.read_range(uri, _LENGTH_BYTES, length))
+        header = plain_json(store.read_range(uri, _LENGTH_BYTES, length))
         entries = {
             name: _entry_of(uri, data_start, value)
             for name, value in header.items()
             if name != "__metadata__"
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(
             f"{uri} has no valid safetensors header ({error}): save or upload it again"
         ) from None
@@ -160,7 +164,9 @@ def _entry_of(uri: str, data_start: int, value: dict[str, Any]) -> Entry:
     dtype = _DTYPES[value["dtype"]]
     shape = tuple(value["shape"])
     begin, end = value["data_offsets"]
-    if not all(isinstance(number, int) for number in (*shape, begin, end)):
+    if len(shape) > _MOST_SIDES:
+        raise ValueError(f"a tensor has {len(shape)} sides")
+    if not all(type(number) is int for number in (*shape, begin, end)):
         raise TypeError("sides and offsets of tensors are whole numbers")
     if min(shape, default=0) < 0 or begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(

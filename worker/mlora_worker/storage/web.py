@@ -119,7 +119,9 @@ class WebFiles:
         wanted = {**(headers or {}), "Range": "bytes=0-0"}
         with self._answer("GET", url, wanted, also=(416,)) as answer:
             part = _PART.fullmatch(answer.headers.get("Content-Range", ""))
-            size = part[2] if part is not None else answer.headers.get("Content-Length")
+            size = answer.headers.get("Content-Length") if answer.status == 200 else None
+            if part is not None:
+                size = part[2]
             return Resource(
                 size=size_in(size),
                 etag=_strong_tag(answer.headers),
@@ -345,10 +347,10 @@ def _check_begins(url: str, headers: Headers, start: int) -> None:
 def _asked_pause(headers: Headers) -> float:
     """Seconds that a busy server wants to be left alone, no more than ``_LONGEST_PAUSE``; 0 when it says nothing."""
     asked = headers.get("Retry-After", "")
-    if asked.isascii() and asked.isdecimal():
+    if asked.isdecimal():
         return min(float(asked), _LONGEST_PAUSE)
     try:  # a date is compared with the server's own clock
         waits = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
-    except (TypeError, ValueError, OverflowError):  # the last: a time zone of a billion hours
+    except (TypeError, ValueError):
         return 0.0
     return max(0.0, min(waits.total_seconds(), _LONGEST_PAUSE))

@@ -22,9 +22,10 @@ GRACE_SECONDS: Final = 60.0  # of waiting, before the rate counts
 _WRITING_GRACE: Final = 900.0
 _READS = ("GET", "HEAD")
 _LONGEST_HEADER: Final = 2**20  # bytes, all lines together
-# Of the frame around the bytes of a body: the size of each chunk, and what follows the last one.
+# Of a body with its frame, which is the size of each chunk and what follows the last one: so many bytes for each of those
+# that were read or asked for, and some more.
 _FRAME_FACTOR, _FRAME_BYTES = 8, 2**20
-_LONGEST_WHOLE: Final = 64 * 2**20  # of a body that is read without a word how long it may be
+_LONGEST_WHOLE: Final = 8 * 2**20  # of a body that is read without a word how long it may be
 
 Connection = TypeVar("Connection", bound=http.client.HTTPConnection)
 Clock = Callable[[], float]
@@ -48,26 +49,33 @@ class WatchedResponse(http.client.HTTPResponse):
         raw: Any = self.fp.detach()  # it holds the socket open, and goes on doing so
         self._watched = _Watched(raw, GRACE_SECONDS if method in _READS else _WRITING_GRACE, clock)
         self.fp = io.BufferedReader(self._watched)
+        self._given = 0  # bytes of its body
 
     def begin(self) -> None:
-        with self._watched.at_most(_LONGEST_HEADER, "a header"):
+        with self._watched.up_to(_LONGEST_HEADER, "a header"):
             super().begin()
 
     def read(self, amt: int | None = None) -> bytes:
         with self._framed(amt):
-            return super().read(amt)
+            return self._counted(super().read(amt))
 
     def read1(self, n: int = -1) -> bytes:
         with self._framed(n if n >= 0 else None):
-            return super().read1(n)
+            return self._counted(super().read1(n))
 
     def readinto(self, buffer: Any) -> int:
         with self._framed(len(buffer)):
-            return super().readinto(buffer)
+            count = super().readinto(buffer)
+            self._given += count
+            return count
 
     def _framed(self, amount: int | None) -> contextlib.AbstractContextManager[None]:
-        most = _LONGEST_WHOLE if amount is None else _FRAME_FACTOR * amount + _FRAME_BYTES
-        return self._watched.at_most(most, "an answer")
+        body = self._given + (_LONGEST_WHOLE if amount is None else amount)
+        return self._watched.up_to(_LONGEST_HEADER + _FRAME_BYTES + _FRAME_FACTOR * body, "an answer")
+
+    def _counted(self, piece: bytes) -> bytes:
+        self._given += len(piece)
+        return piece
 
 
 class _Watched(io.RawIOBase):
@@ -81,9 +89,9 @@ class _Watched(io.RawIOBase):
         self._what = ""
 
     @contextlib.contextmanager
-    def at_most(self, most: int, what: str) -> Iterator[None]:
-        """Raises BadAnswer where more than ``most`` bytes arrive within the block."""
-        self._end, self._what = self._bytes + most, what
+    def up_to(self, end: int, what: str) -> Iterator[None]:
+        """Raises BadAnswer where more than ``end`` bytes have arrived since the beginning."""
+        self._end, self._what = end, what
         try:
             yield
         finally:

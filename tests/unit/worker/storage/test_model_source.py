@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from mlora_worker.protocol import ModelSource, StorageAccess
-from mlora_worker.storage.errors import StoreUnreachable
+from mlora_worker.storage.errors import StoreUnreachable, TooLarge
 from mlora_worker.storage.model_source import ModelFiles
 from mlora_worker.storage.safetensors_reader import BrokenModel
 from mlora_worker.storage.store import open_store
@@ -167,6 +167,16 @@ def headed(header: bytes) -> bytes:
             "no valid safetensors header",
         ),
         (headed(b'{"a":{"dtype":"F32","shape":"1","data_offsets":[0,4]}}'), "no valid safetensors header"),
+        (headed(b'{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}'), "no valid safetensors header"),
+        (
+            headed(b'{"a":{"dtype":"F32","shape":[' + b"9" * 5000 + b'],"data_offsets":[0,4]}}'),
+            "a whole number of 5000 digits",
+        ),
+        (
+            headed(b'{"a":{"dtype":"F32","shape":[' + b"1," * 10_000 + b'1],"data_offsets":[0,4]}}'),
+            "a tensor has 10001 sides",
+        ),
+        ((2**25 + 1).to_bytes(8, "little") + bytes(10), "at most 32 MiB"),
         (WEIGHTS.replace(b"[3,4]", b"[3,5]"), r"shape \[3, 5\] and type F32 cannot have 48 bytes"),
     ],
 )
@@ -236,3 +246,36 @@ def test_an_index_that_is_none_is_named(memory: Any, tmp_path: Path, index: byte
 def test_an_unknown_tensor_is_named(memory: Any, tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"no tensor lm_head.weight"):
         model(memory, tmp_path, {"model.safetensors": WEIGHTS}).tensor("lm_head.weight")
+
+
+def test_a_folder_with_more_small_files_than_any_model_has_fills_no_disk(memory: Any, tmp_path: Path) -> None:
+    names = {f"tokenizer-{number}.json": b"{}" for number in range(100)}
+    with pytest.raises(BrokenModel, match="102 files of a configuration and a tokenizer, more than 64"):
+        model(memory, tmp_path, {"tokenizer.json": b"{}", **names}).folder()
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize(("name", "size"), [("config.json", 5 * 2**20), ("tokenizer_config.json", 5 * 2**20)])
+def test_a_configuration_of_any_size_is_not_read(memory: Any, tmp_path: Path, name: str, size: int) -> None:
+    files = model(memory, tmp_path, {"tokenizer.json": b"{}"})
+    memory.objects[f"{URI}/{name}"] = bytes(size)
+    files = ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path)
+    with pytest.raises(TooLarge, match=rf"{name} has more than 4 MiB"):
+        files.folder()
+
+
+def test_a_folder_of_any_number_of_objects_is_no_model(memory: Any, tmp_path: Path) -> None:
+    memory.objects |= {f"{URI}/{number}": b"" for number in range(10_001)}
+    with pytest.raises(StoreUnreachable, match="more than 10000 objects"):
+        model(memory, tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    "index",
+    [b'{"weight_map": ' + b"[" * 10_000, b'{"weight_map": {"a": NaN}}', b'{"a": ' + b"9" * 5000 + b"}"],
+)
+def test_an_index_that_is_no_json_that_can_be_used_is_named(
+    memory: Any, tmp_path: Path, index: bytes
+) -> None:
+    with pytest.raises(BrokenModel, match="no index of a sharded model"):
+        model(memory, tmp_path, {"model.safetensors.index.json": index}).names()
