@@ -44,6 +44,7 @@ REASON_CREATING_PIPELINE = (
 # Reasons of Admitted and Running.
 REASON_ADMITTED = "Admitted"
 REASON_WAITING_FOR_MEMORY = "WaitingForMemory"  # others with a better place fill the memory
+REASON_PLAN_FULL = "PlanFull"  # the tasks before it are as much as the workers are told at once
 REASON_EXCEEDS_CAPACITY = "ExceedsCapacity"  # would not fit even alone
 REASON_PIPELINE_STARTING = "PipelineStarting"  # workers are not up yet
 REASON_PREPARING_DATA = "PreparingData"  # rows are fetched and tokenised

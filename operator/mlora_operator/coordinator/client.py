@@ -50,6 +50,10 @@ class CoordinatorClient:
         """Hand over a plan. Returns when the coordinator has taken it. Raises CoordinatorError."""
         await self._call("PUT", "/v1/plan", {}, plan.to_json(), ANSWER_WITHIN, NO_BODY)
 
+    async def put_text(self, digest: str, text: bytes) -> None:
+        """Hand over a text that the coordinator lacks. Raises CoordinatorError."""
+        await self._call("PUT", f"/v1/texts/{digest}", {}, text, ANSWER_WITHIN, NO_BODY)
+
     async def poll_report(self, after: int | None = None, wait: float = POLL_WAIT) -> Report:
         """The report, at once when ``after`` is None, else as soon as one with a higher sequence is there or
         after ``wait`` seconds. Raises CoordinatorError."""
@@ -80,7 +84,7 @@ class CoordinatorClient:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: str | None,
+        body: str | bytes | None,
         within: float,
         most: int,
     ) -> bytes:
@@ -99,7 +103,7 @@ class CoordinatorClient:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: str | None,
+        body: str | bytes | None,
         within: float,
         most: int,
     ) -> bytes:
@@ -119,14 +123,15 @@ class CoordinatorClient:
         method: str,
         path: str,
         query: Mapping[str, str],
-        body: str | None,
+        body: str | bytes | None,
         within: float,
         most: int,
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=within, sock_connect=ANSWER_WITHIN)
         headers = {"Authorization": f"Bearer {token}", REPORT_HEADER: str(REPORT_FORMAT), **PLAIN}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            plain = isinstance(body, bytes)
+            headers["Content-Type"] = "text/plain; charset=utf-8" if plain else "application/json"
         encrypted = self._url.startswith("https:")
         try:
             async with self._session.request(

@@ -15,10 +15,11 @@ from mlora_operator.coordinator.client import CoordinatorClient
 from mlora_operator.coordinator.errors import CoordinatorError, Invalid, Starting, Unreachable
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.about import about_key
-from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.ports import Endpoint, ReadText
 from mlora_operator.reconcile.progress import by_another_clock, heard
-from mlora_operator.reconcile.snapshot import Contact, Key
-from mlora_worker.protocol import Plan
+from mlora_operator.reconcile.snapshot import Contact, Key, encoded
+from mlora_operator.reconcile.texts import no_text
+from mlora_worker.protocol import Plan, Report
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,18 @@ def _is_same_place(one: Endpoint, other: Endpoint) -> bool:
     return urlsplit(one.url)[1:] == urlsplit(other.url)[1:]
 
 
+async def _with_texts(plan: Plan, report: Report, read: ReadText) -> Plan:
+    """For a worker of a former version, which knows of no digests: texts themselves, for tasks that it has not heard of.
+    It keeps those of the others."""
+    there = {task.uid for task in report.tasks}
+    tasks = []
+    for task in plan.tasks:
+        texts = {digest: await read(digest) for digest in task.digests if task.uid not in there}
+        bare = {"dataset_digest": None, "template_digest": None}
+        tasks.append(task.with_texts(texts).model_copy(update=bare) if task.digests else task)
+    return plan.model_copy(update={"tasks": tuple(tasks)})
+
+
 class Links:
     """The links to all coordinators (``ports.Coordinators`` over HTTP). Use as an async context manager.
 
@@ -142,6 +155,18 @@ class Links:
                 client = CoordinatorClient(self._session, endpoint, same.client if same else None)
                 self._links[key] = _Link(key, endpoint, client, self, same.contact if same else None)
 
+    async def send_text(self, pipeline: Key, digest: str, text: str) -> None:
+        """Raises CoordinatorError."""
+        link = self._link(pipeline)
+        self._permit()
+        await link.client.put_text(digest, encoded(text))
+
+    def _link(self, pipeline: Key) -> _Link:
+        link = self._links.get(pipeline)
+        if link is None:
+            raise Unreachable(f"there is no link to the coordinator of {pipeline}")
+        return link
+
     def contacts(self) -> Mapping[Key, Contact]:
         return {key: link.contact for key, link in self._links.items()}
 
@@ -154,14 +179,13 @@ class Links:
         """Of the coordinators that are followed."""
         return {key: link.endpoint for key, link in self._links.items()}
 
-    async def send_plan(self, pipeline: Key, plan: Plan) -> None:
-        """Raises CoordinatorError; the contact remembers only a plan that was taken."""
-        link = self._links.get(pipeline)
-        if link is None:
-            raise Unreachable(f"there is no link to the coordinator of {pipeline}")
+    async def send_plan(self, pipeline: Key, plan: Plan, read: ReadText = no_text) -> None:
+        """Raises CoordinatorError, and what ``read`` raises; the contact remembers only a plan that was taken."""
+        link = self._link(pipeline)
         report = link.contact.report
+        told = plan if report is None or report.lacks is not None else await _with_texts(plan, report, read)
         self._permit()
-        await link.client.put_plan(plan)
+        await link.client.put_plan(told)
         link.contact = replace(
             link.contact,
             sent=plan,

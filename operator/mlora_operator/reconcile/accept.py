@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Storage
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.serving import CATALOGUE, precedence, standing, takes
-from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task
+from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, SecretData, Snapshot, Task, Text
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.bounds import MOST_KEY
@@ -27,7 +27,8 @@ CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first; ``held`` when the
-    workers that had the task may still train it, so that nothing is done about it yet and its status stays as it is.
+    workers that had the task may still train it, or when it is looked at later: nothing is done about it, and its status
+    stays as it is.
     """
 
     reason: str
@@ -212,7 +213,8 @@ def _unread(field: str, what: str, cause: str | None = None) -> Acceptance:
 
 def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Acceptance:
     what = f"{kind} {key.name} in namespace {key.namespace}"
-    return _unread(field, what, snapshot.unread.get((kind, key)))
+    found = _unread(field, what, snapshot.unread.get((kind, key)))
+    return replace(found, held=True) if (kind, key) in snapshot.later else found
 
 
 def _first_choice(
@@ -255,22 +257,23 @@ def _has_begun(task: Task, at: Pipeline, snapshot: Snapshot) -> bool:
     return contact.told.get(task.uid, False) or (held is not None and held.status == "True")
 
 
-ConfigMaps = Mapping[Key, Mapping[str, str] | None]
+ConfigMaps = Mapping[Key, Mapping[str, Text] | None]
+MOST_TEMPLATE = 4 * 65_536  # bytes: as many characters as dataset.chatTemplate may have
 
 
-def dataset_text(task: Task, config_maps: ConfigMaps) -> str | None:
+def dataset_text(task: Task, config_maps: ConfigMaps) -> Text | None:
     """The rows that its ConfigMap holds; None where it names none, or that is not there."""
     assert task.spec is not None
     return _text_of(task, task.spec.dataset.config_map_ref, config_maps)
 
 
-def template_text(task: Task, config_maps: ConfigMaps) -> str | None:
+def template_text(task: Task, config_maps: ConfigMaps) -> Text | None:
     """Its chat template, in the same way."""
     assert task.spec is not None
     return _text_of(task, task.spec.dataset.chat_template_ref, config_maps)
 
 
-def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: ConfigMaps) -> str | None:
+def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: ConfigMaps) -> Text | None:
     if reference is None:
         return None
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
@@ -285,7 +288,13 @@ def _text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
         ("configMapRef", dataset.config_map_ref, "dataset.inline or a file"),
         ("chatTemplateRef", dataset.chat_template_ref, "dataset.chatTemplate"),
     ):
-        if reference is None or _text_of(task, reference, config_maps) is not None:
+        found = _text_of(task, reference, config_maps)
+        if found is not None and field == "chatTemplateRef" and found.size > MOST_TEMPLATE:
+            return Acceptance(
+                conditions.REASON_INVALID_SPEC,
+                f"spec.dataset.{field}: the text has {found.size} bytes, and a chat template may have {MOST_TEMPLATE}",
+            )
+        if reference is None or found is not None:
             continue
         key = Key(task.key.namespace, reference.name)
         if key not in config_maps:

@@ -13,7 +13,7 @@ from mlora_operator.reconcile.endpoints import forbidden
 from mlora_operator.reconcile.limits import within_queues
 from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.outputs import misplaced, settle
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, SecretData, Snapshot, Task
+from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, SecretData, Snapshot, Task, Text
 from mlora_operator.reconcile.suitability import Suitability
 from mlora_operator.settings import Settings
 
@@ -44,9 +44,10 @@ class _Surroundings(NamedTuple):
     groups: Mapping[Key, Group]
     unheard: frozenset[Key]
     secrets: Mapping[Key, SecretData | None]
-    config_maps: Mapping[Key, Mapping[str, str] | None]
+    config_maps: Mapping[Key, Mapping[str, Text] | None]
     labels: Mapping[str, Mapping[str, str]]
     unread: Mapping[tuple[str, Key], str]
+    later: frozenset[tuple[str, Key]]
 
 
 def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
@@ -62,6 +63,7 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
         snapshot.config_maps,
         snapshot.namespace_labels,
         snapshot.unread,
+        snapshot.later,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -20,9 +20,10 @@ from mlora_operator.reconcile.about import Fields, about_key, about_pipeline, ab
 from mlora_operator.reconcile.decision import Decision, Event, Manifest, Workers
 from mlora_operator.reconcile.deliveries import Deliveries, Delivery
 from mlora_operator.reconcile.observe import time_or
-from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, Refused
+from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, ReadText, Refused
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task, has_ended
 from mlora_operator.reconcile.statuses import NOTHING, PROMPT, Pace, difference, pause
+from mlora_operator.reconcile.texts import TextGone, no_text
 from mlora_operator.reconcile.witness import Nobody, Witness
 from mlora_operator.reconcile.written import Written
 from mlora_worker.protocol import Plan
@@ -42,7 +43,8 @@ class _Refusal:
 
 
 class Writer:
-    """Carries decisions out. Its memory of own writes is a cache (see ``written``). ``look_again``: see ``Deliveries``."""
+    """Carries decisions out. Its memory of own writes is a cache (see ``written``). ``look_again``: see ``Deliveries``.
+    ``read_text``: of ConfigMaps, by digest."""
 
     def __init__(
         self,
@@ -51,7 +53,9 @@ class Writer:
         witness: Witness | None = None,
         pace: Pace = PROMPT,
         look_again: Callable[[bool], None] = lambda _: None,
+        read_text: ReadText = no_text,
     ) -> None:
+        self._read_text = read_text
         self._cluster = cluster
         self._pace = pace
         self._coordinators = coordinators
@@ -130,15 +134,30 @@ class Writer:
                 gone=partial(self.tasks.gone, task.uid),
             )
         for key, plan in decision.plans.items():
-            if not self._may_send(key, plan, now):
+            if not self._may_send(key, plan, decision.plan_sizes.get(key, 0), now):
                 continue
-            send = partial(self._coordinators.send_plan, key, plan)
+            send = partial(self._coordinators.send_plan, key, plan, self._read_text)
             # A coordinator that takes no plan, because it is frozen, holds up nothing but its own plans.
             yield self._deed(("plan", key), f"send the plan to {key}", send, about_key(key), has_lane=True)
 
-    def _may_send(self, key: Key, plan: Plan, now: datetime) -> bool:
+        for key, digests in decision.texts.items():
+            send_texts = partial(self._send_texts, key, digests)
+            what = f"send texts of ConfigMaps to {key}"
+            yield self._deed(("texts", key), what, send_texts, about_key(key), has_lane=True)
+
+    async def _send_texts(self, key: Key, digests: Sequence[str]) -> None:
+        """One that is gone does not hold up the others: the next plan names what its ConfigMap holds now."""
+        for digest in digests:
+            try:
+                text = await self._read_text(digest)
+            except TextGone as error:
+                logger.warning("a text for %s cannot be sent: %s", key, error, extra=about_key(key))
+                continue
+            await self._coordinators.send_text(key, digest, text)
+
+    def _may_send(self, key: Key, plan: Plan, size: int, now: datetime) -> bool:
         """The one before was sent long enough ago for its size. A clock that was set back holds nothing up for longer."""
-        apart = len(plan.tasks) * self._pace.plan_for_each
+        apart = len(plan.tasks) * self._pace.plan_for_each + size / 2**20 * self._pace.plan_for_mebibyte
         left = self._no_plan_before.get(key, now) - now
         if NOTHING < left <= apart:
             self._hold_back(left)

@@ -28,7 +28,7 @@ from mlora_operator.reconcile.pipelines import (
     workers,
 )
 from mlora_operator.reconcile.places import places
-from mlora_operator.reconcile.plans import known_generation, next_plan
+from mlora_operator.reconcile.plans import Sources, known_generation, next_plan
 from mlora_operator.reconcile.replicas import dealt, families, to_delete, to_make
 from mlora_operator.reconcile.retries import told, tried_again
 from mlora_operator.reconcile.scene import Scene, scene
@@ -38,9 +38,11 @@ from mlora_operator.reconcile.starts import Turn, applicant, turns
 from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
-from mlora_operator.scheduling.admission import Place
+from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.settings import CatalogueModel, Settings
 from mlora_worker.protocol import TaskPhase, TaskReport
+
+_UNTOLD = Place(Outcome.UNTOLD)
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | None = None) -> Decision:
@@ -112,6 +114,8 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
         delete_tasks=tuple(task for task in snapshot.tasks if task.key not in again and outlived(task, now)),
         plans={key: plan for one in decided for key, plan in one.plans.items()},
+        plan_sizes={key: size for one in decided for key, size in one.plan_sizes.items()},
+        texts={key: texts for one in decided for key, texts in one.texts.items()},
         events=(
             *map(told, again.values()),
             *(event for task in open_tasks for event in judged.news.get(task.key, ())),
@@ -186,7 +190,9 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
         return Decision(pipeline_statuses={key: invalid_status(seen, now)})
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wish = size(seen, wanting, fares, turn, now)
-    plan = next_plan(seen, wanting, placed, snapshot.secrets, snapshot.config_maps, judged.plans)
+    sources = Sources(snapshot.secrets, snapshot.config_maps, snapshot.texts_kept)
+    planned = next_plan(seen, wanting, placed, sources, judged.plans)
+    plan = planned.plan
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wish)
     waiting = len([task for task in wanting if task.uid not in seen.active])
@@ -195,14 +201,20 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
         task_statuses={
             task.key: task.status
             if _is_unreadable(task, seen) or task.uid in seen.unjudged
-            else judged.status(task, here, placed.get(task.uid), reports.get(task.uid))
+            else judged.status(task, here, _place(task, placed, planned.over), reports.get(task.uid))
             for task in seen.tasks
         },
         pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
         workers={key: group} if group is not None else {},
         delete_pods=pods_to_delete(seen, fares),
         plans={key: plan} if plan is not None else {},
+        plan_sizes={key: planned.size} if plan is not None else {},
+        texts={key: planned.texts} if planned.texts else {},
     )
+
+
+def _place(task: Task, placed: Mapping[str, Place], over: frozenset[str]) -> Place | None:
+    return placed.get(task.uid, _UNTOLD) if task.uid in over else placed.get(task.uid)
 
 
 def _is_unreadable(task: Task, seen: View) -> bool:

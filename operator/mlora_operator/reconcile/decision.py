@@ -49,5 +49,9 @@ class Decision:
     delete_pods: tuple[Pod, ...] = ()  # the group makes them anew
     delete_tasks: tuple[Task, ...] = ()  # finished, and their time to live is over
     plans: Mapping[Key, Plan] = field(default_factory=dict)  # to send now; repr hides the keys in them
+    plan_sizes: Mapping[Key, int] = field(default_factory=dict)  # bytes of these as JSON
+    texts: Mapping[Key, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # to send now, by pipeline: their digests
     events: tuple[Event, ...] = ()
     unjudged: frozenset[str] = frozenset()  # uids of tasks that wait for the next decision (``judging``)

@@ -69,7 +69,9 @@ class Loop:
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
         self._memo = Memo()
-        self._writer = Writer(cluster, coordinators, self._witness, pace, self._look_again)
+        self._writer = Writer(
+            cluster, coordinators, self._witness, pace, self._look_again, self._lookups.texts.text
+        )
         self._clocks: tuple[datetime, float] | None = None  # both, when the last pass began
         self._deciding = 0.0  # seconds of the last decision, and of what it began
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
@@ -130,6 +132,7 @@ class Loop:
         self._deciding = self._monotonic() - observed
         if decision.unjudged:
             snapshot = replace(snapshot, unjudged=decision.unjudged)
+        if decision.unjudged or snapshot.later:
             self.wake()
         for watcher in self._watchers:
             try:
@@ -170,6 +173,7 @@ class Loop:
             one for one in valid if one.key in objects.groups and objects.groups[one.key].replicas
         ]
         await self._follow({one.key: (one, objects.groups[one.key].scheme) for one in with_workers})
+        contacts = self._coordinators.contacts()
         return Snapshot(
             tasks=tasks,
             pipelines=pipelines,
@@ -177,11 +181,13 @@ class Loop:
             revisions=revisions,
             worker_image=self._settings.worker.image,
             refused=written.refused,
-            contacts=self._coordinators.contacts(),
+            contacts=contacts,
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
-            config_maps=await self._lookups.config_maps(config_maps_wanted(tasks)),
+            config_maps=await self._lookups.texts.of(config_maps_wanted(tasks, contacts)),
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
             unread=self._lookups.unread(),
+            later=self._lookups.later(),
+            texts_kept=self._lookups.texts.kept,
             told_lately=written.told_lately(self._now()),
         )
 

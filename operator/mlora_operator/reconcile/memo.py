@@ -12,7 +12,7 @@ from mlora_operator.reconcile.claims import Claims
 from mlora_operator.reconcile.decision import Event
 from mlora_operator.reconcile.judging import Judging
 from mlora_operator.reconcile.places import Known
-from mlora_worker.protocol import TaskPlan
+from mlora_operator.reconcile.plans import Counted
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Memo:
     judging: Judging = field(default_factory=Judging)
     claims: Claims = field(default_factory=Claims)
     places: Known = field(default_factory=Known, repr=False)
-    plans: Answers[TaskPlan] = field(default_factory=Answers, repr=False)  # it holds keys
+    plans: Answers[Counted] = field(default_factory=Answers, repr=False)  # it holds keys
 
     def turn(self) -> None:
         """A decision begins."""

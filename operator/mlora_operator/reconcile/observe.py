@@ -5,8 +5,10 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,7 +21,8 @@ from mlora_operator.api.readable import readable
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Replica, Task
+from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Replica, Task
+from mlora_worker.protocol import TaskPhase
 
 Raw = Mapping[str, Any]
 Spec = TypeVar("Spec", bound=BaseModel)
@@ -119,15 +122,26 @@ def _is_other(version: str, raw: Raw) -> bool:
     return not version or version != raw["metadata"].get("resourceVersion")
 
 
-def config_maps_wanted(tasks: Iterable[Task]) -> frozenset[Key]:
-    """The ConfigMaps that hold rows or chat templates of unfinished tasks."""
-    return frozenset(
-        Key(task.key.namespace, reference.name)
-        for task in tasks
-        if not task.finished and task.spec is not None
-        for reference in (task.spec.dataset.config_map_ref, task.spec.dataset.chat_template_ref)
-        if reference is not None
-    )
+def config_maps_wanted(
+    tasks: Iterable[Task], contacts: Mapping[Key, Contact] = MappingProxyType({})
+) -> Mapping[Key, frozenset[str]]:
+    """The ConfigMaps that hold rows or chat templates of unfinished tasks, and under which keys. Workers that have prepared
+    a task's rows need them no more."""
+    prepared = {
+        report.uid
+        for contact in contacts.values()
+        if contact.live is not None
+        for report in contact.live.tasks
+        if report.phase is not TaskPhase.PREPARING
+    }
+    wanted: defaultdict[Key, set[str]] = defaultdict(set)
+    for task in tasks:
+        if task.finished or task.spec is None or task.uid in prepared:
+            continue
+        for reference in (task.spec.dataset.config_map_ref, task.spec.dataset.chat_template_ref):
+            if reference is not None:
+                wanted[Key(task.key.namespace, reference.name)].add(reference.key)
+    return {key: frozenset(names) for key, names in wanted.items()}
 
 
 def secrets_wanted(tasks: Iterable[Task], pipelines: Iterable[Pipeline]) -> frozenset[Key]:

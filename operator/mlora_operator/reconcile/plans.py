@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.accept import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.answers import Answers
 from mlora_operator.reconcile.places import ordered
-from mlora_operator.reconcile.snapshot import Key, SecretData, Task
+from mlora_operator.reconcile.snapshot import Key, SecretData, Task, Text
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
 
+MOST_BYTES = 16 * 2**20  # of a plan as JSON: keys, specs and, for workers of a former version, texts
+
+
+class Planned(NamedTuple):
+    """``plan``: to send now, or None when the coordinator has it already or cannot take it. ``texts``: digests of those to
+    send beside it. ``over``: uids of tasks that wait until there is room for them in a plan."""
+
+    plan: Plan | None = None
+    texts: tuple[str, ...] = ()
+    over: frozenset[str] = frozenset()
+    size: int = 0  # bytes of the plan as JSON
+
+
+class Counted(NamedTuple):
+    """What a plan says of one task, and its bytes as JSON."""
+
+    plan: TaskPlan
+    size: int
+
 
 def next_plan(
-    view: View,
-    wanting: tuple[Task, ...],
-    places: Mapping[str, Place],
-    secrets: Mapping[Key, SecretData | None],
-    config_maps: Mapping[Key, Mapping[str, str] | None],
-    made: Answers[TaskPlan],
-) -> Plan | None:
-    """The plan to send now, or None when the coordinator has it already or cannot take it.
+    view: View, wanting: tuple[Task, ...], places: Mapping[str, Place], known: Sources, made: Answers[Counted]
+) -> Planned:
+    """What the coordinator is told.
 
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. One that trains and whose spec this operator does not understand is told what it was told last, and as it
@@ -33,43 +47,110 @@ def next_plan(
     Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
     those that it has; one that the coordinator does not have either waits. A pipeline that may not serve a task's namespace
     (any more) is sent no keys of it: the task trains on with those that are there. What ConfigMaps hold
-    stays what this operator sent first. Workers that are to be replaced hear of nobody new: they would prepare it in vain,
-    and may be too old to understand it. ``made``: plans of tasks, as far as they are known.
+    stays what this operator sent first, and is named by its digest: see ``_texts``. Workers that are to be replaced hear of
+    nobody new: they would prepare it in vain, and may be too old to understand it. A plan has a size: whom the coordinator
+    knows already stays in it, and new ones come in their order, as long as there is room.
+
+    ``made``: plans of tasks, as far as they are known.
     """
     if view.report is None:
-        return None
+        return Planned()
     unread = {task.uid for task in view.tasks if task.spec is None}
     if not unread <= view.contact.sent_tasks.keys():
-        return None
-    tasks = []
+        return Planned()
+    counted: list[Counted] = []
     for task in ordered((*wanting, *_suspended_there(view, wanting))):
         sent = view.contact.sent_tasks.get(task.uid)
         if view.stale and sent is None and view.reported(task) is None:
             continue
         if task.spec is None:
             assert sent is not None
-            tasks.append(sent)
+            counted.append(_counted(sent))
             continue
         admitted = (
             _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task)
         )
-        parts = _parts(task, admitted, view, secrets, config_maps)
-        known = made.known(task.uid, parts)
-        if known is not None:
-            tasks.append(known)
-            continue
-        access = storage_access(task, secrets) if view.may_have_keys_of(task) else None
-        if access is not None:
-            tasks.append(made.keep(task.uid, parts, _task_plan(task, parts, access)))
-            continue
-        access = sent.storage if sent is not None else None
-        if access is None:
-            if view.reported(task) is None:
-                continue  # the coordinator does not have it either: there is nothing to lose
-            access = storage_access(task, {}, needs_keys=False)
-            assert access is not None
-        tasks.append(_task_plan(task, parts, access))
-    return _if_new(tuple(tasks), view)
+        one = _of_task(task, admitted, sent, view, known, made)
+        if one is not None:
+            counted.append(one)
+    tasks, over, size = _within(counted, view, known)
+    return Planned(_if_new(tasks, view), _asked_for(view), over, size)
+
+
+class Sources(NamedTuple):
+    """What plans are made of beside tasks: see ``Snapshot``."""
+
+    secrets: Mapping[Key, SecretData | None]
+    config_maps: Mapping[Key, Mapping[str, Text] | None]
+    texts_kept: frozenset[str]
+
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of texts in JSON, by digest."""
+        texts = (text for held in self.config_maps.values() for text in (held or {}).values())
+        return {text.digest: text.in_json for text in texts}
+
+
+def _of_task(
+    task: Task, admitted: bool, sent: TaskPlan | None, view: View, known: Sources, made: Answers[Counted]
+) -> Counted | None:
+    """None for one that cannot be told of, and that the coordinator does not have."""
+    parts = _parts(task, admitted, view, known)
+    found = made.known(task.uid, parts)
+    if found is not None:
+        return found
+    access = storage_access(task, known.secrets) if view.may_have_keys_of(task) else None
+    if access is not None:
+        return made.keep(task.uid, parts, _counted(_task_plan(task, parts, access)))
+    access = sent.storage if sent is not None else None
+    if access is None:
+        if view.reported(task) is None:
+            return None  # there is nothing to lose
+        access = storage_access(task, {}, needs_keys=False)
+        assert access is not None
+    return _counted(_task_plan(task, parts, access))
+
+
+def _counted(plan: TaskPlan) -> Counted:
+    return Counted(plan, len(Plan(generation=0, tasks=(plan,)).to_json().encode("utf-8", "replace")))
+
+
+def _within(
+    counted: Sequence[Counted], view: View, known: Sources
+) -> tuple[tuple[TaskPlan, ...], frozenset[str], int]:
+    """The plans of those for whom there is room, in their order; the uids of the others; bytes of the plan."""
+    in_plan = _takes_texts_in_plans(view)
+    sizes = known.sizes() if in_plan else {}
+    left, over = MOST_BYTES, set()
+    there = [one for one in counted if _is_there(view, one.plan)]
+    for one in (*there, *(one for one in counted if not _is_there(view, one.plan))):
+        size = one.size
+        if in_plan and one.plan.uid not in view.contact.tasks:
+            size += sum(sizes.get(digest, 0) for digest in one.plan.digests)
+        if size > left and not _is_there(view, one.plan):
+            over.add(one.plan.uid)
+        else:
+            left -= size
+    return tuple(one.plan for one in counted if one.plan.uid not in over), frozenset(over), MOST_BYTES - left
+
+
+def _is_there(view: View, plan: TaskPlan) -> bool:
+    return plan.uid in view.contact.tasks or plan.uid in view.contact.sent_tasks
+
+
+def _takes_texts_in_plans(view: View) -> bool:
+    """Its workers are of a version that knows of no digests."""
+    return view.report is not None and view.report.lacks is None
+
+
+def _asked_for(view: View) -> tuple[str, ...]:
+    """What the coordinator lacks of texts that it was told of, in its order. Of tasks of other namespaces, nothing that it
+    may not have: what it asks for is its own word."""
+    report, sent = view.report, view.contact.sent_tasks
+    if report is None or not report.lacks:
+        return ()
+    own = (sent[task.uid] for task in view.tasks if task.uid in sent and view.may_have_keys_of(task))
+    named = {digest for plan in own for digest in plan.digests}
+    return tuple(digest for digest in report.lacks if digest in named)
 
 
 class _Parts(NamedTuple):
@@ -81,29 +162,35 @@ class _Parts(NamedTuple):
     started: bool
     keys: SecretData | None
     may_have_keys: bool
-    dataset_text: str | None
-    template_text: str | None
+    rows: str | None
+    template: str | None
 
 
-def _parts(
-    task: Task,
-    admitted: bool,
-    view: View,
-    secrets: Mapping[Key, SecretData | None],
-    config_maps: Mapping[Key, Mapping[str, str] | None],
-) -> _Parts:
+def _parts(task: Task, admitted: bool, view: View, known: Sources) -> _Parts:
     assert task.spec is not None
-    texts, may_have_keys = view.contact.texts_of(task), view.may_have_keys_of(task)
+    may_have_keys = view.may_have_keys_of(task)
+    first = view.contact.texts_of(task)
     return _Parts(
         task.spec,
         task.generation,
         admitted,
         bool(task.status.step),
-        secrets.get(task.secret) if task.secret is not None and may_have_keys else None,
+        known.secrets.get(task.secret) if task.secret is not None and may_have_keys else None,
         may_have_keys,
-        texts.rows or dataset_text(task, config_maps),
-        texts.template or template_text(task, config_maps),
+        _digest(first.rows, dataset_text(task, known.config_maps), task, view, known),
+        _digest(first.template, template_text(task, known.config_maps), task, view, known),
     )
+
+
+def _digest(first: str | None, now: Text | None, task: Task, view: View, known: Sources) -> str | None:
+    """Of a text of ``task``: what was sent first, as long as the workers have it or it can be had still; else what its
+    ConfigMap holds now."""
+    if first is None or now is None:
+        return first if now is None else now.digest
+    report = view.report
+    assert report is not None
+    there = view.reported(task) is not None if report.lacks is None else first not in report.lacks
+    return first if there or first in known.texts_kept else now.digest
 
 
 def known_generation(view: View) -> int:
@@ -159,8 +246,8 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
         base_model=spec.base_model,
         lora=spec.lora,
         dataset=spec.dataset,
-        dataset_text=parts.dataset_text,
-        template_text=parts.template_text,
+        dataset_digest=parts.rows,
+        template_digest=parts.template,
         training=spec.training,
         evaluation=spec.evaluation,
         init_from=spec.init_from,

@@ -7,7 +7,7 @@ counts as done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
 from mlora_worker.protocol import Plan
 
+ReadText = Callable[[str], Awaitable[str]]  # the text of a digest. Raises texts.TextGone
 Raw = Mapping[str, Any]  # an object as the API server gives it: metadata, spec, status
 
 
@@ -119,5 +120,9 @@ class Coordinators(Protocol):
     def clock_jumped(self) -> None:
         """The clock went forward or back while no time passed: what lasts, lasts from now on."""
 
-    async def send_plan(self, pipeline: Key, plan: Plan) -> None:
-        """Hand over a plan; a failure shows in the contact and the loop tries again."""
+    async def send_plan(self, pipeline: Key, plan: Plan, read: ReadText) -> None:
+        """Hand over a plan; a failure shows in the contact and the loop tries again. ``read``: for workers of a former
+        version, which are sent texts in plans."""
+
+    async def send_text(self, pipeline: Key, digest: str, text: str) -> None:
+        """Hand over a text that the coordinator lacks."""

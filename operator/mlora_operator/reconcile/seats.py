@@ -22,6 +22,13 @@ class Seat(NamedTuple):
 
 
 _ADMITTED, _SUSPENDED = Seat(Outcome.ADMITTED), Seat(Outcome.SUSPENDED)
+_UNTOLD = Seat(
+    Outcome.UNTOLD,
+    c.REASON_PLAN_FULL,
+    "the tasks before it fill what the workers are told at once (16 MiB of specs): it follows by itself once some of those "
+    "have finished. Large tasks are those with long rows in dataset.inline, or a long dataset.chatTemplate: a file or a "
+    "ConfigMap takes no room there",
+)
 
 
 def seat(task: Task, place: Place | None, *, words_stay: bool) -> Seat | None:
@@ -40,6 +47,8 @@ def seat(task: Task, place: Place | None, *, words_stay: bool) -> Seat | None:
             if words_stay and held is not None and (held.status, held.reason) == ("False", reason):
                 return Seat(place.outcome, reason, held.message)
             return Seat(place.outcome, reason, not_yet(place, task.key.namespace))
+        case Outcome.UNTOLD:
+            return _UNTOLD
         case Outcome.NEVER_FITS:
             return Seat(place.outcome, c.REASON_EXCEEDS_CAPACITY, too_large(place))
         case Outcome.PREEMPTED:

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from hashlib import sha256
 from typing import NamedTuple
+
+from pydantic_core import to_json
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Condition
@@ -193,8 +196,27 @@ class Group:
         return sum(pod.ready for pod in self.pods)
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of a ConfigMap: what it is known by, not what it says."""
+
+    digest: str  # SHA-256
+    size: int  # bytes
+    in_json: int  # bytes, between quotes
+
+    @classmethod
+    def of(cls, text: str) -> Text:
+        body = encoded(text)
+        return cls(sha256(body).hexdigest(), len(body), len(to_json(body.decode())))
+
+
+def encoded(text: str) -> bytes:
+    """As it is sent; half a character, which JSON may hold, is sent as a question mark."""
+    return text.encode("utf-8", "replace")
+
+
 class Texts(NamedTuple):
-    """What a task's plan took from ConfigMaps."""
+    """Digests of what a task's plan took from ConfigMaps."""
 
     rows: str | None = None
     template: str | None = None
@@ -240,11 +262,7 @@ class Contact:
     def texts(self) -> Mapping[str, Texts]:
         """What ConfigMaps held when the last plan was sent, by task's uid."""
         plan = self.sent.tasks if self.sent is not None else ()
-        return {
-            task.uid: Texts(task.dataset_text, task.template_text)
-            for task in plan
-            if task.dataset_text or task.template_text
-        }
+        return {task.uid: Texts(task.dataset_digest, task.template_digest) for task in plan if task.digests}
 
     def texts_of(self, task: Task) -> Texts:
         """As they were sent first: a ConfigMap that is edited changes no task that has begun, also when its workers were
@@ -288,9 +306,9 @@ class Snapshot:
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False
     )  # None: looked for, not there
-    config_maps: Mapping[Key, Mapping[str, str] | None] = field(
-        default_factory=dict, repr=False
-    )  # with rows; None: looked for, not there
+    config_maps: Mapping[Key, Mapping[str, Text] | None] = field(
+        default_factory=dict
+    )  # what of them tasks name, by key; None: looked for, not there
     namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # By kind and name: why a Secret or a ConfigMap could not be read.
     unread: Mapping[tuple[str, Key], str] = field(default_factory=dict)
@@ -298,4 +316,8 @@ class Snapshot:
     told_lately: frozenset[str] = frozenset()
     # Both by ``judging``: uids of tasks that nobody has looked into yet; what is wrong with patterns of new ones, by uid.
     unjudged: frozenset[str] = frozenset()
+    texts_kept: frozenset[str] = (
+        frozenset()
+    )  # digests of texts that the operator has, whatever ConfigMaps hold
+    later: frozenset[tuple[str, Key]] = frozenset()  # kind and name of what will be read with a next pass
     wrong: Mapping[str, str] = field(default_factory=dict)

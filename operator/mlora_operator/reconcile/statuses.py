@@ -39,7 +39,8 @@ class Pace:
     ``progress``: mere numbers; of a task that has trained for long a tenth of that time, at most ``progress_most``.
     ``passing``: what turns no condition, such as a phase that lasts a second; and that a task has a place, which training
     follows. ``words``: the message alone of a task in a queue. ``plan_for_each``: how long after a plan the next one for
-    the same coordinator may wait, for each task in it, since all of them are written down, sent and read each time.
+    the same coordinator may wait, for each task in it, since all of them are written down, sent and read each time;
+    ``plan_for_mebibyte``: the same for its size.
     """
 
     progress: timedelta = timedelta(seconds=5)
@@ -47,6 +48,7 @@ class Pace:
     passing: timedelta = NOTHING
     words: timedelta = NOTHING
     plan_for_each: timedelta = NOTHING
+    plan_for_mebibyte: timedelta = NOTHING
 
 
 PROMPT = Pace()  # where a write costs nothing
@@ -55,6 +57,7 @@ API_SERVER = Pace(
     passing=timedelta(seconds=2),
     words=timedelta(seconds=60),
     plan_for_each=timedelta(milliseconds=1),
+    plan_for_mebibyte=timedelta(milliseconds=250),
 )
 
 

@@ -129,6 +129,8 @@ def _course(
         return _runs(scene, "Training", c.REASON_TRAINING, f"steps are trained in {scene.pipeline}")
     if seat is not None and outcome is Outcome.NEVER_FITS:
         return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
+    if seat is not None and outcome is Outcome.UNTOLD:
+        return _waits(task, "Queued", seat.reason, seat.words, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
         return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
     if reported is not None and outcome is Outcome.ADMITTED:

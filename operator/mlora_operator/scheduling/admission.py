@@ -50,6 +50,7 @@ class Outcome(StrEnum):
     PREEMPTED = "Preempted"  # trains still and must leave at the end of its step, for ``displaced_by``
     SUSPENDED = "Suspended"  # trains still and must leave at the end of its step, as its user wishes
     WAITING = "Waiting"  # others have the memory; the place comes by itself
+    UNTOLD = "Untold"  # the workers have not been told of it, since the plan is full; it comes by itself
     NEVER_FITS = "NeverFits"  # not even alone
     REFUSED = "Refused"  # it does not fit the base model, whatever the memory
 

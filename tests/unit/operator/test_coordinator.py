@@ -21,8 +21,9 @@ from mlora_operator.coordinator import (
 )
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Contact, Key, Texts
-from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPlan, Training
+from mlora_operator.reconcile.snapshot import Contact, Key, Text, Texts
+from mlora_operator.reconcile.texts import TextGone
+from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPhase, TaskPlan, TaskReport, Training
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOY = Key("team-a", "toy")
@@ -33,7 +34,8 @@ class Peer:
 
     def __init__(self) -> None:
         self.status = 200
-        self.report = Report(run_id="run-1", sequence=1, plan_generation=0, ready=True)
+        self.report = Report(run_id="run-1", sequence=1, plan_generation=0, ready=True, lacks=())
+        self.texts: dict[str, str] = {}  # by digest
         self.plans: list[Plan] = []
         self.changed = asyncio.Condition()
         self.polls: list[dict[str, str]] = []
@@ -48,6 +50,11 @@ class Peer:
     async def put(self, request: web.Request) -> web.Response:
         self._check(request)
         self.plans.append(Plan.model_validate_json(await request.text()))
+        return web.Response(status=204)
+
+    async def put_text(self, request: web.Request) -> web.Response:
+        self._check(request)
+        self.texts[request.match_info["digest"]] = await request.text()
         return web.Response(status=204)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -83,6 +90,7 @@ async def peer() -> Peer:
 async def server(peer: Peer) -> AsyncIterator[TestServer]:
     app = web.Application()
     app.add_routes([web.put("/v1/plan", peer.put), web.get("/v1/report", peer.get)])
+    app.add_routes([web.put("/v1/texts/{digest}", peer.put_text)])
     async with TestServer(app) as running:
         yield running
 
@@ -222,7 +230,7 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
         await follow(links, waker, server)
         task = TaskPlan(
             uid="uid-1", namespace="n", name="a", base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
-            training=Training(), output_uri="s3://b/p", dataset_text="rows",
+            training=Training(), output_uri="s3://b/p", dataset_digest="ab" * 32,
         )  # fmt: skip
         await links.send_plan(TOY, Plan(generation=4, tasks=(task,)))
         peer.status = 503
@@ -231,7 +239,73 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
             await waker.wait()
         contact = links.contacts()[TOY]
         assert (contact.starting, contact.report, contact.sent) == (True, None, None)
-        assert contact.texts_before == {"uid-1": Texts("rows", None)}
+        assert contact.texts_before == {"uid-1": Texts("ab" * 32, None)}
+
+
+ROWS, TEMPLATE = Text.of("rows \u00e4\u2028\x01"), Text.of("{{ messages }}")
+TEXTS = {ROWS.digest: "rows \u00e4\u2028\x01", TEMPLATE.digest: "{{ messages }}"}
+
+
+async def read(digest: str) -> str:
+    try:
+        return TEXTS[digest]
+    except KeyError:
+        raise TextGone("it was edited") from None
+
+
+def planned(uid: str, **fields: str) -> TaskPlan:
+    return TaskPlan(
+        uid=uid, namespace="n", name=uid, base_model="m", lora=LoRAConfig(), dataset=Dataset(inline="{}"),
+        training=Training(), output_uri="s3://b/p", **fields,
+    )  # fmt: skip
+
+
+BOTH = Plan(
+    generation=4,
+    tasks=(
+        planned("there", dataset_digest=ROWS.digest),
+        planned("new", dataset_digest=ROWS.digest, template_digest=TEMPLATE.digest),
+        planned("inline"),
+    ),
+)
+
+
+async def test_a_text_arrives_as_it_was_read(peer: Peer, server: TestServer) -> None:
+    waker = Waker()
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        for digest, text in TEXTS.items():
+            await links.send_text(TOY, digest, text)
+        await links.send_text(TOY, Text.of("half \ud800").digest, "half \ud800")
+        await links.send_plan(TOY, BOTH, read)
+        with pytest.raises(Unreachable):
+            await links.send_text(Key("no", "link"), ROWS.digest, "rows")
+    assert peer.texts == {**TEXTS, Text.of("half ?").digest: "half ?"}
+    assert peer.plans == [BOTH], "it is told of digests alone"
+
+
+async def test_workers_of_a_former_version_get_texts_in_plans_and_each_once(
+    peer: Peer, server: TestServer
+) -> None:
+    """They keep the text of a task that they have heard of, and would refuse a field that they do not know."""
+    waker = Waker()
+    known = TaskReport(uid="there", phase=TaskPhase.PREPARING)
+    await peer.set(lacks=None, tasks=(known,))
+    async with Links(waker, lambda: NOW) as links:
+        await follow(links, waker, server)
+        await links.send_plan(TOY, BOTH, read)
+        assert links.contacts()[TOY].sent == BOTH, "what it was told, whatever way it was said"
+        gone = Plan(generation=5, tasks=(planned("lost", dataset_digest="0" * 64),))
+        with pytest.raises(TextGone):
+            await links.send_plan(TOY, gone, read)
+    (sent,) = peer.plans
+    rows, template = TEXTS.values()
+    assert [(task.dataset_text, task.template_text) for task in sent.tasks] == [
+        (None, None),
+        (rows, template),
+        (None, None),
+    ]
+    assert "Digest" not in sent.to_json()
 
 
 async def test_a_restarted_coordinator_that_counts_from_zero_is_heard(peer: Peer, server: TestServer) -> None:

@@ -121,7 +121,9 @@ class Make:
         ready: bool = True,
         capacity: int = 2**33,
         count: int = 2,
+        lacks: tuple[str, ...] | None = (),
     ) -> Report:
+        """``lacks`` None: of workers of a former version, which know of no digests."""
         return Report(
             run_id=run,
             sequence=sequence,
@@ -130,6 +132,7 @@ class Make:
             facts=self.facts() if ready else None,
             stages=self.stages(capacity, count) if ready else (),
             tasks=tasks,
+            lacks=lacks,
         )
 
     @staticmethod

@@ -40,7 +40,7 @@ class SlowWorld:
         if self.refuses is not None:
             raise Refused(self.refuses)
 
-    async def send_plan(self, pipeline: Key, _plan: Plan) -> None:
+    async def send_plan(self, pipeline: Key, _plan: Plan, _read: Any) -> None:
         await self._write(f"plan of {pipeline.name}")
 
     async def emit_event(self, event: Event) -> None:

@@ -15,6 +15,7 @@ from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Endpoint, Gone, Objects
 from mlora_operator.reconcile.progress import by_another_clock
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_worker.coordinator.texts import Texts
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
 TOY = Key("team-a", "toy")
@@ -49,20 +50,31 @@ class Coordinator:
     sequence: int = 0
     tasks: dict[str, TaskReport] = field(default_factory=dict)
     trained: list[str] = field(default_factory=list)
+    texts: Texts = field(default_factory=Texts)
+    received: list[tuple[str | None, str | None]] = field(default_factory=list)  # rows and template
 
     def put(self, plan: Plan) -> None:
         if plan.generation < self.generation:
             raise RuntimeError("an older plan")
         self.generation = plan.generation
+        for task in plan.tasks:
+            if task.digests and (task.uid not in self.tasks or self.texts.waits(task.uid)):
+                self.texts.wait(task)
         self.tasks = {
             task.uid: self.tasks.get(task.uid, TaskReport(uid=task.uid, phase=TaskPhase.PREPARING))
             for task in plan.tasks
         }
         self.admitted = {task.uid for task in plan.tasks if task.admitted}
 
+    def take(self, digest: str, text: str) -> None:
+        self.texts.take(digest, text)
+        self.received += [(plan.dataset_text, plan.template_text) for plan in self.texts.complete()]
+
     def advance(self) -> None:
         self.sequence += 1
         for uid, task in self.tasks.items():
+            if self.texts.waits(uid):
+                continue
             if task.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED):
                 continue
             if task.phase is TaskPhase.PREPARED and uid not in self.admitted:
@@ -75,7 +87,11 @@ class Coordinator:
 
     def report(self) -> Report:
         found: Report = self.make.report(
-            *self.tasks.values(), run=self.run, sequence=self.sequence, generation=self.generation
+            *self.tasks.values(),
+            run=self.run,
+            sequence=self.sequence,
+            generation=self.generation,
+            lacks=self.texts.lacks,
         )
         return found
 
@@ -184,7 +200,11 @@ class World:
         key = next(iter(self.groups), TOY)
         return {key: self.contact}
 
-    async def send_plan(self, _pipeline: Key, plan: Plan) -> None:
+    async def send_text(self, _pipeline: Key, digest: str, text: str) -> None:
+        assert self.coordinator is not None
+        self.coordinator.take(digest, text)
+
+    async def send_plan(self, _pipeline: Key, plan: Plan, _read: Any) -> None:
         assert self.coordinator is not None
         self.coordinator.put(plan)
         self.plans.append(plan)
@@ -386,8 +406,8 @@ async def test_rows_of_a_late_config_map_are_sent_as_they_were_when_it_was_read_
     await stage.until("Training")
     stage.world.config_maps[Key("team-a", "rows")] = {"train.csv": "changed"}
     await stage.until("Succeeded")
-    sent = {task.dataset_text for plan in stage.world.plans for task in plan.tasks}
-    assert sent == {"prompt,completion\na,b\n"}
+    assert stage.world.coordinator.received == [("prompt,completion\na,b\n", None)]
+    assert {task.dataset_text for plan in stage.world.plans for task in plan.tasks} == {None}
 
 
 async def test_a_chat_template_of_a_config_map_is_sent_as_it_was_read_first(stage: Stage) -> None:
@@ -400,7 +420,7 @@ async def test_a_chat_template_of_a_config_map_is_sent_as_it_was_read_first(stag
     await stage.until("Training")
     stage.world.config_maps[Key("team-a", "templates")] = {"bot": "changed"}
     await stage.until("Succeeded")
-    assert {task.template_text for plan in stage.world.plans for task in plan.tasks} == {"{{ messages }}"}
+    assert stage.world.coordinator.received == [(None, "{{ messages }}")]
 
 
 async def test_a_model_of_the_catalogue_needs_no_pipeline(make: Any) -> None:

@@ -25,7 +25,7 @@ class Paper:
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         self.written.append((task.key.name, patch))
 
-    async def send_plan(self, _: Key, plan: Plan) -> None:
+    async def send_plan(self, _: Key, plan: Plan, _read: Any) -> None:
         self.plans.append(plan.generation)
 
 

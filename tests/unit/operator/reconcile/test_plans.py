@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.reconcile.snapshot import Contact, Key, Text
 from mlora_worker.protocol import Plan
 
 TOY = Key("team-a", "toy")
@@ -183,28 +183,39 @@ def test_a_new_generation_is_above_all_that_were_seen(
     assert found.generation == max(known, reported, before) + 1
 
 
-@pytest.mark.parametrize(("step", "told"), [(30, "OLD"), (None, "NEW")])
+OLD, NEW = Text.of("OLD"), Text.of("NEW")
+
+
+@pytest.mark.parametrize(
+    ("step", "kept", "told"), [(30, {OLD.digest}, OLD), (30, set(), NEW), (None, {OLD.digest}, NEW)]
+)
 def test_a_config_map_that_is_edited_changes_no_task_that_has_begun_even_when_its_workers_start_anew(
-    make: Any, step: int | None, told: str
+    make: Any, step: int | None, kept: set[str], told: Text
 ) -> None:
+    """As long as the operator has the text that was sent first. Else what the ConfigMap holds now, rather than nothing."""
     reference = {"uri": None, "configMapRef": {"name": "rows", "key": "r.jsonl"}}
     task = make.task("a", dataset=reference, status={"pipeline": "team-a/toy", "step": step})
     rows = Key("team-a", "rows")
 
-    def plan(held: str, contact: Contact) -> Plan | None:
+    def plan(held: Text, contact: Contact) -> Plan | None:
         snapshot = make.snapshot(
-            task, group=make.group(), contact=contact, config_maps={rows: {"r.jsonl": held}}
+            task,
+            group=make.group(),
+            contact=contact,
+            config_maps={rows: {"r.jsonl": held}},
+            texts_kept=frozenset(kept),
         )
         return decide(snapshot, make.settings(), make.now).plans.get(Key("team-a", "toy"))
 
     trains = make.report(make.reported("Training", "a", step=30))
-    sent = plan("OLD", Contact(report=trains))
+    sent = plan(OLD, Contact(report=trains))
     assert sent is not None
     now = Contact(report=trains, sent=sent, sent_run="run-1", sent_sequence=1)
-    assert plan("NEW", now) is None, "as long as the same workers run"
-    again = plan("NEW", Contact(report=make.report(run="run-2"), texts_before=now.texts))
+    assert plan(NEW, now) is None, "as long as the same workers run"
+    lost = make.report(run="run-2", lacks=(OLD.digest,))
+    again = plan(NEW, Contact(report=lost, texts_before=now.texts))
     assert again is not None
-    assert [one.dataset_text for one in again.tasks] == [told]
+    assert [one.dataset_digest for one in again.tasks] == [told.digest]
 
 
 def test_one_that_the_worker_put_out_is_told_so_before_it_is_let_in_again(make: Any) -> None:
