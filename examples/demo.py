@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from examples.compare import compare
@@ -71,7 +72,7 @@ def main() -> int:
     console.print("[bold]3[/] kubectl apply: three LoRATasks")
     tasks_kubectl = kubectl.within(TASK_NAMESPACE)
     tasks_kubectl("delete", "loratasks", "--all", "--wait=true")
-    tasks_kubectl("apply", "--filename", str(MANIFEST))
+    tasks_kubectl.apply(*replacing(MANIFEST))
     mlora = [str(Path(sys.executable).with_name("mlora"))]
     watched = subprocess.run(
         [*mlora, "watch", "--namespace", TASK_NAMESPACE, "--timeout", PATIENCE], check=False, env=environment
@@ -135,6 +136,14 @@ def uninstall(kubectl: Kubectl, helm: Path, environment: dict[str, str]) -> None
         "--wait",
     ]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def replacing(manifest: Path) -> list[dict[str, Any]]:
+    """The tasks of a file. The adapters of a former demonstration may lie there: these say that they may be replaced."""
+    tasks: list[dict[str, Any]] = list(yaml.safe_load_all(manifest.read_text()))
+    for task in tasks:
+        task["spec"]["output"]["overwrite"] = True
+    return tasks
 
 
 def upload(store: Storage, model: Path) -> None:

@@ -221,6 +221,16 @@ def test_what_a_task_trains_cannot_be_changed(inside: Kubectl) -> None:
         assert f"{field} cannot be changed; delete the task" in str(refused.value)
 
 
+def test_of_the_output_what_may_be_replaced_can_be_changed_and_nothing_else(inside: Kubectl) -> None:
+    inside.apply(TASK)
+    patch = {"spec": {"output": {"overwrite": True}}}
+    inside("patch", "loratask", "a", "--type=merge", "--patch", json.dumps(patch))
+    assert inside.json("get", "loratask", "a")["spec"]["output"]["overwrite"] is True
+    for field, value in (("dtype", "float16"), ("baseModelName", "b"), ("uri", "s3://adapters/b")):
+        with pytest.raises(CommandFailed, match="output cannot be changed"):
+            inside.apply(changed(TASK, f"output.{field}", value))
+
+
 def test_priority_and_suspend_can_be_changed_also_once_there_is_a_status(inside: Kubectl) -> None:
     inside.apply(TASK)
     status = {"status": {"state": "Training", "step": 3}}

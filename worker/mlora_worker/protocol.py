@@ -79,8 +79,8 @@ from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
-# 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 3
+# 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 4
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
 )
@@ -522,6 +522,7 @@ class TaskPlan(Message):
     init_from: InitFrom | None = None
     output_uri: FolderUri
     output_dtype: AdapterDtype = AdapterDtype.FLOAT32
+    output_overwrite: bool = False  # what lies there may be replaced, whoever's it is
     base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
@@ -603,6 +604,7 @@ class FailureReason(StrEnum):
     NON_FINITE_LOSS = "NonFiniteLoss"
     INVALID_ADAPTER = "InvalidAdapter"
     UPLOAD_FAILED = "UploadFailed"
+    OUTPUT_EXISTS = "OutputExists"  # from format 4 of a report on
     INSUFFICIENT_SPACE = "InsufficientSpace"
     OUT_OF_MEMORY = "OutOfMemory"
     CHECKPOINT_MISMATCH = "CheckpointMismatch"
@@ -866,6 +868,12 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
         later |= {"crowded_out": None, "released": None}
     if format < 3 and task.data is not None and task.data.special_tokens is not None:
         later["data"] = task.data.model_copy(update={"special_tokens": None})
+    if format < 4:
+        later |= {
+            field: told.model_copy(update={"reason": FailureReason.UPLOAD_FAILED})
+            for field, told in (("failure", task.failure), ("blocked", task.blocked))
+            if told is not None and told.reason is FailureReason.OUTPUT_EXISTS
+        }
     return task.model_copy(update=later) if later else task
 
 

@@ -117,11 +117,21 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
     )
 
 
-# All of a task's spec but whose turn it is and its times is immutable: a running task has read it already, and a
-# finished adapter must be what its task says.
+MUTABLE = frozenset({("output", "overwrite")})  # in a field that cannot be changed else
+
+# All of a task's spec but whose turn it is, its times and what it may replace is immutable: a running task has read it
+# already, and a finished adapter must be what its task says.
 TASK_RULES: tuple[Rule, ...] = (
-    *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "output", "storage")),
+    *(_immutable(field) for field in ("baseModel", "lora", "dataset", "training", "storage")),
     *(_immutable(field) for field in ("evaluation", "initFrom")),
+    Rule(
+        path=("output",),
+        cel="self.uri == oldSelf.uri && self.dtype == oldSelf.dtype && "
+        "has(self.baseModelName) == has(oldSelf.baseModelName) && "
+        "(!has(self.baseModelName) || self.baseModelName == oldSelf.baseModelName)",
+        message="output cannot be changed; delete the task and apply it again, or use another name (overwrite alone can be "
+        "changed)",
+    ),
     Rule(
         path=(),
         cel="has(self.evaluation) == has(oldSelf.evaluation) && has(self.initFrom) == has(oldSelf.initFrom)",

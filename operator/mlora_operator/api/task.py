@@ -33,6 +33,12 @@ class Output(Model):
     uri: FolderUri = Field(
         description="Prefix that receives the adapter: s3://bucket/prefix.",
     )
+    overwrite: bool = Field(
+        default=False,
+        strict=True,
+        description="True: replace an adapter that lies there. False: where one lies that is not this very task's, the "
+        "task fails before it trains. May be changed at any time.",
+    )
     dtype: AdapterDtype = Field(
         default=AdapterDtype.FLOAT32,
         description="float32, bfloat16 or float16: in which numbers the adapter's file is written.",

@@ -80,6 +80,9 @@ def run(
         int | None,
         typer.Option(min=0, help="How often in a row a pipeline that died is started again; 5 by default."),
     ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace adapters that lie at the tasks' outputs already.")
+    ] = False,
     timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -89,7 +92,7 @@ def run(
     and with 1 when one did not.
     """
     machine = this_machine(os.environ)
-    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts)
+    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts, overwrite)
     world = world_of(read_manifests(read_texts(files)), wishes, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from mlora_operator.api import API_VERSION, task
-from mlora_operator.api.rules import TASK_RULES
+from mlora_operator.api.rules import MUTABLE, TASK_RULES
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError
@@ -84,7 +84,7 @@ class Difference:
 
     @property
     def immutable(self) -> bool:
-        return self.path[0] in _IMMUTABLE
+        return self.path[0] in _IMMUTABLE and self.path not in MUTABLE
 
     def __str__(self) -> str:
         return f"spec.{'.'.join(self.path)} is {self.there!r} there and {self.wanted!r} in the file"

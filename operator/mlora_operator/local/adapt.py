@@ -35,6 +35,7 @@ class Wishes:
     device: Device = "auto"
     s3_endpoint: str | None = None
     restarts: int | None = None  # how often in a row ranks that fail are started again
+    overwrite: bool = False  # adapters that lie at outputs may be replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
     1. ``wishes.s3_endpoint`` replaces every endpoint: names inside a cluster do not resolve here.
     2. A LoRAPipeline of the manifests serves its model as it says, with the wished stages, type and threads.
     3. Any other base model comes from ``wishes.models``, like from a chart's catalogue.
-    4. Ranks on one machine share its processors and its memory, so a pipeline has no replicas.
+    4. ``wishes.overwrite`` makes every task say that it may replace what lies at its output.
+    5. Ranks on one machine share its processors and its memory, so a pipeline has no replicas.
     """
     if not manifests.tasks:
         raise InvalidRun("there is no LoRATask in these files")
@@ -101,7 +103,10 @@ def model_uri(place: str, base: Path) -> str:
 
 
 def _task(manifest: TaskManifest, wishes: Wishes) -> dict[str, Any]:
-    return _object(task.KIND, manifest.place, manifest.spec, wishes)
+    made = _object(task.KIND, manifest.place, manifest.spec, wishes)
+    if wishes.overwrite:
+        made["spec"]["output"]["overwrite"] = True
+    return made
 
 
 def _pipeline(manifest: PipelineManifest, wishes: Wishes, machine: Machine) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from mlora_operator.api import pipeline, task
 from mlora_operator.api.meta import timestamp
+from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.ports import Gone
 from mlora_operator.reconcile.snapshot import Key
 
@@ -53,7 +55,7 @@ class Objects:
     def resume(self, manifest: Mapping[str, Any]) -> bool:
         """Take a task over from a former run's file when it succeeded there with the same spec."""
         former = self._read(manifest)
-        if former is None or former.get("spec") != manifest["spec"]:
+        if former is None or _work(former.get("spec")) != _work(manifest["spec"]):
             return False
         held = former.get("status", {}).get("conditions", [])
         if not any(one["type"] == "Succeeded" and one["status"] == "True" for one in held):
@@ -90,6 +92,17 @@ class Objects:
     def _path(self, content: Mapping[str, Any]) -> Path:
         meta = content["metadata"]
         return self._folder / _PLURALS[content["kind"]] / f"{meta['namespace']}.{meta['name']}.yaml"
+
+
+def _work(spec: Any) -> Any:
+    """What a spec asks for, without what may change while it is done: a field that a former version did not write stands at
+    its default, and what may be replaced is no part of the work."""
+    try:
+        filled = LoRATaskSpec.model_validate(spec, extra="ignore").model_dump(mode="json", by_alias=True)
+    except ValidationError:
+        return spec
+    del filled["output"]["overwrite"]
+    return filled
 
 
 def merged(before: Any, patch: Any) -> Any:

@@ -253,6 +253,7 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
         init_from=spec.init_from,
         output_uri=spec.output.uri,
         output_dtype=spec.output.dtype,
+        output_overwrite=spec.output.overwrite,
         base_model_name=spec.output.base_model_name,
         storage=access,
     )

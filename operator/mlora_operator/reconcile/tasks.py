@@ -43,6 +43,7 @@ _CURABLE = frozenset(
         FailureReason.DATASET_NOT_FOUND, FailureReason.ACCESS_DENIED, FailureReason.STORAGE_UNREACHABLE,
         FailureReason.INVALID_ROW, FailureReason.NO_TRAINABLE_ROWS, FailureReason.NO_TRAINABLE_TOKENS,
         FailureReason.UPLOAD_FAILED, FailureReason.INSUFFICIENT_SPACE, FailureReason.OUT_OF_MEMORY,
+        FailureReason.OUTPUT_EXISTS,
         FailureReason.CHECKPOINT_MISMATCH, FailureReason.INTERNAL_ERROR,
     }
 )  # fmt: skip

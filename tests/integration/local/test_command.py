@@ -82,6 +82,23 @@ def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(tmp_path: Path
     assert (config["r"], config["base_model_name_or_path"]) == (8, "org/tiny")
 
 
+def test_a_finished_adapter_is_replaced_only_when_the_user_says_so(tmp_path: Path, tiny_model: Path) -> None:
+    file, out, state = tmp_path / "tasks.yaml", tmp_path / "out", str(tmp_path / "s")
+    file.write_text(manifest(out, "a"))
+    assert run(file, tiny_model, "--state", state)[0] == 0
+    first = json.loads((out / "a" / "manifest.json").read_text())
+    code, said, _ = run(file, tiny_model, "--state", state)
+    assert (code, said[-1]["tasks"][0]["result"]) == (0, "Succeeded"), "the same run, gone on with"
+    file.write_text(manifest(out, "a", rank=8))
+    code, said, _ = run(file, tiny_model)
+    (task,) = said[-1]["tasks"]
+    assert (code, task["result"], task["reason"]) == (1, "Failed", "OutputExists")
+    assert json.loads((out / "a" / "manifest.json").read_text()) == first
+    code, said, errors = run(file, tiny_model, "--overwrite")
+    assert code == 0, errors
+    assert json.loads((out / "a" / "adapter_config.json").read_text())["r"] == 8
+
+
 def test_sigterm_ends_the_run_with_all_its_processes(tmp_path: Path, tiny_model: Path) -> None:
     file, state = tmp_path / "tasks.yaml", tmp_path / "s"
     file.write_text(manifest(tmp_path / "out", "a", steps=1_000_000))

@@ -101,6 +101,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "evaluation": None,
         "initFrom": None,
         "outputDtype": "float32",
+        "outputOverwrite": False,
         "baseModelName": None,
         "storage": {"region": "us-east-1", "addressing": "auto", "checksums": "auto"},
     },

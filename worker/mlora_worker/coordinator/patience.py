@@ -120,9 +120,9 @@ class Patience:
             self._block([one], silence, _WAITS)
         self._advance(lane)
 
-    def look_again(self, tasks: Collection[str]) -> None:
+    def look_again(self, tasks: Collection[str], at_once: Collection[str] = ()) -> None:
         """These tasks' plans have changed: whoever waits for a store that is no longer wanted, or with keys that are new,
-        does so no longer. With the lock held."""
+        does so no longer; nor do those ``at_once``. With the lock held."""
         with self._lock:
             now = self._time()
             found = [one for one in self._tries.values() if one.attempt.task.uid in tasks]
@@ -131,7 +131,7 @@ class Patience:
                 if one.keeps or not one.lane.turns.leave(one.ticket):
                     continue
                 one.want_store()
-                if one.ticket.store != former:
+                if one.ticket.store != former or one.attempt.task.uid in at_once:
                     one.ticket.rests_until = now
                 one.lane.turns.enter(one.ticket, now)
         for lane in dict.fromkeys(one.lane for one in found):

@@ -38,6 +38,7 @@ from mlora_worker.storage.adapter import (
     same_config,
 )
 from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.occupied import check_free
 from mlora_worker.storage.probe import probe_output
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.task_state import DAY
@@ -93,6 +94,7 @@ def prepare_task(
     )
     if finished is not None and same_config(finished.config, config):
         return finished
+    check_free(store, task.output_uri, task)
     check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
     probe_output(store, task.output_uri)
     initial = None

@@ -157,6 +157,7 @@ class Coordinator:
             self._beyond = {uid: what for uid, what in beyond.items() if uid not in self._tasks}
             wanted = {task.uid: task for task in plan.tasks}
             elsewhere = set()  # what is stored for them goes elsewhere now, or nowhere
+            allowed = set()  # they may replace what lies at their outputs from now on
             for task in self._tasks.values():
                 task.withdrawn = task.uid not in wanted and task.uid not in beyond
                 if task.withdrawn:
@@ -168,6 +169,8 @@ class Coordinator:
                     self._tasks[uid].plan = with_what_is_known(task_plan, former)
                     if self._tasks[uid].plan.storage != former.storage:
                         elsewhere.add(uid)
+                    if task_plan.output_overwrite and not former.output_overwrite:
+                        allowed.add(uid)
                     if self._texts.waits(uid):
                         self._texts.wait(self._tasks[uid].plan)
                     self._checkpoints.come_back(self._tasks[uid])
@@ -180,7 +183,7 @@ class Coordinator:
                         self._prepare(task)
             self._texts.reorder(wanted)
             self._prepare_complete()
-            self._patience.look_again(elsewhere)
+            self._patience.look_again(elsewhere | allowed, at_once=allowed)
             self._note_change()
             return True
 

@@ -1,8 +1,8 @@
 """The finished adapter in PEFT's layout: its configuration, the checks before it leaves, and publishing.
 
-An adapter exists when its manifest does. Order of writing: the old manifest goes first, then come weights,
-configuration and model card, and the new manifest last. A reader that starts from the manifest
-never sees half an adapter, whenever the writer is killed.
+An adapter exists when its manifest does. Order of writing: a mark says whose upload it is, the old manifest goes, then come
+weights, configuration and model card, and the new manifest last; the mark goes behind it. A reader that starts from the
+manifest never sees half an adapter, whenever the writer is killed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from mlora_worker.storage.documents import read_document, version_of
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.model_card import model_card
+from mlora_worker.storage.occupied import check_free, remove_mark, set_mark
 from mlora_worker.storage.scratch import save_tensors, sha256_of
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.uri import join
@@ -195,13 +196,17 @@ def publish_adapter(
     SHA-256 are those of the weights' file.
 
     What lies there whole already, of this task and with these weights, stays: the store has written the manifest and its
-    answer was lost. To begin anew would take back what others may have seen.
+    answer was lost. To begin anew would take back what others may have seen. Raises OutputExists for what others have
+    brought there while the task trained.
     """
     files = [ManifestFile(name=WEIGHTS_NAME, bytes=weights.stat().st_size, sha256=sha256_of(weights))]
     present = find_published(store, output_uri)
     if present is not None and present.fingerprint == fingerprint(task) and files[0] in present.files:
+        remove_mark(store, output_uri)
         return published_info(output_uri, present)
+    check_free(store, output_uri, task)
     loss = loss if loss is not None and math.isfinite(loss) else None
+    set_mark(store, output_uri, task)
     store.delete(join(output_uri, MANIFEST_NAME))
     store.write_file(join(output_uri, WEIGHTS_NAME), weights)
     card = model_card(task=task, config=config, step=step, loss=loss, data=data, evaluation=evaluation)
@@ -228,6 +233,7 @@ def publish_adapter(
         files=tuple(files),
     )
     store.write(join(output_uri, MANIFEST_NAME), manifest.model_dump_json(by_alias=True, indent=2).encode())
+    remove_mark(store, output_uri)
     return published_info(output_uri, manifest)
 
 
@@ -284,6 +290,7 @@ def fingerprint(task: TaskPlan) -> str:
         by_alias=True,
         exclude={
             "storage",
+            "output_overwrite",
             "priority",
             "admitted",
             "started",

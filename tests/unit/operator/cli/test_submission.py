@@ -103,9 +103,12 @@ def test_fields_of_a_later_crd_are_not_compared() -> None:
 
 
 def test_only_what_the_api_server_lets_change_is_changeable() -> None:
-    changed = differences(SPEC | {"priority": 1, "suspend": True}, SPEC | {"lora": {"rank": 1}})
-    assert {one.path[0]: one.immutable for one in changed} == {
-        "lora": True,
+    there = SPEC | {"priority": 1, "suspend": True}
+    wanted = SPEC | {"lora": {"rank": 1}, "output": SPEC["output"] | {"overwrite": True, "dtype": "float16"}}
+    assert {".".join(one.path): one.immutable for one in differences(there, wanted)} == {
+        "lora.rank": True,
+        "output.dtype": True,
+        "output.overwrite": False,
         "priority": False,
         "suspend": False,
     }

@@ -49,6 +49,12 @@ def test_a_model_named_on_the_command_line_is_offered_like_a_catalogues() -> Non
     assert model.memory.budget == str(8 << 30)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_user_may_say_that_adapters_are_replaced(overwrite: bool) -> None:
+    (task,) = world(TASK, models={"m": "file:///models/m"}, overwrite=overwrite).tasks
+    assert task["spec"]["output"]["overwrite"] is overwrite
+
+
 def test_without_a_gpu_the_weights_are_float32_and_with_one_bfloat16() -> None:
     def dtype(machine: Machine, **wishes: Any) -> str:
         return world(TASK, machine, models={"m": "file:///m"}, **wishes).settings.models[0].dtype

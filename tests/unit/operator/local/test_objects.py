@@ -100,6 +100,26 @@ def test_only_a_success_with_the_same_spec_is_taken_over(
         assert the(later)["metadata"]["uid"] == uid
 
 
+@pytest.mark.parametrize("field", ["overwrite", "dtype"])
+def test_a_success_is_taken_over_whatever_may_be_replaced_and_whatever_fields_are_new(
+    tmp_path: Path, field: str
+) -> None:
+    """A former version has not written them."""
+    spec = {
+        "baseModel": "m",
+        "dataset": {"uri": "s3://d/x"},
+        "output": {"uri": "s3://a/x", "dtype": "float32"},
+    }
+    old, new = ({**task(), "spec": spec | {"output": dict(spec["output"])}} for _ in "ab")  # type: ignore[arg-type]
+    del old["spec"]["output"]["dtype"]
+    new["spec"]["output"][field] = True if field == "overwrite" else "float16"
+    objects = Objects(tmp_path, lambda: NOW)
+    objects.apply(old)
+    held = [{"type": "Succeeded", "status": "True"}]
+    objects.patch_status("LoRATask", Key("n", "a"), the(objects)["metadata"]["uid"], {"conditions": held})
+    assert Objects(tmp_path, lambda: NOW).resume(new) is (field == "overwrite")
+
+
 @pytest.mark.parametrize("content", [None, "", "]", "text"])
 def test_a_file_that_says_nothing_is_no_former_run(
     objects: Objects, tmp_path: Path, content: str | None

@@ -64,6 +64,15 @@ def test_a_task_plan_is_the_users_spec(make: Any) -> None:
     assert (entry.output_uri, entry.base_model, entry.admitted) == ("s3://adapters/t1", "Org/Toy-1B", False)
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_a_task_may_replace_is_told_also_when_it_changes(make: Any, overwrite: bool) -> None:
+    contact = Contact(report=make.report(make.reported("Saving")))
+    task = make.task(output={"overwrite": overwrite})
+    found = plan(make, task, contact=contact)
+    assert found is not None
+    assert found.tasks[0].output_overwrite is overwrite
+
+
 def test_a_prepared_task_is_admitted_and_stays_so_until_it_is_done(make: Any) -> None:
     admitted = {"conditions": [make.condition("Admitted", "True")], "pipeline": "team-a/toy"}
     for phase, status in (("Prepared", {}), ("Prepared", admitted), ("Training", {}), ("Saving", {})):

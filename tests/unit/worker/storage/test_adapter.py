@@ -24,6 +24,7 @@ from mlora_worker.protocol import (
     ModelSource,
     StorageAccess,
     TaskPlan,
+    Training,
 )
 from mlora_worker.storage.adapter import (
     InvalidAdapter,
@@ -38,6 +39,7 @@ from mlora_worker.storage.adapter import (
     save_weights,
 )
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.occupied import MARK_NAME
 from mlora_worker.storage.scratch import scratch_folder
 from mlora_worker.storage.store import open_store
 
@@ -209,6 +211,7 @@ def test_of_many_offenders_only_the_first_are_named() -> None:
 def test_the_old_manifest_goes_first_and_the_new_one_comes_last(memory: Any, task: TaskPlan) -> None:
     publish(memory, task, SMALL)
     assert memory.journal == [
+        ("write", MARK_NAME),
         ("delete", MANIFEST_NAME),
         ("write", "adapter_model.safetensors"),
         ("write", "adapter_config.json"),
@@ -216,10 +219,11 @@ def test_the_old_manifest_goes_first_and_the_new_one_comes_last(memory: Any, tas
         ("delete", "chat_template.jinja"),
         ("delete", "history.jsonl"),
         ("write", MANIFEST_NAME),
+        ("delete", MARK_NAME),
     ]
 
 
-@pytest.mark.parametrize("writes", range(7))
+@pytest.mark.parametrize("writes", range(9))
 def test_a_publication_that_breaks_anywhere_is_no_adapter_and_can_be_repeated(
     memory: Any, task: TaskPlan, writes: int
 ) -> None:
@@ -228,8 +232,8 @@ def test_a_publication_that_breaks_anywhere_is_no_adapter_and_can_be_repeated(
     with pytest.raises(StorageError):
         publish(memory, task, {name: tensor * 2 for name, tensor in SMALL.items()})
     memory.writes_left = None
-    if writes:  # at 0 nothing was touched: the old adapter is still whole
-        assert find_published(memory, OUT) is None
+    # Up to 1, only the mark was touched: the old adapter is still whole. At 8 the new one is.
+    assert (find_published(memory, OUT) is None) is (1 < writes < 8)
     publish(memory, task, SMALL)
     assert find_published(memory, OUT) is not None
 
@@ -239,7 +243,7 @@ def test_what_is_published_already_is_not_taken_back_by_another_try(memory: Any,
     first = publish(memory, task, SMALL)
     memory.journal.clear()
     assert publish(memory, task, SMALL) == first
-    assert memory.journal == []
+    assert memory.journal == [("delete", MARK_NAME)]
 
 
 @pytest.mark.parametrize("change", ["weights", "spec", "a file is gone"])
@@ -251,11 +255,11 @@ def test_what_is_not_this_adapter_is_written_anew(memory: Any, task: TaskPlan, c
         case "weights":
             tensors = {name: tensor * 2 for name, tensor in SMALL.items()}
         case "spec":
-            again = task.model_copy(update={"uid": "another"})
+            again = task.model_copy(update={"training": Training(seed=1)})
         case _:
             memory.delete(f"{OUT}/README.md")
     publish(memory, again, tensors)
-    assert memory.journal[-1] == ("write", MANIFEST_NAME)
+    assert memory.journal[-2] == ("write", MANIFEST_NAME)
 
 
 def test_the_manifest_has_the_size_and_sum_of_every_file(memory: Any, task: TaskPlan) -> None:
@@ -304,7 +308,7 @@ def test_fields_of_a_later_version_are_passed_over_and_its_adapter_stays(memory:
     change_manifest(memory, new={"a": 1})
     memory.journal.clear()
     assert publish(memory, task, SMALL) == info
-    assert memory.journal == []
+    assert memory.journal == [("delete", MARK_NAME)]
 
 
 def test_a_manifest_of_an_unknown_version_is_not_written_over(memory: Any, task: TaskPlan) -> None:
@@ -348,7 +352,7 @@ def test_a_manifest_that_no_worker_writes_is_none_and_asks_for_nothing(
     memory.calls.clear()
     assert find_published(memory, OUT) is None
     assert len(memory.calls) < 5
-    publish(memory, task, SMALL)
+    publish(memory, task.model_copy(update={"output_overwrite": True}), SMALL)
     assert find_published(memory, OUT) is not None
 
 
@@ -397,7 +401,7 @@ def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task
     manifest = find_published(memory, OUT)
     assert manifest is not None
     assert "history.jsonl" in [file.name for file in manifest.files]
-    publish(memory, task.model_copy(update={"uid": "another"}), SMALL)
+    publish(memory, task.model_copy(update={"uid": "another", "output_overwrite": True}), SMALL)
     assert f"{OUT}/history.jsonl" not in memory.objects
 
 
@@ -424,7 +428,7 @@ def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue
     same = task.model_copy(
         update={
             "priority": 9, "admitted": True, "generation": 7,
-            "storage": StorageAccess(endpoint="http://other"),
+            "storage": StorageAccess(endpoint="http://other"), "output_overwrite": True,
         }
     )  # fmt: skip
     assert fingerprint(same) == fingerprint(task)
