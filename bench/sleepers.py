@@ -26,6 +26,7 @@ from bench.ranks import HOST, free_ports
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
 from mlora_worker.pipeline.frames import Header
+from mlora_worker.pipeline.hello import Membership
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
@@ -126,7 +127,7 @@ def _rank(shape: Shape, rank: int, link: int, store: int, writing: int) -> None:
     if rank == 0:
         _first_rank(shape, engine, recorder, turns, link, store, writing)
         return
-    spoke = Spoke.join(HOST, link, rank, "token")
+    spoke = Spoke.join(HOST, link, _membership(shape), rank)
     mailbox = Mailbox(threading.Condition(), turns=turns)
     transport = _transport(shape, rank, store, spoke.run_id, mailbox)
 
@@ -155,7 +156,7 @@ def _first_rank(
     store: int,
     writing: int,
 ) -> None:
-    hub = Hub.gather(link, shape.stages, "token", uuid.uuid4().hex, host=HOST)
+    hub = Hub.gather(link, _membership(shape), uuid.uuid4().hex, host=HOST)
     changed, ready = threading.Condition(), threading.Semaphore(0)
     rule = FixedRule(shape.stages, 10**9, shape.microbatches)
     steps = {f"task {number}": shape.rounds for number in range(shape.groups)}
@@ -197,6 +198,10 @@ def _first_rank(
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(timeline.to_json().encode())
     time.sleep(0.2)  # the others read their end before the link breaks
+
+
+def _membership(shape: Shape) -> Membership:
+    return Membership("bench/sleepers", shape.stages, lambda: "token")
 
 
 def _segment(part: Part) -> Segment:

@@ -187,7 +187,7 @@ def test_another_token_and_certificate_reach_workers_that_train(path: WholePath)
     [first] = [pod["metadata"]["name"] for pod in path.pods() if pod["metadata"]["name"].endswith("-0")]
 
     def certificates() -> int:
-        return path.system("logs", first).count("HTTP is encrypted with the certificate")
+        return path.system("logs", first).count("connections are encrypted with the certificate")
 
     def taken_without_a_gap() -> bool:
         assert path.conditions("certified")["Running"]["status"] == "True"

@@ -45,12 +45,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     # torch is imported only once the configuration is known to be good
-    from mlora_worker.coordinator.tls import CannotServe
     from mlora_worker.data.errors import DataError, Interrupted
     from mlora_worker.model.errors import ModelError
     from mlora_worker.pipeline.frames import LinkClosed
     from mlora_worker.rank import run_rank
     from mlora_worker.storage.safetensors_reader import BrokenModel
+    from mlora_worker.tls import CannotServe
 
     log = logging.getLogger("mlora_worker")
 

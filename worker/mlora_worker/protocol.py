@@ -900,7 +900,9 @@ class WorkerConfig(Message):
     link_port: Port = 29400  # descriptors and reports between ranks
     rendezvous_port: Port = 29500  # torch.distributed's store
     token_file: LocalPath
-    tls_dir: LocalPath | None = None  # holds tls.crt and tls.key, re-read when they change; None: plain HTTP
+    tls_dir: LocalPath | None = (
+        None  # holds tls.crt and tls.key, re-read when they change; None: all is plain
+    )
     storage_endpoint: EndpointUrl | None = None  # of the model; its keys are files below storage_keys_dir
     storage_region: Word = "us-east-1"
     storage_addressing: Addressing = Addressing.AUTO
@@ -1095,7 +1097,7 @@ class AdapterManifest(Message):
 # --- addresses that only a worker can reach: the operator judges what is written, a worker what it is led to --------
 
 # Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle, Azure, Google over IPv6.
-_METADATA = {
+METADATA_SERVICES = {
     ip_address(address)
     for address in ("fd00:ec2::254", "100.100.100.200", "192.0.0.192", "168.63.129.16", "fd20:ce::254")
 }
@@ -1118,7 +1120,7 @@ def is_refused(address: IPv4Address | IPv6Address, allowed: Iterable[IPv4Network
         or address.is_multicast
         or address.is_unspecified
         or address.is_reserved
-        or address in _METADATA
+        or address in METADATA_SERVICES
     )
 
 

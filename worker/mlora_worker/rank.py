@@ -28,7 +28,6 @@ from mlora_worker.coordinator.prepare import BaseModel
 from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.coordinator.store_turns import StoreTurns
-from mlora_worker.coordinator.tls import server_context
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
@@ -39,8 +38,10 @@ from mlora_worker.pipeline.calibrate import calibrate
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header, LinkClosed
+from mlora_worker.pipeline.hello import Membership, Trust
 from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
+from mlora_worker.pipeline.listening import stay_on_loopback
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
 from mlora_worker.pipeline.metered import MeteredEngine, OnSample, Sampling
@@ -68,6 +69,7 @@ from mlora_worker.stream.items import ITEM, Checkpoint, Evaluate, Item, Keep, Tr
 from mlora_worker.stream.turns import Turns
 from mlora_worker.termination import Termination
 from mlora_worker.threads import started_pool
+from mlora_worker.tls import client_context, server_context
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +94,12 @@ def run_rank(
     if device.type == "cpu":
         # With a budget from the beginning: what a calibration frees would else stay in the heap, of no use to large blocks.
         (keep_freed_memory if config.memory_budget is None else give_back_freed_memory)()
-    token = Path(config.token_file).read_text().strip()
+    group = Membership(config.pipeline, config.stages, lambda: Path(config.token_file).read_text().strip())
+    group.key()  # a token that cannot be used ends this rank at once
     if rank == 0:
-        _FirstRank(config, device, token, leave).run(termination)
+        _FirstRank(config, device, group, leave).run(termination)
     else:
-        _run_later_rank(config, rank, device, token, termination)
+        _run_later_rank(config, rank, device, group, termination)
 
 
 def choose_device(wish: str) -> torch.device:
@@ -109,9 +112,13 @@ class _FirstRank:
     """Rank 0: the hub of the links, the coordinator, and stage 0."""
 
     def __init__(
-        self, config: WorkerConfig, device: torch.device, token: str, leave: Callable[[Exception], None]
+        self,
+        config: WorkerConfig,
+        device: torch.device,
+        group: Membership,
+        leave: Callable[[Exception], None],
     ) -> None:
-        self._config, self._device, self._token, self._leave = config, device, token, leave
+        self._config, self._device, self._group, self._leave = config, device, group, leave
         self._coordinator: Coordinator | None = None
         self._spans: collect.SpanCollector | None = None
         self._ready: dict[int, StageReport] = {}
@@ -125,12 +132,13 @@ class _FirstRank:
         preparing, resuming = _lane(_PREPARING, "prepare"), _lane(_PREPARING, "resume")
         storing, later = _lane(_STORING, "store"), Later().start()
         rows = RowProcess().start()
-        app = coordinator_app(lambda: self._coordinator, lambda: Path(config.token_file).read_text().strip())
+        app = coordinator_app(lambda: self._coordinator, self._group.token)
         host = None if _has_own_network() else config.coordinator_host
-        serve_in_thread(app, host, config.http_port, tls_of(config))
+        tls = tls_of(config)
+        serve_in_thread(app, host, config.http_port, tls)
         config = self._config = with_pinned_model(config)
         told = {"commit": config.model.commit}
-        hub = Hub.gather(config.link_port, config.stages, self._token, run_id, host=host or "", told=told)
+        hub = Hub.gather(config.link_port, self._group, run_id, host=host or "", tls=tls, told=told)
         log.info("run %s: all %d ranks are here", run_id, config.stages)
         mailbox = Mailbox(
             self._changed,
@@ -281,12 +289,12 @@ class _FirstRank:
 
 
 def _run_later_rank(
-    config: WorkerConfig, rank: int, device: torch.device, token: str, termination: Termination
+    config: WorkerConfig, rank: int, device: torch.device, group: Membership, termination: Termination
 ) -> None:
     """Any rank but 0. Asked to end, it tells rank 0 and serves on until the stream stops."""
     if _has_own_network():
         serve_in_thread(health_app(), None, config.http_port, tls_of(config))
-    spoke = Spoke.join(config.coordinator_host, config.link_port, rank, token)
+    spoke = Spoke.join(config.coordinator_host, config.link_port, group, rank, trust=_trust(config))
     config = with_commit(config, spoke.told["commit"])
     last = rank == config.stages - 1
     mailbox = Mailbox(threading.Condition(), turns=_turns(config, rank))
@@ -376,10 +384,18 @@ def _run_later_rank(
 
 
 def tls_of(config: WorkerConfig) -> ssl.SSLContext | None:
-    """How the HTTP port is encrypted; the same on all ranks, since the kubelet's probes are. Raises ``CannotServe``."""
+    """How the HTTP port is encrypted, and on rank 0 the links; None: not at all. Raises ``CannotServe``."""
     return (
         server_context(Path(config.tls_dir), config.coordinator_host) if config.tls_dir is not None else None
     )
+
+
+def _trust(config: WorkerConfig) -> Trust | None:
+    """By what a rank knows rank 0: the certificate that all ranks have."""
+    if config.tls_dir is None:
+        return None
+    folder = Path(config.tls_dir)
+    return Trust(lambda: client_context(folder), config.coordinator_host)
 
 
 def _lane(threads: int, name: str) -> Lane:
@@ -547,8 +563,10 @@ def _turns(config: WorkerConfig, rank: int) -> Turns | None:
 
 def _rendezvous_if_needed(config: WorkerConfig, rank: int, run_id: str, backend: Backend) -> None:
     if config.stages > 1:
-        host = config.coordinator_host
-        listen = "" if _has_own_network() else host
+        host, own = config.coordinator_host, _has_own_network()
+        listen = "" if own else host
+        if not own:
+            stay_on_loopback(host, os.environ)
         rendezvous(host, config.rendezvous_port, rank, config.stages, run_id, backend, listen=listen)
 
 

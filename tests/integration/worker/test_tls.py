@@ -24,8 +24,8 @@ from mlora_operator.reconcile.ports import Endpoint, Trust
 from mlora_operator.reconcile.snapshot import Key
 from mlora_worker.coordinator.server import coordinator_app
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.tls import server_context
 from mlora_worker.protocol import ModelSource, Plan, Report, WorkerConfig
+from mlora_worker.tls import server_context
 
 pytestmark = pytest.mark.integration
 

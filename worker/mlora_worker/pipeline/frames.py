@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from typing import Any
+from typing import Any, Protocol
 
 _LENGTHS = struct.Struct("!IQ")
 _MAX_HEADER = 64 * 2**20
@@ -21,7 +21,15 @@ class LinkClosed(ConnectionError):
     """The peer closed the connection, died, or spoke another language."""
 
 
-def send_frame(sock: socket.socket, header: Header, payload: bytes | memoryview = b"") -> int:
+class Connection(Protocol):
+    """A socket, or a ``Channel`` over one."""
+
+    def sendall(self, data: bytes | memoryview, /) -> None: ...
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+
+def send_frame(sock: Connection, header: Header, payload: bytes | memoryview = b"") -> int:
     """Send one message whole; returns the bytes that went out. Raises ``LinkClosed``."""
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     prefix = _LENGTHS.pack(len(head), len(payload)) + head
@@ -35,7 +43,7 @@ def send_frame(sock: socket.socket, header: Header, payload: bytes | memoryview 
 
 
 def receive_frame(
-    sock: socket.socket, max_header: int = _MAX_HEADER, max_payload: int = _MAX_PAYLOAD
+    sock: Connection, max_header: int = _MAX_HEADER, max_payload: int = _MAX_PAYLOAD
 ) -> tuple[Header, bytes]:
     """Block until one message is here whole. Raises ``LinkClosed``."""
     head_length, payload_length = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
@@ -50,7 +58,7 @@ def receive_frame(
     return header, _receive_exactly(sock, payload_length)
 
 
-def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+def _receive_exactly(sock: Connection, length: int) -> bytes:
     buffer = bytearray(length)
     view = memoryview(buffer)
     while view:

@@ -14,7 +14,6 @@ NCCL's messages, and the receive is posted when it is here.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from mlora_worker.pipeline.faults import is_out_of_memory
 from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.lanes import Lane, Moment, device_of
+from mlora_worker.pipeline.listening import listen as listen_at
 
 Backend = Literal["gloo", "nccl"]
 
@@ -220,7 +220,7 @@ def rendezvous(
 
     ``listen``: the address on which rank 0 has the store; all of its addresses when empty.
     """
-    door = socket.create_server((listen, port)).detach() if rank == 0 and listen else None
+    door = listen_at(listen, port).detach() if rank == 0 and listen else None
     store = TCPStore(
         host,
         port,

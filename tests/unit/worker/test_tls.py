@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlora_operator.certificates import LIFETIME, self_signed
-from mlora_worker.coordinator.tls import CannotServe, server_context
+from mlora_worker.tls import CannotServe, server_context
 
 HOST = "mlora-toy-0.mlora-toy.team-a.svc"
 NOW = datetime.now(UTC)
@@ -51,7 +51,7 @@ def test_unusable_files_are_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("host", "made", "level", "words"),
     [
-        (HOST, NOW, "INFO", "HTTP is encrypted with the certificate "),
+        (HOST, NOW, "INFO", "connections are encrypted with the certificate "),
         (HOST, NOW - LIFETIME - timedelta(days=1), "ERROR", "will not trust the certificate in"),
         (HOST, NOW - LIFETIME - timedelta(days=1), "ERROR", "certificate has expired"),
         (HOST, NOW + timedelta(days=2), "ERROR", "not yet valid"),

@@ -1,4 +1,4 @@
-"""A rank's HTTP port with TLS: its certificate and key are files, which are looked at again at each handshake."""
+"""TLS of a rank's ports. The pipeline's certificate and key are files, which are looked at again at each handshake."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def server_context(folder: Path, host: str) -> ssl.SSLContext:
     Files that cannot be used later on leave the former ones in force. Raises ``CannotServe``.
     """
     return _Files(folder, host).context
+
+
+def client_context(folder: Path) -> ssl.SSLContext:
+    """For a client that trusts the certificate in ``folder``, and no other. Raises ``OSError``."""
+    try:
+        return _trusting((folder / CERTIFICATE).read_text())
+    except ValueError as error:  # bytes that are no text
+        raise OSError(f"{folder / CERTIFICATE} is not a certificate as PEM: {error}") from None
 
 
 class _Files:
@@ -71,15 +79,13 @@ class _Files:
         if complaint is not None:  # whether it is trusted is for the operator to say, by its own clock
             log.error("the operator will not trust the certificate in %s: %s", certificate, complaint)
         else:
-            log.info("HTTP is encrypted with the certificate %s", _fingerprint(text))
+            log.info("connections are encrypted with the certificate %s", _fingerprint(text))
         context.sni_callback = self._choose
         return context
 
     def _complaint(self, server: ssl.SSLContext, certificate: str) -> str | None:
         """What a client that trusts this certificate alone finds wrong with it: that it has ended, or is another name's."""
-        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        client.load_verify_locations(cadata=_first(certificate))
+        client = _trusting(certificate)
         upwards, downwards = ssl.MemoryBIO(), ssl.MemoryBIO()
         asking = client.wrap_bio(downwards, upwards, server_hostname=self._host)
         answering = server.wrap_bio(upwards, downwards, server_side=True)
@@ -90,6 +96,15 @@ class _Files:
         except ssl.SSLError as error:
             return _words(error)
         return None
+
+
+def _trusting(certificate: str) -> ssl.SSLContext:
+    """Of a chain the first one alone: who signed it may sign others."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.minimum_version = ssl.TLSVersion.TLSv1_3
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cadata=_first(certificate))
+    return client
 
 
 def _words(error: Exception) -> str:
