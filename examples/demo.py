@@ -15,6 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from rich.console import Console
@@ -59,7 +60,12 @@ def main() -> int:
     for namespace in (OPERATOR_NAMESPACE, TASK_NAMESPACE):
         kubectl.apply(namespace_manifest(namespace))
         kubectl.within(namespace).apply(secret_manifest(access))
-    values = ["--values", str(EXAMPLES / "demo-values.yaml")]
+    # The store's port behind its Service, which is where the workers' network policy has to let them go.
+    port = urlsplit(access.endpoint).port or 80
+    values = [
+        *("--values", str(EXAMPLES / "demo-values.yaml")),
+        *("--set", f"networkPolicy.workerPorts={{{port}}}"),
+    ]
     subprocess.run(
         [str(state.tools / "helm"), "upgrade", "--install", "mlora", str(CHECKOUT / "charts/mlora-operator"),
          "--namespace", OPERATOR_NAMESPACE, *values, "--take-ownership", "--wait", "--timeout", "3m"],

@@ -34,10 +34,11 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
     page: {enabled: false, port: 8082}   # a read-only page of tasks and pipelines, for whoever reaches the port
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
-    networkPolicy: {enabled: false, operatorLabels: {}, ingress: [], egress: []}   # of workers
+    networkPolicy:                   # of workers; the chart's default has it enabled
+      {enabled: false, operatorLabels: {}, ports: [443], dnsPorts: [53], ingress: [], egress: []}
     allowFileUris: false             # file:// datasets and outputs: only where worker and user share a disk
     allowPrivateEndpoints: false     # addresses of tasks on loopback, link-local and metadata services: as above
-    coordinatorTls: true             # coordinators serve HTTPS, each with a certificate of its own; when left out,
+    coordinatorTls: true             # coordinators and links have TLS, by a certificate of each pipeline; when left out,
                                      # false where coordinatorUrl begins with http://
     coordinatorUrl: "{scheme}://{host}:{port}"   # also {namespace}, {name}: operator outside the cluster
 
@@ -177,12 +178,17 @@ class LeaderElection(Model):
         return self
 
 
+Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
+
+
 class NetworkPolicySettings(Model):
-    """``operatorLabels``: of the operator's pods; ``ingress`` and ``egress``: rules as in a NetworkPolicy, of workers,
-    beside those that they need."""
+    """``operatorLabels``: of the operator's pods. Of workers: ``ports`` of stores, hubs and web servers that they may go
+    to, ``dnsPorts``, and ``ingress`` and ``egress``, further rules as in a NetworkPolicy."""
 
     enabled: Annotated[bool, Field(strict=True)] = False
     operator_labels: dict[str, str] = Field(default_factory=dict)
+    ports: tuple[Port, ...] = (443,)
+    dns_ports: tuple[Port, ...] = (53,)
     ingress: tuple[Opaque, ...] = ()
     egress: tuple[Opaque, ...] = ()
 

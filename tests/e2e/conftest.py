@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -147,4 +148,6 @@ def chart_values(s3: Storage) -> dict[str, Any]:
             },
         },
         "log": {"format": "text"},
+        # Where packets to the store arrive, behind its Service.
+        "networkPolicy": {"workerPorts": [urlsplit(s3.endpoint).port or 80]},
     }

@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = {
     "podDisruptionBudget": {"enabled": True},
     # Monitors and rules are of CRDs that the test cluster has not.
     "metrics": {"workers": {"enabled": True}, "dashboard": {"enabled": True}},
-    "networkPolicy": {"enabled": True},
+    "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]},
     "topologySpreadConstraints": [
         {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     ],

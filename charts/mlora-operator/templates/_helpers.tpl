@@ -67,6 +67,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "metrics.workers.port %s is one that workers use themselves" (.port | int64 | toString)) -}}
 {{- end -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- with .Values.metrics -}}
+{{- if or (and .enabled .serviceMonitor.enabled) (and .workers.enabled .podMonitor.enabled) -}}
+{{- fail "a metrics monitor is enabled, but the network policy lets nobody scrape: say in networkPolicy.metricsFrom who may, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.coordinatorTls (hasPrefix "http://" .Values.coordinatorUrl) -}}
 {{- fail "coordinatorUrl begins with http://, but coordinators serve HTTPS: write {scheme}://, or coordinatorTls: false" -}}
 {{- end -}}
@@ -125,18 +132,13 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 {{- $scraped = list (dict "from" .Values.networkPolicy.metricsFrom "ports" $ports) -}}
 {{- end -}}
 {{- end -}}
-{{- $egress := .Values.networkPolicy.workerEgress -}}
-{{- $more := without (.Values.networkPolicy.dnsPorts | toStrings) "53" -}}
-{{- range $more -}}
-{{- $port := int64 . -}}
-{{- $ports := list (dict "protocol" "UDP" "port" $port) (dict "protocol" "TCP" "port" $port) -}}
-{{- $egress = append $egress (dict "ports" $ports) -}}
-{{- end -}}
 {{- $network := dict
   "enabled" .Values.networkPolicy.enabled
   "operatorLabels" (include "mlora.selector" . | fromYaml)
+  "ports" .Values.networkPolicy.workerPorts
+  "dnsPorts" .Values.networkPolicy.dnsPorts
   "ingress" $scraped
-  "egress" $egress -}}
+  "egress" .Values.networkPolicy.workerEgress -}}
 {{- dict
   "namespace" .Release.Namespace
   "watchNamespaces" .Values.watchNamespaces

@@ -191,7 +191,9 @@ class ApiServer:
             await self._create_once(tls_secret(owner, self._new_certificate(coordinator_host(owner))))
             self._certified.add(workers.pipeline.key)
         if settings.network_policy.enabled:
-            await self._apply_policy(network_policy(owner, settings.network_policy, settings.namespace))
+            await self._apply_policy(
+                network_policy(owner, workers.pipeline.spec, settings.network_policy, settings.namespace)
+            )
         await self._apply_changed(service(owner, tls=settings.coordinators_encrypt), present.get("Service"))
         try:
             await self._apply_changed(group, present.get("StatefulSet"))

@@ -14,6 +14,7 @@ from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.acceptances import acceptances
+from mlora_operator.reconcile.closed_ports import explained
 from mlora_operator.reconcile.deadlines import as_leaving, outlived, overdue
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
 from mlora_operator.reconcile.health import health
@@ -39,7 +40,7 @@ from mlora_operator.reconcile.tasks import task_status
 from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.settings import CatalogueModel, Settings
+from mlora_operator.settings import CatalogueModel, NetworkPolicySettings, Settings
 from mlora_worker.protocol import TaskPhase, TaskReport
 
 _UNTOLD = Place(Outcome.UNTOLD)
@@ -90,7 +91,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     may = turns(
         (applicant(crew.view, crew.wanting) for crew in crews if crew.view.pipeline.spec is not None), now
     )
-    judged = _Judged(accepted, snapshot.told_lately, memo, now)
+    judged = _Judged(accepted, snapshot.told_lately, memo, settings.network_policy, now)
     decided = [
         _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), judged, snapshot, now)
         for crew in crews
@@ -145,11 +146,17 @@ class _Judged:
     """The statuses of tasks, from what is known of them as far as it holds, and the ``news`` in them by key."""
 
     def __init__(
-        self, accepted: Mapping[Key, Acceptance], told_lately: frozenset[str], memo: Memo, now: datetime
+        self,
+        accepted: Mapping[Key, Acceptance],
+        told_lately: frozenset[str],
+        memo: Memo,
+        policy: NetworkPolicySettings,
+        now: datetime,
     ) -> None:
         self._accepted, self._told_lately = accepted, told_lately
         self._known, self._now, self._stamp = memo.statuses, now, timestamp(now)
         self.plans = memo.plans
+        self.policy = policy
         self.news: dict[Key, tuple[Event, ...]] = {}
 
     def status(
@@ -201,7 +208,12 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
         task_statuses={
             task.key: task.status
             if _is_unreadable(task, seen) or task.uid in seen.unjudged
-            else judged.status(task, here, _place(task, placed, planned.over), reports.get(task.uid))
+            else judged.status(
+                task,
+                here,
+                _place(task, placed, planned.over),
+                explained(task, reports.get(task.uid), seen.pipeline.spec, judged.policy),
+            )
             for task in seen.tasks
         },
         pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},

@@ -30,6 +30,7 @@ ALL = {
     "dashboard": {"enabled": True, "annotations": {"grafana_folder": "ML"}},
 }
 PROMETHEUS = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+SCRAPED = {"metrics": ALL, "networkPolicy": {"metricsFrom": [PROMETHEUS]}}
 
 
 def settings_of(objects: Objects) -> Settings:
@@ -78,7 +79,7 @@ def test_all_settings_of_metrics_reach_the_operator(render: Render) -> None:
 
 
 def test_the_service_monitor_finds_the_operators_service_and_its_port(render: Render) -> None:
-    objects = render({"metrics": ALL})
+    objects = render(SCRAPED)
     monitor, service = objects["ServiceMonitor", NAME], objects["Service", NAME]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["metadata"]["namespace"] == service["metadata"]["namespace"]
@@ -89,7 +90,7 @@ def test_the_service_monitor_finds_the_operators_service_and_its_port(render: Re
 
 
 def test_the_pod_monitor_finds_the_workers_and_their_port(render: Render) -> None:
-    objects = render({"metrics": ALL})
+    objects = render(SCRAPED)
     monitor, template = objects["PodMonitor", f"{NAME}-workers"], workers_of(objects)["spec"]["template"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -102,7 +103,7 @@ def test_the_pod_monitor_finds_the_workers_and_their_port(render: Render) -> Non
 
 
 def test_workers_are_looked_for_where_the_operator_looks(render: Render) -> None:
-    monitor = render({"metrics": ALL, "watchNamespaces": ["team-a"]})["PodMonitor", f"{NAME}-workers"]
+    monitor = render({**SCRAPED, "watchNamespaces": ["team-a"]})["PodMonitor", f"{NAME}-workers"]
     assert monitor["spec"]["namespaceSelector"] == {"matchNames": ["team-a", "mlora-system"]}
 
 
@@ -123,7 +124,7 @@ def test_values_that_could_not_work_are_refused(render: Render, metrics: dict[st
 
 
 def test_rules_and_dashboard_are_installed_as_they_are_written(render: Render) -> None:
-    objects = render({"metrics": ALL})
+    objects = render(SCRAPED)
     written = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
     rule = objects["PrometheusRule", NAME]
     assert rule["spec"] == written
@@ -146,11 +147,13 @@ def ports_open_to(policy: dict[str, Any], peer: dict[str, Any]) -> set[int]:
 
 
 def test_only_named_peers_may_scrape_and_they_get_no_other_port(render: Render) -> None:
+    spec = LoRAPipelineSpec.model_validate({"model": {"name": "m", "uri": "s3://models/m"}})
     for peers, operators, workers in (([], set(), set()), ([PROMETHEUS], {8080}, {9101})):
-        objects = render({"metrics": ALL, "networkPolicy": {"enabled": True, "metricsFrom": peers}})
+        metrics = {"workers": ALL["workers"]}
+        objects = render({"metrics": metrics, "networkPolicy": {"metricsFrom": peers}})
         settings = settings_of(objects)
         of_workers = network_policy(
-            Owner("team-a", "toy", "uid"), settings.network_policy, settings.namespace
+            Owner("team-a", "toy", "uid"), spec, settings.network_policy, settings.namespace
         )
         assert ports_open_to(objects["NetworkPolicy", NAME], PROMETHEUS) == operators
         assert ports_open_to(of_workers, PROMETHEUS) == workers
@@ -164,3 +167,14 @@ def test_workers_without_metrics_are_not_started_anew_by_an_upgrade(render: Rend
     (container,) = workers_of(render({}))["spec"]["template"]["spec"]["containers"]
     (config,) = [one["value"] for one in container["env"] if one["name"] == "MLORA_WORKER_CONFIG"]
     assert "metricsPort" not in config
+
+
+@pytest.mark.parametrize("monitor", ["serviceMonitor", "podMonitor"])
+def test_a_monitor_that_the_network_policy_would_leave_without_an_answer_is_refused(
+    render: Render, monitor: str
+) -> None:
+    metrics = {"workers": {"enabled": True}, monitor: {"enabled": True}}
+    with pytest.raises(helm_python.HelmError, match=r"say in networkPolicy\.metricsFrom who may"):
+        render({"metrics": metrics})
+    assert render({"metrics": metrics, "networkPolicy": {"enabled": False}})
+    assert render({"metrics": metrics, "networkPolicy": {"metricsFrom": [PROMETHEUS]}})

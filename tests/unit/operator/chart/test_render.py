@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable
 from ipaddress import ip_address, ip_network
 from itertools import product
@@ -10,11 +11,14 @@ from typing import Any
 
 import helm_python
 import pytest
+import yaml
 
 from mlora_operator.api import crd
+from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.settings import Settings, parse_settings
+from mlora_worker.protocol import METADATA_SERVICES
 
 from .conftest import CHART, Objects
 
@@ -56,6 +60,16 @@ def test_the_default_values_make_settings_that_the_operator_takes(render: Render
     assert settings.worker.image == "mlora-worker:0.1.0"
     assert settings.models == ()
     assert not settings.rights.serves_others("team-a")
+    assert settings.network_policy.enabled
+
+
+def test_the_chart_has_one_version_with_what_it_installs() -> None:
+    """Until the first release, all of it is the first version."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    package = tomllib.loads((CHART.parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    changes = (CHART.parents[1] / "CHANGELOG.md").read_text()
+    assert chart["version"] == chart["appVersion"] == package
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == package
 
 
 def test_catalogue_entries_take_over_the_defaults_and_override_them(render: Render) -> None:
@@ -103,6 +117,12 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
             "allowFileUris": True,
             "coordinatorTls": False,
             "coordinatorUrl": "http://{name}.example:{port}",
+            "networkPolicy": {
+                "enabled": False,
+                "workerPorts": [8443],
+                "dnsPorts": [5353],
+                "workerEgress": [{}],
+            },
         }
     )
     settings = settings_of(objects)
@@ -122,7 +142,8 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     assert settings.coordinator_tls is False
     assert settings.coordinator_url == "http://{name}.example:{port}"
     assert settings.leader_election.lease_name == "rel-mlora-operator"
-    assert not settings.network_policy.enabled
+    policy = settings.network_policy
+    assert (policy.enabled, policy.ports, policy.dns_ports, policy.egress) == (False, (8443,), (5353,), ({},))
 
 
 def test_the_pod_fits_the_restricted_pod_security_standard(render: Render) -> None:
@@ -220,6 +241,7 @@ def test_the_rules_are_the_least_that_the_operator_needs(render: Render) -> None
         "events": watched | {"create"},
         "secrets": {"get", "create"},
         "configmaps": {"get"},
+        "networkpolicies": applied,
     }
 
 
@@ -233,7 +255,7 @@ def test_the_page_about_security_has_the_rules_as_they_are(render: Render) -> No
         for resource in re.findall(r"`([^`]+)`", what):
             if resource not in ("leases", "namespaces"):  # of rules of their own
                 told |= {(resource, verb) for verb in re.split(r", ", verbs)}
-    real = rules_of(render({"networkPolicy": {"enabled": True}}), "rel-mlora-operator")
+    real = rules_of(render({}), "rel-mlora-operator")
     assert told == {(resource, verb) for _, resource, verb in real}
 
 
@@ -309,7 +331,6 @@ def test_all_that_selects_the_operators_pods_selects_them_and_not_the_self_tests
     objects = render(
         {
             "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"},
-            "networkPolicy": {"enabled": True},
             "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
             "commonLabels": {"team": "ml"},
         }
@@ -347,7 +368,7 @@ def test_names_and_labels_that_are_numbers_stay_text(render: Render) -> None:
         "watchNamespaces": ["2026"],
         "priorityClassName": "100",
         "serviceAccount": {"name": "123"},
-        "networkPolicy": {"enabled": True},
+        "networkPolicy": {"metricsFrom": [{"podSelector": {}}]},
         "page": {"enabled": True},
         "metrics": {
             "serviceMonitor": {"enabled": True},
@@ -395,7 +416,7 @@ def test_a_service_has_a_name_that_the_api_server_takes(
     names = [
         name for kind, name in found if kind in ("Service", "Deployment", "NetworkPolicy", "ServiceAccount")
     ]
-    assert len(names) == 5
+    assert len(names) == 6
     for name in names:
         assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
 
@@ -449,41 +470,154 @@ def test_values_that_only_look_like_those_are_taken(render: Render) -> None:
     assert settings_of(render(values)).metrics.priorities[-1] == 2_000_000
 
 
-def test_dns_is_reached_where_its_pods_listen_by_operator_and_workers(render: Render) -> None:
-    """Of OpenShift: 5353. The network sees a packet behind the Service."""
-    objects = render({"networkPolicy": {"enabled": True, "dnsPorts": [53, 5353]}})
+def workers_policy(objects: Objects, **spec: Any) -> dict[str, Any]:
+    """That the operator makes with these settings, for a pipeline with ``spec``."""
+    whole = {"model": {"name": "m", "uri": "s3://models/m"}, **spec}
+    settings = settings_of(objects)
+    made = network_policy(
+        Owner("team-a", "toy", "uid"),
+        LoRAPipelineSpec.model_validate(whole),
+        settings.network_policy,
+        settings.namespace,
+    )
+    return made["spec"]  # type: ignore[no-any-return]
+
+
+def goes(egress: list[dict[str, Any]], address: str, port: int, protocol: str = "TCP") -> bool:
+    """Whether a packet to an address outside of the cluster may leave."""
+    where = ip_address(address)
+
+    def is_there(peer: dict[str, Any]) -> bool:
+        block = peer.get("ipBlock")
+        return (
+            block is not None
+            and where in ip_network(block["cidr"])
+            and not any(where in ip_network(one) for one in block.get("except", ()))
+        )
+
+    return any(
+        ("to" not in rule or any(map(is_there, rule["to"])))
+        and any(
+            one["protocol"] == protocol and one["port"] <= port <= one.get("endPort", one["port"])
+            for one in rule["ports"]
+        )
+        for rule in egress
+        if "ports" in rule
+    )
+
+
+FAR = (
+    "93.184.216.34",
+    "10.96.0.10",
+    "2606:2800:220::1",
+    "fd12:3456::a",
+)  # of either family, outside and inside
+
+
+@pytest.mark.parametrize("port", [53, 5353])
+def test_dns_is_reached_where_its_pods_listen_by_operator_and_workers(render: Render, port: int) -> None:
+    """Of OpenShift: 5353. The network sees a packet behind the Service. Caches on the node have link-local addresses."""
+    objects = render({})
     own = objects["NetworkPolicy", "rel-mlora-operator"]["spec"]["egress"]
-    policy = settings_of(objects).network_policy
-    workers = network_policy(Owner("team-a", "toy", "uid"), policy, "mlora-system")["spec"]["egress"]
-    for egress in (own, workers):
-        everywhere = [port for rule in egress if "to" not in rule for port in rule["ports"]]
-        for port, protocol in product((53, 5353), ("UDP", "TCP")):
-            assert {"protocol": protocol, "port": port} in everywhere
-    plain = render({"networkPolicy": {"enabled": True}})
-    assert settings_of(plain).network_policy.egress == policy.egress[:-1]
+    for egress, address, protocol in product(
+        (own, workers_policy(objects)["egress"]), (*FAR, "169.254.20.10"), ("UDP", "TCP")
+    ):
+        assert goes(egress, address, port, protocol)
+    plain = render({"networkPolicy": {"dnsPorts": [53]}})
+    assert goes(workers_policy(plain)["egress"], FAR[0], port, "UDP") is (port == 53)
 
 
-def test_workers_may_leave_for_both_kinds_of_addresses_but_to_no_metadata_service(render: Render) -> None:
-    objects = render({"networkPolicy": {"enabled": True}})
-    (rule,) = settings_of(objects).network_policy.egress
-    blocks = [peer["ipBlock"] for peer in rule["to"]]
-    for address, allowed in (
-        ("93.184.216.34", True), ("169.254.169.254", False),
-        ("2606:2800:220::1", True), ("fe80::1", False), ("fd00:ec2::254", False),
-    ):  # fmt: skip
-        where = ip_address(address)
-        inside = [
-            where in ip_network(block["cidr"])
-            and not any(where in ip_network(one) for one in block["except"])
-            for block in blocks
-        ]
-        assert any(inside) is allowed, address
+@pytest.mark.parametrize("port", [80, 443, 3900, 7480, 8333, 9000])
+def test_by_default_workers_reach_stores_at_their_usual_ports_by_either_family(
+    render: Render, port: int
+) -> None:
+    for address in FAR:
+        assert goes(workers_policy(render({}))["egress"], address, port)
+
+
+@pytest.mark.parametrize("port", [22, 6379, 8080, 29400, 29500])
+def test_by_default_workers_reach_nothing_else(render: Render, port: int) -> None:
+    for address, protocol in product(FAR, ("TCP", "UDP")):
+        assert not goes(workers_policy(render({}))["egress"], address, port, protocol)
+
+
+def test_workers_reach_no_metadata_service_of_any_cloud(render: Render) -> None:
+    egress = workers_policy(render({}))["egress"]
+    metadata = ("169.254.169.254", "64:ff9b::a9fe:a9fe", "fe80::1", *map(str, METADATA_SERVICES))
+    for address, port in product(metadata, (80, 443)):
+        assert not goes(egress, address, port), address
+
+
+@pytest.mark.parametrize(
+    ("story", "spec", "port"),
+    [
+        ("its store", {"storage": {"endpoint": "http://minio.storage:9999"}}, 9999),
+        ("its store, by an address", {"storage": {"endpoint": "https://[fd00::1]:9443/"}}, 9443),
+        ("its model", {"model": {"name": "m", "uri": "http://models.example:8088/m"}}, 8088),
+        ("its mirror of the hub", {"worker": {"hubEndpoint": "http://mirror:7000"}}, 7000),
+        ("its proxy", {"worker": {"env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}}, 3128),
+        (
+            "a proxy without a scheme",
+            {"worker": {"env": [{"name": "https_proxy", "value": "proxy:3129"}]}},
+            3129,
+        ),
+        (
+            "the service that gives roles",
+            {"worker": {"env": [{"name": "AWS_ENDPOINT_URL_STS", "value": "https://sts.example:8444"}]}},
+            8444,
+        ),
+    ],
+)
+def test_what_a_pipeline_itself_names_is_open_to_it(
+    render: Render, story: str, spec: dict[str, Any], port: int
+) -> None:
+    objects = render({})
+    for address in FAR:
+        assert goes(workers_policy(objects, **spec)["egress"], address, port), story
+        assert not goes(workers_policy(objects)["egress"], address, port), story
+
+
+def test_networks_that_a_pipeline_allows_its_tasks_are_open_to_it(render: Render) -> None:
+    egress = workers_policy(render({}), worker={"allowedNetworks": ["169.254.7.0/24"]})["egress"]
+    assert goes(egress, "169.254.7.1", 443)
+    assert not goes(egress, "169.254.7.1", 22)
+    assert not goes(egress, "169.254.169.254", 443)
+
+
+@pytest.mark.parametrize("value", ["", "http://", "http://a:b", "http://[::1", "proxy:99999"])
+def test_an_address_that_is_none_opens_nothing_and_ends_nothing(render: Render, value: str) -> None:
+    env = [{"name": "HTTPS_PROXY", "value": value}, {"name": "HTTP_PROXY", "valueFrom": {}}, {}]
+    objects = render({})
+    assert workers_policy(objects, worker={"env": env}) == workers_policy(objects)
+
+
+def test_all_ports_may_be_taken_away_from_workers_and_no_rule_opens_everything(render: Render) -> None:
+    objects = render({"networkPolicy": {"workerPorts": []}})
+    egress = workers_policy(objects)["egress"]
+    assert not goes(egress, FAR[0], 443)
+    assert all(rule.get("to") or rule.get("ports") for rule in egress)
+    rule = {"to": [{"podSelector": {}}], "ports": [{"protocol": "TCP", "port": 8333}]}
+    assert workers_policy(render({"networkPolicy": {"workerEgress": [rule]}}))["egress"][-1] == rule
+
+
+@pytest.mark.parametrize("port", [443, 6443, 8443, 16443])
+def test_the_operator_reaches_api_servers_where_distributions_have_them(render: Render, port: int) -> None:
+    egress = render({})["NetworkPolicy", "rel-mlora-operator"]["spec"]["egress"]
+    for address in FAR:
+        assert goes(egress, address, port)
 
 
 def test_without_rules_to_the_api_server_the_policy_is_still_one(render: Render) -> None:
     """Where another policy of the cluster lets everybody there."""
-    objects = render({"networkPolicy": {"enabled": True, "apiServerEgress": []}})
+    objects = render({"networkPolicy": {"apiServerEgress": []}})
     assert len(objects["NetworkPolicy", "rel-mlora-operator"]["spec"]["egress"]) == 2
+
+
+def test_the_notes_say_which_ports_are_open_and_who_may_scrape(render: Render) -> None:
+    notes = render({"networkPolicy": {"workerPorts": [8444]}})["NOTES", ""]["text"]
+    assert "at ports 8444 (networkPolicy.workerPorts)" in notes
+    assert "nobody may scrape metrics until networkPolicy.metricsFrom says who" in notes
+    assert "etwork policies" not in render({"networkPolicy": {"enabled": False}})["NOTES", ""]["text"]
 
 
 def test_all_objects_but_the_crds_have_the_common_labels(render: Render) -> None:
@@ -492,7 +626,6 @@ def test_all_objects_but_the_crds_have_the_common_labels(render: Render) -> None
             "commonLabels": {"team": "ml"},
             "page": {"enabled": True},
             "podDisruptionBudget": {"enabled": True},
-            "networkPolicy": {"enabled": True},
         }
     )
     lacking = [

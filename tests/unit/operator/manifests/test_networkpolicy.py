@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import labels
-from mlora_operator.manifests.networkpolicy import NAMESPACE_NAME, network_policy
+from mlora_operator.manifests.networkpolicy import NAMESPACE_NAME, is_open, network_policy
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.settings import NetworkPolicySettings
 
@@ -17,6 +18,7 @@ STORE = {
     "to": [{"podSelector": {"matchLabels": {"app": "s3"}}}],
     "ports": [{"protocol": "TCP", "port": 8333}],
 }
+SPEC = LoRAPipelineSpec.model_validate({"model": {"name": "m", "uri": "s3://models/m"}})
 SETTINGS = NetworkPolicySettings(enabled=True, operator_labels=OPERATOR, egress=(STORE,))
 
 
@@ -66,7 +68,7 @@ def allows(rules: list[dict[str, Any]], side: str, pod: Pod, port: int, protocol
 
 def policy() -> dict[str, Any]:
     owner = Owner(OWN.namespace, "first", "uid-1")
-    return network_policy(owner, SETTINGS, "mlora-system")
+    return network_policy(owner, SPEC, SETTINGS, "mlora-system")
 
 
 @pytest.mark.parametrize(
@@ -113,3 +115,29 @@ def test_it_is_about_the_pipelines_pods_and_goes_with_the_pipeline() -> None:
 def test_policies_without_the_operators_labels_would_let_everybody_in_and_are_refused() -> None:
     with pytest.raises(ValueError, match="operatorLabels"):
         NetworkPolicySettings(enabled=True)
+
+
+@pytest.mark.parametrize(
+    ("story", "rule", "opens"),
+    [
+        ("the port", {"ports": [{"port": 9001}]}, True),
+        ("a range with it", {"ports": [{"port": 9000, "endPort": 9002}]}, True),
+        ("other ports", {"ports": [{"port": 9000}, {"port": 9002, "endPort": 9003}]}, False),
+        ("a name, which may be this port's", {"ports": [{"port": "s3"}]}, True),
+        ("all ports of somebody", {"to": [{"podSelector": {}}]}, True),
+        ("a protocol's ports", {"ports": [{"protocol": "TCP"}]}, True),
+    ],
+)
+def test_whether_a_port_is_open_by_some_rule(story: str, rule: dict[str, Any], opens: bool) -> None:
+    settings = SETTINGS.model_copy(update={"egress": (rule,)})
+    assert is_open(9001, SPEC, settings) is opens, story
+
+
+def test_the_platforms_ports_and_the_pipelines_own_are_open_and_all_are_without_a_policy() -> None:
+    own = LoRAPipelineSpec.model_validate(
+        {"model": {"name": "m", "uri": "s3://models/m"}, "storage": {"endpoint": "http://s3:9001"}}
+    )
+    assert is_open(443, SPEC, SETTINGS)
+    assert is_open(9001, own, SETTINGS)
+    assert not is_open(9001, SPEC, SETTINGS)
+    assert is_open(9001, SPEC, SETTINGS.model_copy(update={"enabled": False}))

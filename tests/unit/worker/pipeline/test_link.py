@@ -78,7 +78,7 @@ def test_a_rank_that_restarts_while_others_are_missed_takes_its_former_place(pla
 
 
 def test_missing_ranks_are_named_and_how_many_calls_were_turned_away(place: Place) -> None:
-    gathering = Soon(lambda: place.gather(3, timeout=1.0))
+    gathering = Soon(lambda: place.gather(3, timeout=4.0))
     with place.knock() as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         assert hung_up(sock)
