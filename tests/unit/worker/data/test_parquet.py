@@ -75,3 +75,12 @@ def test_a_store_that_goes_away_is_no_flaw_of_the_file() -> None:
     data = parquet({"prompt": [f"{row}" * 300 for row in range(20_000)]}, compression="none")
     with pytest.raises(StoreUnreachable):
         list(parquet_rows(OneFile(data, len(data) // 2), "rows", ("prompt",)))
+
+
+def test_memory_that_lacks_is_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: Any, **__: Any) -> None:
+        raise pa.lib.ArrowMemoryError("malloc of size 1048576 failed")
+
+    monkeypatch.setattr(pa.parquet.ParquetFile, "iter_batches", lacks)
+    with pytest.raises(MemoryError):
+        list(parquet_rows(OneFile(parquet({"prompt": ["a"]})), "rows", ("prompt",)))
