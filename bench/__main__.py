@@ -20,6 +20,7 @@ BENCHMARKS = {
     "scheduler": "time of a decision, makespan over a bound, a trace against other ways to share GPUs",
     "preempt": "steps that an urgent task waits for another one's place",
     "data": "rows per second from a file to a first step over the tokenizers library alone",
+    "interference": "training beside the preparation of a large file over training alone",
     "operator": "thousands of tasks before a real API server: answers, writes, memory, restart, first step",
     "fuzz": "hostile objects before a real API server: does one leave its namespace, or stop the operator?",
     "chaos": "ranks, operator and store that fail again and again: is anything lost?",

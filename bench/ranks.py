@@ -30,6 +30,7 @@ from mlora_worker.protocol import (
     Training,
     WorkerConfig,
 )
+from mlora_worker.stream.timeline import Timeline
 
 HOST = "127.0.0.1"
 MODEL_NAME = "base"
@@ -174,6 +175,10 @@ class Ranks:
             if done(report):
                 return report
         raise AssertionError("reports() either yields or raises")
+
+    def timeline(self) -> Timeline:
+        """What the stages did lately."""
+        return Timeline.model_validate_json(self._call("GET", "/v1/timeline"))
 
     def _check_alive(self) -> None:
         if any(process.poll() is not None for process in self._processes):
