@@ -93,7 +93,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
         except ValueError:
             raise web.HTTPBadRequest(text="microbatches must be an integer") from None
         try:
-            timeline = await asyncio.to_thread(coordinator().timeline)
+            timeline = await asyncio.to_thread(coordinator().timeline, newest)
         except Unanswered as error:
             raise web.HTTPGatewayTimeout(text=str(error)) from None
         if newest:

@@ -59,7 +59,8 @@ from mlora_worker.stream.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-CollectTimeline = Callable[[Mapping[str, str]], Timeline]  # names of tasks by uid
+# Names of tasks by uid, and how many of the newest microbatches: 0 for all.
+CollectTimeline = Callable[[Mapping[str, str], int], Timeline]
 OpenStore = Callable[[StorageAccess], Store]
 Found = PreparedTask | AdapterInfo | FinishedAdapter
 
@@ -85,7 +86,7 @@ class Surroundings:
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
     kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
-    timeline: CollectTimeline = lambda _: Timeline(stages=0, spans=())
+    timeline: CollectTimeline = lambda *_: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
     meter: Meter = field(default_factory=Unmetered)
@@ -200,11 +201,12 @@ class Coordinator:
             self._changed.wait_for(lambda: self._sequence > after, timeout=seconds)
             return self._report()
 
-    def timeline(self) -> Timeline:
-        """What all stages did lately. Asks them and waits, so it is called without the lock. Raises ``Unanswered``."""
+    def timeline(self, newest: int = 0) -> Timeline:
+        """What all stages did lately, with about the ``newest`` microbatches; 0: all that is known. Asks them and waits, so
+        it is called without the lock. Raises ``Unanswered``."""
         with self._changed:
             names = dict(self._names)
-        return self._with.timeline(names)
+        return self._with.timeline(names, newest)
 
     def wind_down(self) -> None:
         """Let the steps that have begun come back, bring every task's checkpoint to the store, then stop the stream."""

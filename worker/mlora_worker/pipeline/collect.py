@@ -23,7 +23,7 @@ ANSWER = "spans"
 def answer(recorder: SpanRecorder, question: Header, now: int) -> tuple[Header, bytes]:
     """What a rank answers: its spans, and what its clock said when it heard the question."""
     header = {"kind": ANSWER, "asked": question["asked"], "now": now, "boot": boot_id()}
-    return header, SPANS.dump_json(recorder.spans(), by_alias=True)
+    return header, SPANS.dump_json(recorder.spans(question.get("first", 0)), by_alias=True)
 
 
 def answering(
@@ -69,19 +69,22 @@ class SpanCollector:
                 self._answers[rank] = tuple(_moved(span, -offset) for span in spans) if offset else spans
                 self._changed.notify_all()
 
-    def collect(self, names: Mapping[str, str], patience: float = 10.0) -> Timeline:
-        """The spans of all stages; blocks. Raises ``Unanswered`` after ``patience`` seconds."""
+    def collect(self, names: Mapping[str, str], newest: int = 0, patience: float = 10.0) -> Timeline:
+        """The spans of all stages, of about the ``newest`` microbatches (0: of all that are known): to send, read and check
+        thousands of spans takes a good part of a second, in which this rank computes nothing. Blocks. Raises
+        ``Unanswered`` after ``patience`` seconds."""
         with self._one_at_a_time:
+            first = self._own.first_of(newest) if newest else 0
             with self._changed:
                 self._asked, self._answers = self._clock(), {}
             if self._stages > 1:
-                self._ask({"kind": QUESTION, "asked": self._asked})
+                self._ask({"kind": QUESTION, "asked": self._asked, "first": first})
             with self._changed:
                 if not self._changed.wait_for(lambda: len(self._answers) == self._stages - 1, patience):
                     missing = sorted(set(range(1, self._stages)) - self._answers.keys())
                     raise Unanswered(f"stages {missing} did not send their spans within {patience:g} s")
                 spans = [
-                    *self._own.spans(),
+                    *self._own.spans(first),
                     *(span for rank in sorted(self._answers) for span in self._answers[rank]),
                 ]
         tasks = {task for span in spans for task in span.tasks}

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from typing import Any, Protocol, get_args
 
 import torch
@@ -83,13 +84,13 @@ _Entry = tuple[Kind, int, tuple[str, ...], int, Any, Any]
 
 
 class SpanRecorder:
-    """Written by the loop's thread, read by another one."""
+    """Written by the loop's thread, read by another one, which holds the loop up as little as it can."""
 
     def __init__(self, stage: int, marks: Marks, capacity: int = CAPACITY) -> None:
         self._stage, self._marks = stage, marks
         self._lock = threading.Lock()
         self._open: deque[_Entry] = deque(maxlen=capacity)  # recorded; the device may not have come so far
-        self._spans: deque[Span] = deque(maxlen=capacity)
+        self._over: deque[_Entry] = deque(maxlen=capacity)  # with nanoseconds in place of the marks
         self._busy: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)  # nanoseconds of all spans
 
     @property
@@ -107,11 +108,26 @@ class SpanRecorder:
             with self._lock:
                 self._open.append(entry)
 
-    def spans(self) -> tuple[Span, ...]:
-        """The last ones that are over, oldest first."""
+    def spans(self, first: int = 0) -> tuple[Span, ...]:
+        """The last ones that are over, oldest first, of microbatches from number ``first`` on."""
         with self._lock:
             self._settle()
-            return tuple(self._spans)
+            over = [entry for entry in self._over if entry[1] >= first]
+        return tuple(
+            Span(
+                stage=self._stage, kind=kind, number=number, tasks=tasks, tokens=tokens, start=start, end=end
+            )
+            for kind, number, tasks, tokens, start, end in over
+        )
+
+    def first_of(self, newest: int) -> int:
+        """The lowest number of the last ``newest`` microbatches that came back, and of the one before them: a picture of
+        these has nothing of lower numbers. 0 where not so many are known."""
+        with self._lock:
+            self._settle()
+            back = (entry[1] for entry in reversed(self._over) if entry[0] == "backward")
+            numbers = list(islice(back, newest + 1))
+        return min(numbers) if len(numbers) > newest else 0
 
     def busy(self) -> dict[Kind, float]:
         """Seconds of all spans since the start, by kind, but for those that were pushed out of the ring before anybody
@@ -123,13 +139,10 @@ class SpanRecorder:
     def _settle(self) -> None:
         """Read the marks of what is over."""
         while self._open and self._marks.passed(self._open[0][-1]):
-            kind, number, tasks, tokens, start, end = self._open.popleft()
-            span = Span(
-                stage=self._stage, kind=kind, number=number, tasks=tasks, tokens=tokens,
-                start=self._marks.nanoseconds(start), end=self._marks.nanoseconds(end),
-            )  # fmt: skip
-            self._spans.append(span)
-            self._busy[kind] += span.duration
+            kind, number, tasks, tokens, *marks = self._open.popleft()
+            start, end = map(self._marks.nanoseconds, marks)
+            self._over.append((kind, number, tasks, tokens, start, end))
+            self._busy[kind] += end - start
 
 
 Record = Callable[[Kind, int, tuple[str, ...], int], AbstractContextManager[None]]

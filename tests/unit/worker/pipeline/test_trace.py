@@ -14,7 +14,8 @@ import pytest
 from mlora_worker.pipeline.collect import ANSWER, SPANS, SpanCollector, Unanswered, answer, answering, boot_id
 from mlora_worker.pipeline.frames import Header
 from mlora_worker.pipeline.trace import HostMarks, SpanRecorder
-from mlora_worker.stream.timeline import Span
+from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
+from mlora_worker.stream.timeline import Span, latest
 
 
 def recorder(stage: int = 0, capacity: int = 10) -> SpanRecorder:
@@ -111,6 +112,38 @@ def test_spans_of_all_ranks_come_together_with_names() -> None:
     timeline = collector(reply).collect({"uid-a": "team/a", "uid-b": "team/b"})
     assert [one.stage for one in timeline.spans] == [1, 2]
     assert (timeline.stages, timeline.names, timeline.clock) == (3, {"uid-a": "team/a"}, "host")
+
+
+STREAM = simulate([Workload("a", [[10]] * 30), Workload("b", [[10]] * 30)], 3, 100, EvenCosts(1e-3, 2e-3))
+
+
+@pytest.mark.parametrize("newest", [1, 4, 20, 10_000])
+def test_of_the_newest_microbatches_the_others_send_no_more_than_a_picture_needs(newest: int) -> None:
+    recorders = [recorded(stage) for stage in range(STREAM.stages)]
+    sent: list[tuple[Span, ...]] = []
+
+    def ask(question: Header) -> None:
+        for rank, one in enumerate(recorders[1:], 1):
+            header, payload = answer(one, question, 0)
+            sent.append(SPANS.validate_json(payload))
+            threading.Thread(target=made.heard, args=(rank, header, payload)).start()
+
+    made = SpanCollector(recorders[0], STREAM.stages, ask)
+    found = latest(made.collect({}, newest), newest)
+    assert sorted(found.spans, key=repr) == sorted(latest(STREAM, newest).spans, key=repr)
+    in_flight = 2 * STREAM.stages
+    assert all(len(spans) <= 3 * (newest + in_flight) for spans in sent)
+
+
+def recorded(stage: int) -> SpanRecorder:
+    """What a rank has recorded of ``STREAM``."""
+    spans = [one for one in STREAM.spans if one.stage == stage]
+    moments = iter([moment for one in spans for moment in (one.start, one.end)])
+    made = SpanRecorder(stage, HostMarks(moments.__next__))
+    for one in spans:
+        with made.span(one.kind, one.number, one.tasks, one.tokens):
+            pass
+    return made
 
 
 def test_the_clock_of_another_machine_is_moved_to_that_of_rank_0() -> None:
