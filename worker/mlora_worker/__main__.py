@@ -22,6 +22,7 @@ from mlora_worker.allocator import ask_for_huge_pages
 from mlora_worker.log_lines import set_up_logging
 from mlora_worker.protocol import WorkerConfig
 from mlora_worker.termination import Termination
+from mlora_worker.threads import switch_quickly
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PEER_LOST = 1, 2, 75
 
@@ -34,6 +35,7 @@ def main() -> None:
         raise SystemExit(EXIT_USAGE) from None
     set_up_logging(config.log_format, rank, config.pipeline)
     allow_open_files()
+    switch_quickly()
     if config.memory_budget is not None:
         ask_for_huge_pages()
     termination = Termination(config.termination_seconds, lambda: _leave(0))

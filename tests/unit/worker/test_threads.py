@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from mlora_worker.protocol import ModelSource, WorkerConfig
 from mlora_worker.threads import started_pool
 
 
@@ -32,3 +37,30 @@ def test_work_is_done_when_no_thread_can_be_started_any_more(monkeypatch: pytest
         started_pool(1, "late")
     monkeypatch.undo()
     pool.shutdown()
+
+
+RANK = """
+import sys
+import mlora_worker.__main__ as rank
+import mlora_worker.rank
+
+mlora_worker.rank.run_rank = lambda *_: print(sys.getswitchinterval())
+rank.main()
+"""
+
+
+def test_a_thread_that_runs_python_holds_up_one_that_computes_for_less_than_a_millisecond(
+    tmp_path: Path,
+) -> None:
+    config = WorkerConfig(
+        pipeline="n/p",
+        model=ModelSource(name="m", uri=tmp_path.as_uri()),
+        stages=1,
+        coordinator_host="h",
+        token_file="t",
+    )
+    environment = {**os.environ, "MLORA_WORKER_CONFIG": config.to_json(), "MLORA_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", RANK], env=environment, check=True, capture_output=True, text=True, timeout=300
+    )
+    assert float(done.stdout) < 1e-3 < sys.getswitchinterval()

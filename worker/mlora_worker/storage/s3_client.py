@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import boto3
 import botocore.config
+import botocore.session
 from botocore import UNSIGNED
 
 from mlora_worker import addresses
@@ -102,11 +103,20 @@ def new_client(
             "aws_session_token": keys.session_token,
         }
     trusted = None if ca_certificate is None else str(_file_of(ca_certificate))
-    client = boto3.session.Session(region_name=region, **known).client(
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _service_models())
+    client = boto3.session.Session(botocore_session=core, region_name=region, **known).client(
         "s3", endpoint_url=_checked(endpoint), config=config, verify=trusted
     )
     watch_answers(client)
     return client
+
+
+@cache
+def _service_models() -> Any:
+    """What the SDK knows of services, read once: a client is made for each use of a store, and to read it takes 85 ms of
+    Python, during which other threads wait for the interpreter's lock. It holds nothing of keys."""
+    return botocore.session.get_session().get_component("data_loader")
 
 
 def _checked(endpoint: str | None) -> str | None:
