@@ -17,6 +17,7 @@ from mlora_worker.preparing.errors import told
 from mlora_worker.preparing.job import Workshop
 from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
 from mlora_worker.preparing.server import Server
+from mlora_worker.storage.s3_client import PATIENT, new_client
 from mlora_worker.storage.store import open_store
 
 
@@ -35,6 +36,9 @@ def main(file: int) -> None:
     except (DataError, MemoryError) as error:
         send(control, Answer(failed=told(error)))
         return
+    new_client(
+        "http://127.0.0.1", "us-east-1", None, PATIENT
+    )  # what the SDK reads for that, a job has by its fork
     reading = reading_of(config)
     workshop = Workshop(
         tokenizer,
