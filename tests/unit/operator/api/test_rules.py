@@ -36,13 +36,13 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "evaluation": {"everySteps": 5},
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
-    "an output deep in a bucket": {"output": {"uri": "s3://adapters//team/a/"}},
+    "an output deep in a bucket": {"output": {"uri": "s3://adapters/team/a/"}},
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
 
 BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a whole bucket": ({"output": {"uri": "s3://adapters"}}, "output.uri", "a prefix below the bucket"),
-    "a whole bucket with slashes": ({"output": {"uri": "s3://adapters//"}}, "output.uri", "below the bucket"),
+    "a whole bucket with a slash": ({"output": {"uri": "s3://adapters/"}}, "output.uri", "below the bucket"),
     "two chat templates": (
         {
             "dataset": {
