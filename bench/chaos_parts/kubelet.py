@@ -80,6 +80,7 @@ class Kubelet:
             storage_endpoint=endpoint,
             storage_keys_dir=str(private / "keys"),
             termination_seconds=int(GRACE) - 1,
+            allowed_networks=("127.0.0.0/8",),  # of the store
             device="cpu",
             threads=1,
             microbatch_tokens=microbatch_tokens,

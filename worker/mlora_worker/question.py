@@ -60,7 +60,9 @@ def users_store(
             missing=missing,
             manners=Manners(access.addressing, access.checksums),
         )
-    return open_store(access, allow_files=True, patience=patience, missing=missing)
+    return open_store(
+        access, allow_files=True, allowed_networks=ALL_NETWORKS, patience=patience, missing=missing
+    )
 
 
 def users_remote(access: StorageAccess, hub_endpoint: str, patience: Patience = PATIENT) -> RemoteAccess:

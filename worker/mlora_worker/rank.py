@@ -200,7 +200,9 @@ class _FirstRank:
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
                 microbatch_tokens=config.microbatch_tokens,
-                open_store=lambda access: open_store(access, allow_files=config.allow_file_uris),
+                open_store=lambda access: open_store(
+                    access, allow_files=config.allow_file_uris, allowed_networks=config.allowed_networks
+                ),
                 rows=rows,
                 announce=announce,
                 preparing=preparing,

@@ -26,7 +26,7 @@ from mlora_worker.protocol import (
     TaskAnswer,
     TaskQuestion,
 )
-from mlora_worker.question import failure_of, reply, users_remote, users_store
+from mlora_worker.question import ALL_NETWORKS, failure_of, reply, users_remote, users_store
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.model_source import open_model
 from mlora_worker.storage.s3 import Patience
@@ -78,7 +78,9 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
     try:
         access = task.storage or StorageAccess()
         source = open_sources(
-            open_store(access, allow_files=True, patience=_PATIENCE), access, patience=_PATIENCE
+            open_store(access, allow_files=True, allowed_networks=ALL_NETWORKS, patience=_PATIENCE),
+            access,
+            patience=_PATIENCE,
         )
         prepared = prepare(
             task.dataset,

@@ -57,7 +57,7 @@ def access_to(s3: Storage, *, secret_key: str | None = None, access_key: str | N
 
 @pytest.fixture
 def store(local_s3: Storage) -> Store:
-    return open_store(access_to(local_s3), allow_files=False)
+    return open_store(access_to(local_s3), allow_files=False, allowed_networks=("127.0.0.0/8",))
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_an_uploader_killed_after_two_of_three_parts_leaves_no_object_and_the_ne
 def test_wrong_keys_are_told_apart_and_never_quoted(
     local_s3: Storage, folder: str, change: dict[str, str], told: str
 ) -> None:
-    wrong = open_store(access_to(local_s3, **change), allow_files=False)
+    wrong = open_store(access_to(local_s3, **change), allow_files=False, allowed_networks=("127.0.0.0/8",))
     with pytest.raises(AccessRefused, match=told) as caught:
         probe_output(wrong, folder)
     assert local_s3.access_key not in str(caught.value)

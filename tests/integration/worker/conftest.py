@@ -165,6 +165,7 @@ def start_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             backend="gloo",  # so that the ranks may share a GPU
             threads=1,
             allow_file_uris=True,
+            allowed_networks=("127.0.0.0/8",),  # of the store
         ).model_copy(update=options)
         group = Group(config, folder, token)
         group.start()

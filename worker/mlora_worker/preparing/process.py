@@ -44,7 +44,9 @@ def main(file: int) -> None:
         tokenizer,
         setup.max_positions,
         setup.vocabulary,
-        lambda access: open_store(access, allow_files=config.allow_file_uris),
+        lambda access: open_store(
+            access, allow_files=config.allow_file_uris, allowed_networks=config.allowed_networks
+        ),
         reading,
     )
     send(control, Answer(ready=Ready(tells_the_date=tells_the_date(tokenizer))))

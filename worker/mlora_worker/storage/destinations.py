@@ -1,4 +1,4 @@
-"""Which network addresses a task's data may be fetched from.
+"""Which network addresses a task's data may be fetched from, and its adapter written to.
 
 A task's owner chooses the address, and the request is made by a worker that stands deeper in the cluster than the owner
 does. So what only the worker can reach is refused: its own loopback, the link-local addresses where clouds hand out a
@@ -27,6 +27,13 @@ class Destinations:
     def address_of(self, host: str, port: int, uri: str) -> str:
         """The address to connect to. To connect by name later would ask again, and might be told another address.
 
+        Raises what ``addresses_of`` raises.
+        """
+        return self.addresses_of(host, port, uri)[0]
+
+    def addresses_of(self, host: str, port: int, uri: str) -> list[str]:
+        """All of them, at least one, in the resolver's order. ``uri`` is how messages name what is asked for.
+
         Raises StorageError (InvalidSpec) when any of the host's addresses is refused; StoreUnreachable for an unknown
         host.
         """
@@ -38,13 +45,13 @@ class Destinations:
             if is_refused(address, self._allowed):
                 raise StorageError(
                     FailureReason.INVALID_SPEC,
-                    f"{uri} is refused: {host} is {address}, an address that tasks may not read from; put the data into a "
-                    "store, or ask the cluster's administrator to allow that network (spec.worker.allowedNetworks of the "
+                    f"{uri} is refused: {host} is {address}, an address that tasks may not reach; use another one, or "
+                    "ask the cluster's administrator to allow that network (spec.worker.allowedNetworks of the "
                     "LoRAPipeline)",
                 )
         if not found:
             raise StoreUnreachable(f"cannot read {uri}: the host {host} has no address")
-        return str(found[0])
+        return [str(address) for address in found]
 
 
 def _resolve(host: str, port: int) -> Sequence[str]:

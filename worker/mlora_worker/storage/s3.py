@@ -23,6 +23,7 @@ from botocore.exceptions import (
 from urllib3.exceptions import HTTPError
 
 from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable, TooLarge
 from mlora_worker.storage.limits import LARGEST_OBJECT, Listing, Oversized
 from mlora_worker.storage.multipart import PART, part_size, upload_in_parts
@@ -63,6 +64,7 @@ class S3Store:
         ca_certificate: Callable[[], str | None] = lambda: None,
         part: int = PART,
         clock: Callable[[], float] = time.monotonic,
+        destinations: Destinations | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._region = region
@@ -73,6 +75,7 @@ class S3Store:
         self._ca_certificate = ca_certificate
         self._part = part
         self._clock = clock
+        self._destinations = destinations
         self._lock = threading.Lock()
         self._client_of: tuple[tuple[Identity, str | None], Any] | None = None
 
@@ -233,7 +236,13 @@ class S3Store:
         with self._lock:
             if self._client_of is None or self._client_of[0] != known:
                 client = new_client(
-                    self._endpoint, self._region, keys, self._patience, self._manners, known[1]
+                    self._endpoint,
+                    self._region,
+                    keys,
+                    self._patience,
+                    self._manners,
+                    known[1],
+                    self._destinations,
                 )
                 self._client_of = (known, client)
             return self._client_of[1]

@@ -19,6 +19,8 @@ from botocore import UNSIGNED
 
 from mlora_worker import addresses
 from mlora_worker.protocol import Addressing, Checksums, FailureReason
+from mlora_worker.storage.checked_connection import check_connections
+from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.s3_answers import watch_answers
 
@@ -70,8 +72,11 @@ def new_client(
     patience: Patience,
     manners: Manners = PLAIN,
     ca_certificate: str | None = None,
+    destinations: Destinations | None = None,
 ) -> Any:
-    """``ca_certificate``: PEM of those who may sign the store's certificate; None: the usual ones. Raises StorageError when
+    """``destinations``: which hosts may be connected to; None: any.
+
+    ``ca_certificate``: PEM of those who may sign the store's certificate; None: the usual ones. Raises StorageError when
     it cannot be read, or the endpoint is no address (InvalidSpec).
 
     By default, with an endpoint, buckets are part of the path and checksum headers are sent where S3 demands them alone:
@@ -109,6 +114,8 @@ def new_client(
         "s3", endpoint_url=_checked(endpoint), config=config, verify=trusted
     )
     watch_answers(client)
+    if destinations is not None:
+        check_connections(client, destinations)
     return client
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from mlora_worker.protocol import FailureReason, StorageAccess
 from mlora_worker.storage import uri as address
+from mlora_worker.storage.destinations import Destinations
 from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.files import FileStore
 from mlora_worker.storage.s3 import S3Store
@@ -69,11 +70,12 @@ def open_store(
     access: StorageAccess,
     *,
     allow_files: bool,
+    allowed_networks: Sequence[str] = (),
     missing: FailureReason = FailureReason.DATASET_NOT_FOUND,
     patience: Patience = PATIENT,
 ) -> Store:
     """The store of one task. Without keys, requests are unsigned: a task never borrows the worker's own
-    identity.
+    identity. It is reached only at addresses that tasks may reach (``destinations``), or in ``allowed_networks``.
 
     ``missing`` is the reason of an ``ObjectNotFound``.
     """
@@ -86,6 +88,7 @@ def open_store(
         patience=patience,
         manners=Manners(access.addressing, access.checksums),
         ca_certificate=lambda: access.ca_certificate,
+        destinations=Destinations(allowed_networks),
     )
     return _Routed(s3, FileStore(missing) if allow_files else None)
 

@@ -25,6 +25,7 @@ from mlora_worker.storage.store import Store, open_store, open_store_from_files
 
 MOST = 2**20  # bytes
 
+LOCAL = ("127.0.0.0/8",)
 HURRY = Patience(connect_seconds=0.5, read_seconds=2, attempts=2)
 PART = 64 * 2**10
 KEY = "big"
@@ -224,7 +225,7 @@ def task_store(endpoint: str) -> Store:
     access = StorageAccess(
         endpoint=endpoint, access_key=SecretStr("AKIDKEY\n"), secret_key=SecretStr(" topsecret")
     )
-    return open_store(access, allow_files=False, patience=HURRY)
+    return open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY)
 
 
 @pytest.fixture
@@ -284,13 +285,18 @@ def test_a_stores_own_certificate_is_trusted_when_its_secret_brings_it(
     with odd_server(certificate=certificate) as server:
         server.objects["/bucket/x"] = b"x"
         access = StorageAccess(endpoint=server.endpoint)
-        store = open_store(access, allow_files=False, patience=HURRY)
+        store = open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY)
         with pytest.raises(
             StoreUnreachable, match=r"certificate of https://127.* is not trusted; put .* into ca\.crt"
         ):
             store.read("s3://bucket/x", MOST)
         trusting = access.model_copy(update={"ca_certificate": pem})
-        assert open_store(trusting, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST) == b"x"
+        assert (
+            open_store(trusting, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+                "s3://bucket/x", MOST
+            )
+            == b"x"
+        )
         mounted = open_store_from_files(server.endpoint, "us-east-1", keys, allow_files=False, patience=HURRY)
         with pytest.raises(StoreUnreachable, match="is not trusted"):
             mounted.read("s3://bucket/x", MOST)
@@ -303,7 +309,9 @@ def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
         endpoint="https://127.0.0.1:9", ca_certificate="-----BEGIN CERTIFICATE-----\nnonsense"
     )
     with pytest.raises(StorageError, match=r"ca\.crt of the storage Secret is no PEM certificate") as caught:
-        open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST)
+        open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+            "s3://bucket/x", MOST
+        )
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
@@ -348,7 +356,9 @@ def test_a_server_without_checksums_refuses_a_store_that_was_told_to_send_them()
     with odd_server() as server:
         access = StorageAccess(endpoint=server.endpoint, checksums=Checksums.WHEN_SUPPORTED)
         with pytest.raises(StorageError, match="501 NotImplemented"):
-            open_store(access, allow_files=False, patience=HURRY).write("s3://bucket/x", b"x")
+            open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).write(
+                "s3://bucket/x", b"x"
+            )
 
 
 @pytest.mark.parametrize("key", ["a b/100% ü?x#y+z", "double//slash", "a/../b", "ends in a slash/", "~'()*!"])
@@ -377,7 +387,12 @@ def test_a_pods_own_role_is_used_for_a_pipeline_without_a_secret_and_never_for_a
         assert store.read("s3://bucket/x", MOST) == b"x"
         assert server.keys_seen == ["OFTHEROLE"]
         access = StorageAccess(endpoint=server.endpoint)
-        assert open_store(access, allow_files=False, patience=HURRY).read("s3://bucket/x", MOST) == b"x"
+        assert (
+            open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+                "s3://bucket/x", MOST
+            )
+            == b"x"
+        )
         assert server.keys_seen == ["OFTHEROLE"]
 
 
@@ -515,7 +530,10 @@ def test_a_missing_object_is_named() -> None:
 
 def test_nobody_at_the_endpoint_is_said_soon() -> None:
     store = open_store(
-        StorageAccess(endpoint="http://127.0.0.1:9"), allow_files=False, patience=Patience(attempts=1)
+        StorageAccess(endpoint="http://127.0.0.1:9"),
+        allow_files=False,
+        allowed_networks=LOCAL,
+        patience=Patience(attempts=1),
     )
     with pytest.raises(StoreUnreachable, match=r"no connection to http://127\.0\.0\.1:9") as caught:
         probe_output(store, "s3://bucket/out")
@@ -523,16 +541,18 @@ def test_nobody_at_the_endpoint_is_said_soon() -> None:
 
 
 def test_an_endpoint_that_is_no_url_is_a_mistake_in_the_spec() -> None:
-    words = r"'s3\.storage:8333' is not an address .*such as https"
-    with pytest.raises(StorageError, match=words) as caught:
-        task_store("s3.storage:8333").read("s3://bucket/x", MOST)
+    store = S3Store(endpoint="s3.storage:8333", region="us-east-1", keys=lambda: None)
+    with pytest.raises(StorageError, match=r"'s3\.storage:8333' is not an address .*such as https") as caught:
+        store.size("s3://bucket/x")
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
 def test_without_keys_requests_are_unsigned() -> None:
     with odd_server() as server:
         server.objects["/bucket/x"] = b"public"
-        store = open_store(StorageAccess(endpoint=server.endpoint), allow_files=False, patience=HURRY)
+        store = open_store(
+            StorageAccess(endpoint=server.endpoint), allow_files=False, allowed_networks=LOCAL, patience=HURRY
+        )
         assert store.read("s3://bucket/x", MOST) == b"public"
         assert server.keys_seen == []
 

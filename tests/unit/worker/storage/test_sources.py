@@ -151,7 +151,7 @@ def web() -> WebFiles:
 )
 def test_addresses_that_only_a_worker_can_reach_are_refused_in_every_spelling(address: str) -> None:
     for found in ([address], ["93.184.216.34", address]):
-        with pytest.raises(StorageError, match="an address that tasks may not read from") as caught:
+        with pytest.raises(StorageError, match="an address that tasks may not reach") as caught:
             Destinations(resolve=lambda _host, _port, found=found: found).address_of(
                 "host", 80, "http://host/x"
             )  # type: ignore[misc]
@@ -177,7 +177,7 @@ def test_an_administrator_may_allow_a_network_by_name() -> None:
 
 def test_a_real_loopback_server_is_refused_unless_allowed(server: Server) -> None:
     server.files["/rows.jsonl"] = b"{}\n"
-    with pytest.raises(StorageError, match="may not read from"):
+    with pytest.raises(StorageError, match="may not reach"):
         list(sources(allowed=()).pieces(f"{server.url}/rows.jsonl"))
     assert server.seen == []
     assert b"".join(sources().pieces(f"{server.url}/rows.jsonl?x=1")) == b"{}\n"
