@@ -13,6 +13,7 @@ from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Task
 from mlora_operator.rights import Rights
 
 _OTHER = "choose another spec.output.uri"
+MOST_PARTS = 33  # of an output's folder, the store with them
 
 
 def settle(
@@ -85,8 +86,15 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
     1. A whole bucket is no output: an adapter has a folder of its own in it.
     2. Below a prefix that was given to namespaces only they write, and only they above it; of several such prefixes the
        longest counts. A prefix holds for every endpoint, since one store may have many names.
+    3. A place has few parts: each folder above it is looked up, for each task in each pass.
     """
     place = output_of(task)
+    if len(place) > MOST_PARTS:
+        return Acceptance(
+            conditions.REASON_INVALID_SPEC,
+            f"spec.output.uri: it has {len(place) - 1} parts between slashes, and {MOST_PARTS - 1} are allowed: name a "
+            "folder that is less deep, in a new task",
+        )
     if is_whole_bucket(place):
         return Acceptance(
             conditions.REASON_INVALID_SPEC,

@@ -264,3 +264,12 @@ def test_the_place_is_free_once_the_other_is_gone(make: Any) -> None:
     held = decide(make.snapshot(old, young), make.settings(), make.now).task_statuses[Key("team-a", "young")]
     again = replace(young, status=held)
     assert answers(make, again)["team-a/young"][0] == "Accepted"
+
+
+@pytest.mark.parametrize(("parts", "accepted"), [(32, True), (33, False), (500, False)])
+def test_a_folder_that_is_very_deep_is_refused(make: Any, parts: int, accepted: bool) -> None:
+    """Each folder above it is looked up in each pass: hundreds of such tasks took seconds of every pass."""
+    task = make.task("deep", output={"uri": "s3://" + "/".join(["b" * 3] + ["a"] * (parts - 1))})
+    reason, message = answers(make, task)["team-a/deep"]
+    assert reason == ("Accepted" if accepted else "InvalidSpec")
+    assert accepted or f"spec.output.uri: it has {parts} parts between slashes" in message
