@@ -586,7 +586,7 @@ def test_networks_that_a_pipeline_allows_its_tasks_are_open_to_it(render: Render
 
 @pytest.mark.parametrize("value", ["", "http://", "http://a:b", "http://[::1", "proxy:99999"])
 def test_an_address_that_is_none_opens_nothing_and_ends_nothing(render: Render, value: str) -> None:
-    env = [{"name": "HTTPS_PROXY", "value": value}, {"name": "HTTP_PROXY", "valueFrom": {}}, {}]
+    env = [{"name": "HTTPS_PROXY", "value": value}, {"name": "HTTP_PROXY"}]
     objects = render({})
     assert workers_policy(objects, worker={"env": env}) == workers_policy(objects)
 
