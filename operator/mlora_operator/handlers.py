@@ -33,7 +33,7 @@ from mlora_operator.metrics.exporter import Exporter
 from mlora_operator.metrics.server import serve_metrics
 from mlora_operator.page.board import Board
 from mlora_operator.page.desk import Desk
-from mlora_operator.page.server import PageServer
+from mlora_operator.page.server import LOOPBACK, PageServer
 from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
 from mlora_operator.reconcile.kubeapi import KubeApi
 from mlora_operator.reconcile.loop import Loop, utc_now
@@ -119,7 +119,12 @@ class Runtime:
                     runner = await serve_metrics(self.settings.metrics.port, self.exporter.registry)
                     stack.push_async_callback(runner.cleanup)
                 if self.settings.page.enabled:
-                    page = PageServer(Desk(self.board, self._leader, utc_now), None, self.settings.page.port)
+                    page = PageServer(
+                        Desk(self.board, self._leader, utc_now),
+                        None,
+                        self.settings.page.port,
+                        hosts=LOOPBACK | {name.lower() for name in self.settings.page.hosts},
+                    )
                     page.start()
                     stack.push_async_callback(asyncio.to_thread, page.stop)
             except BaseException as error:

@@ -32,7 +32,7 @@ All names are camelCase; unknown ones are refused and an error names the field. 
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
     metrics: {enabled: false, port: 8080, tasks: false, mostTasks: 500, priorities: [0, 1, 10, 100, 1000]}
-    page: {enabled: false, port: 8082}   # a read-only page of tasks and pipelines, for whoever reaches the port
+    page: {enabled: false, port: 8082, hosts: []}   # a read-only page of tasks and pipelines, for whoever reaches the port
     leaderElection: {leaseName: mlora-operator, leaseSeconds: 15, deadlineSeconds: 10}   # in ``namespace``
     networkPolicy:                   # of workers; the chart's default has it enabled
       {enabled: false, operatorLabels: {}, ports: [443], dnsPorts: [53], ingress: [], egress: []}
@@ -157,8 +157,11 @@ class MetricsSettings(Model):
 
 
 class PageSettings(Model):
+    """``hosts``: names under which it may be asked for, beside localhost and the loopback addresses."""
+
     enabled: Annotated[bool, Field(strict=True)] = False
     port: Annotated[int, Field(ge=1, le=65535)] = 8082
+    hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.:\[\]_-]+$", max_length=253)], ...] = ()
 
 
 class LeaderElection(Model):

@@ -132,6 +132,9 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
 {{- $scraped = list (dict "from" .Values.networkPolicy.metricsFrom "ports" $ports) -}}
 {{- end -}}
 {{- end -}}
+{{- $service := printf "%s-page" (include "mlora.fullname" . | trunc 58 | trimSuffix "-") -}}
+{{- $inside := printf "%s.%s" $service .Release.Namespace -}}
+{{- $hosts := concat .Values.page.hosts (list $service $inside (printf "%s.svc" $inside) (printf "%s.svc.cluster.local" $inside)) -}}
 {{- $network := dict
   "enabled" .Values.networkPolicy.enabled
   "operatorLabels" (include "mlora.selector" . | fromYaml)
@@ -148,7 +151,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "outputs" .Values.outputs
   "log" .Values.log
   "health" .Values.health
-  "page" (pick .Values.page "enabled" "port")
+  "page" (dict "enabled" .Values.page.enabled "port" .Values.page.port "hosts" $hosts)
   "metrics" (pick .Values.metrics "enabled" "port" "tasks" "mostTasks" "priorities")
   "leaderElection" (merge (dict "leaseName" (include "mlora.lease" .)) .Values.leaderElection)
   "networkPolicy" $network

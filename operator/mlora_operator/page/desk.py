@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
+from multidict import MultiMapping
+
 from mlora_operator.page import answers
 from mlora_operator.page.board import Board, Sight
 from mlora_operator.page.documents import Trouble
@@ -23,6 +25,7 @@ from mlora_worker.stream.timeline import Timeline
 AT_MOST_EVERY = 0.5  # seconds: passes that follow each other faster are looked at no faster
 KEPT = 64  # answers of the present pass
 LARGEST_OFFSET = 1_000_000
+LONGEST_QUERY = 1024  # characters of all parameters
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -183,6 +186,20 @@ def _may_see(key: Key, namespace: str | None, present: _Present) -> bool:
     everyone = (*present.lists.training, *present.lists.waiting, *present.lists.finished)
     here = str(key)
     return any(one.task.key.namespace == namespace and one.status.pipeline == here for one in everyone)
+
+
+def asked(query: MultiMapping[str], *names: str) -> Mapping[str, str]:
+    """A request's parameters. Each may stand once: of two, a proxy that confines a team to its namespace and this page
+    could read another one. Raises Refused, also for parameters that are not among ``names``, and for what is too long.
+    """
+    if sum(len(name) + len(value) for name, value in query.items()) > LONGEST_QUERY:
+        raise _bad(f"the parameters have more than {LONGEST_QUERY} characters")
+    for name in query:
+        if name not in names:
+            raise _bad(f"there is no such parameter; there are {', '.join(names)}")
+        if len(query.getall(name)) > 1:
+            raise _bad(f"{name} may stand once")
+    return dict(query)
 
 
 def _namespace(query: Mapping[str, str]) -> str | None:

@@ -19,7 +19,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from mlora_operator.coordinator import CoordinatorError, open_session
 from mlora_operator.page.connections import Limits, bounded
-from mlora_operator.page.desk import Answer, Desk, Refused, answer, tagged, unreachable
+from mlora_operator.page.desk import Answer, Desk, Refused, answer, asked, tagged, unreachable
 from mlora_operator.page.documents import Trouble
 from mlora_operator.page.timelines import Timelines
 
@@ -47,27 +47,30 @@ _HEADERS = {
 def page_app(desk: Desk, timelines: Callable[[], Timelines], hosts: frozenset[str] | None) -> web.Application:
     """The routes. ``hosts``: names under which it may be asked for; None: any."""
 
-    def api(ask: Callable[[Mapping[str, str]], Answer]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def api(
+        ask: Callable[[Mapping[str, str]], Answer], *names: str
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
-            return _respond(request, ask(request.query), "application/json")
+            return _respond(request, ask(asked(request.query, "namespace", *names)), "application/json")
 
         return handle
 
     async def timeline(request: web.Request) -> web.Response:
-        key, endpoint, stages = desk.coordinator(request.query)
+        query = asked(request.query, "namespace", "pipeline")
+        key, endpoint, stages = desk.coordinator(query)
         try:
             found = await timelines().of(key, endpoint, stages)
         except CoordinatorError:
             raise unreachable(key) from None
-        return _respond(request, desk.timeline(key, found, request.query), "application/json")
+        return _respond(request, desk.timeline(key, found, query), "application/json")
 
     app = web.Application(middlewares=[_guard(hosts)], client_max_size=1024)
     for path, (name, kind) in _FILES.items():
         app.router.add_get(path, _file(name, kind))
     app.router.add_get("/favicon.ico", _nothing)
     app.router.add_get("/api/v1/overview", api(desk.overview))
-    app.router.add_get("/api/v1/tasks", api(desk.tasks))
-    app.router.add_get("/api/v1/losses", api(desk.losses))
+    app.router.add_get("/api/v1/tasks", api(desk.tasks, "list", "offset", "limit"))
+    app.router.add_get("/api/v1/losses", api(desk.losses, "limit"))
     app.router.add_get("/api/v1/timeline", timeline)
     return app
 
@@ -158,8 +161,11 @@ async def _handled(
         refused.headers["Allow"] = "GET, HEAD"
         return refused
     # A page of somebody else's that calls its own name by this machine's address must not read this one.
-    if hosts is not None and _without_port(request.host) not in hosts:
-        return _trouble(400, "badRequest", "this page is served to its own machine only")
+    named = request.headers.getall("Host", [])
+    if hosts is not None and (len(named) != 1 or _name_of(named[0]) not in hosts):
+        return _trouble(
+            400, "badRequest", "the page is not served under this name: page.hosts says under which it is"
+        )
     try:
         return await handler(request)
     except Refused as refused:
@@ -173,8 +179,10 @@ async def _handled(
         return _trouble(500, "internal", "the operator's log says why")
 
 
-def _without_port(host: str) -> str:
-    return host if host.endswith("]") else host.rpartition(":")[0] or host
+def _name_of(host: str) -> str:
+    """Of a Host header, without the port."""
+    name = host if host.endswith("]") else host.rpartition(":")[0] or host
+    return name.lower().removesuffix(".")
 
 
 def _trouble(

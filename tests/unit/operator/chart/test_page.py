@@ -60,6 +60,16 @@ def test_the_operator_and_its_service_agree_on_the_port(render: Render) -> None:
     assert service["selector"] == SELECTOR
 
 
+def test_it_answers_under_its_services_names_and_those_that_are_given(render: Render) -> None:
+    objects = render({"page": {"enabled": True, "hosts": ["mlora.example.org"]}})
+    hosts = parse_settings(
+        objects["ConfigMap", "rel-mlora-operator"]["data"]["settings.json"], "x"
+    ).page.hosts
+    name = objects["Service", "rel-mlora-operator-page"]["metadata"]["name"]
+    inside = f"{name}.mlora-system"
+    assert set(hosts) == {"mlora.example.org", name, inside, f"{inside}.svc", f"{inside}.svc.cluster.local"}
+
+
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("named", [False, True])
 def test_only_those_who_are_named_come_to_it(render: Render, strict: bool, named: bool) -> None:

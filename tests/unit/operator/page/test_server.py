@@ -150,8 +150,35 @@ def test_a_replica_that_follows_closes_the_connection_so_that_the_next_may_find_
 
 
 @pytest.mark.parametrize(
+    "query",
+    [
+        "?namespace=&namespace=team-a",
+        "?namespace=team-a&namespace=team-b",
+        "?namespace=team-a&Namespace=",
+        "?namespaces=team-a",
+        f"?namespace={'a' * 2000}",
+        "?" + "namespace=a&" * 300,
+    ],
+)
+@pytest.mark.parametrize("path", ["overview", "tasks", "losses", "timeline"])
+def test_what_a_proxy_and_the_page_could_read_in_two_ways_is_refused(path: str, query: str) -> None:
+    scene = Scene(utc_now(), waiting=0)
+    with served(scene.board()) as url:
+        site = Site(address_of(url), Coordinator(None, []), Leader(), scene)  # type: ignore[arg-type]
+        assert site.ask(f"/api/v1/{path}{query}")[0] == 400
+
+
+@pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1:8090", 200), ("localhost", 200), ("[::1]:8090", 200), ("evil.example:8090", 400), ("", 400)],
+    [
+        ("127.0.0.1:8090", 200),
+        ("localhost", 200),
+        ("LOCALHOST.:1", 200),
+        ("localhost.evil.example", 400),
+        ("[::1]:8090", 200),
+        ("evil.example:8090", 400),
+        ("", 400),
+    ],
 )
 def test_on_a_machine_of_one_s_own_no_other_name_reaches_it(host: str, status: int) -> None:
     scene = Scene(utc_now(), waiting=0)
