@@ -26,7 +26,7 @@ from kubernetes.aio import client, config
 from mlora_operator.api import GROUP, VERSION, pipeline, task
 from mlora_operator.certificates import self_signed
 from mlora_operator.coordinator import Links
-from mlora_operator.health import examine, running_tasks, serve_health
+from mlora_operator.health import Failures, examine, running_tasks, serve_health
 from mlora_operator.leader import Elector, Terms, suspend_clock
 from mlora_operator.lease import ApiLeases, own_identity
 from mlora_operator.metrics.exporter import Exporter
@@ -177,13 +177,16 @@ class Runtime:
             self.loop.wake()
 
     def _check(self) -> Any:
-        """A replica that leads ends passes, one that follows looks at the lease; both have all watches."""
-        silence = None
+        """With a replica that leads passes succeed, one that follows looks at the lease; both have all watches."""
+        silence = failures = None
         if self.loop is not None:
-            silence = time.monotonic() - self.loop.last_pass
+            now, failing = time.monotonic(), self.loop.failing
+            silence = now - self.loop.last_pass
+            if failing is not None:
+                failures = Failures(now - failing.since, failing.times, failing.words)
         elif self.elector is not None:
             silence = self.elector.silence
-        return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks())
+        return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks(), failures)
 
     async def _catch_up(self, cluster: ApiServer) -> None:
         """Until what the API server lists has come through the watches: kopf does not say when its first lists are over."""

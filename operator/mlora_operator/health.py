@@ -1,6 +1,7 @@
-"""The liveness probe. It proves that passes come to their end and that every watch is there.
+"""The liveness probe. It proves that passes succeed and that every watch is there.
 
-A process that answers is not enough: when a watch of kopf dies, the rest of it lives on and sees nothing more.
+That passes end is not enough: one that fails ends, too, and decides nothing for anybody. Nor is a process that answers:
+when a watch of kopf dies, the rest of it lives on and sees nothing more.
 """
 
 from __future__ import annotations
@@ -19,9 +20,28 @@ class Health:
     problems: tuple[str, ...] = ()
 
 
-def examine(silence: float | None, most: float, watched: Iterable[str], running: Iterable[str]) -> Health:
+FAILURES = 3  # passes in a row; fewer may be of a moment, however long they take
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Of passes, in a row until now: since so many seconds, so many times, the last one with ``words``."""
+
+    seconds: float
+    times: int
+    words: str
+
+
+def examine(
+    silence: float | None,
+    most: float,
+    watched: Iterable[str],
+    running: Iterable[str],
+    failures: Failures | None = None,
+) -> Health:
     """``silence``: seconds since a pass ended, None before the first; ``watched``: plurals that must have a watch;
-    ``running``: names of the tasks that are alive, kopf's watches among them. Pure."""
+    ``running``: names of the tasks that are alive, kopf's watches among them; ``failures``: None while passes succeed.
+    ``most``: seconds that it may last that no pass ends, or none succeeds. Pure."""
     names = tuple(running)
     problems = [
         f"no watch on {plural}"
@@ -30,6 +50,10 @@ def examine(silence: float | None, most: float, watched: Iterable[str], running:
     ]
     if silence is not None and silence > most:
         problems.append(f"no pass has ended for {silence:.0f} s")
+    if failures is not None and failures.seconds > most and failures.times >= FAILURES:
+        problems.append(
+            f"{failures.times} passes in a row have failed in {failures.seconds:.0f} s, the last one with {failures.words}"
+        )
     return Health(tuple(problems))
 
 

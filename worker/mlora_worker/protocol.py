@@ -52,6 +52,8 @@ from mlora_worker.bounds import (
     MOST_KEY,
     MOST_LACKING,
     MOST_MODULES,
+    MOST_PARTS,
+    MOST_PATHS,
     MOST_STAGES,
     MOST_TASKS,
     MOST_TEXT,
@@ -741,10 +743,14 @@ class ModelFacts(Message):
 
     @model_validator(mode="after")
     def _holds_together(self) -> ModelFacts:
-        """Whoever counts modules goes through all layers of each, so their sum is bounded, too."""
+        """Whoever counts modules goes through all layers of each, and keeps the path of each and all ends of that."""
         if sum(module.count for module in self.modules) > MOST_MODULES:
             raise ValueError(f"modules: more than {MOST_MODULES} in all layers together")
+        if sum(module.count * len(module.path) for module in self.modules) > MOST_PATHS:
+            raise ValueError(f"modules: their paths have more than {MOST_PATHS} characters together")
         for module in self.modules:
+            if module.path.count(".") >= MOST_PARTS or module.name.count(".") >= MOST_PARTS:
+                raise ValueError(f"modules: a path has more than {MOST_PARTS} parts")
             if module.path and module.first_layer + module.count > self.layers:
                 raise ValueError(
                     f"modules: {module.path} would be in layer {module.first_layer + module.count - 1}, and there are "

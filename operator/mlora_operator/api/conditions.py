@@ -41,6 +41,9 @@ REASON_CREATING_PIPELINE = (
     "CreatingPipeline"  # a pipeline for the base model is being made from the catalogue
 )
 
+# Reason of Accepted of a task, and of Ready of a pipeline.
+REASON_UNDECIDED = "Undecided"  # deciding about this very object fails; it stays as it is, all others go on
+
 # Reasons of Admitted and Running.
 REASON_ADMITTED = "Admitted"
 REASON_WAITING_FOR_MEMORY = "WaitingForMemory"  # others with a better place fill the memory

@@ -14,6 +14,7 @@ import aiohttp
 from mlora_operator.coordinator.client import CoordinatorClient
 from mlora_operator.coordinator.errors import CoordinatorError, Invalid, Starting, Unreachable
 from mlora_operator.coordinator.reading import open_session
+from mlora_operator.coordinator.shapes import Shapes, Unsteady
 from mlora_operator.reconcile.about import about_key
 from mlora_operator.reconcile.ports import Endpoint, ReadText
 from mlora_operator.reconcile.progress import by_another_clock, heard
@@ -40,6 +41,7 @@ class _Link:
     ) -> None:
         self.endpoint = endpoint
         self.client = client
+        self._shapes = Shapes()
         self.contact = contact or Contact(lost_since=links.now(), error="it has not answered yet")
         self._links = links
         self.task = asyncio.get_running_loop().create_task(self._poll(key), name=f"report poll of {key}")
@@ -49,10 +51,12 @@ class _Link:
         while True:
             try:
                 report = await self.client.poll_report(after)
+                self._shapes.check(report, self._links.now())
                 before = self.contact
                 self.contact = heard(before, report, self._links.now())
-            except CoordinatorError as error:
-                await self._try_later(key, error)
+            except (CoordinatorError, Unsteady) as error:
+                told = Invalid(f"report refused: {error}") if isinstance(error, Unsteady) else error
+                await self._try_later(key, told)
                 after = None  # it may come back as another one that counts from the beginning
                 continue
             except Exception as error:  # whatever it answered, it is asked again

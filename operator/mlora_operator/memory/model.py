@@ -56,15 +56,21 @@ def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Deman
     return Demand(lora, rows * longest, longest)
 
 
-@lru_cache(maxsize=4096)
 def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
     """Of a task on ``stage``, with the gaps between matrices."""
+    return _parameters_by_stage(lora, facts).get(stage, 0)
+
+
+@lru_cache(maxsize=4096)
+def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, int]:
     ranks = ranks_of(facts, lora)
-    return sum(
-        _padded(ranks[module.path] * module.in_features) + _padded(ranks[module.path] * module.out_features)
-        for module in modules_of(facts)
-        if module.stage == stage and module.path in ranks
-    )
+    found: dict[int, int] = {}
+    for module in modules_of(facts):
+        rank = ranks.get(module.path)
+        if rank is not None:
+            own = _padded(rank * module.in_features) + _padded(rank * module.out_features)
+            found[module.stage] = found.get(module.stage, 0) + own
+    return found
 
 
 def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:

@@ -48,6 +48,7 @@ class Exporter:
     def end_of_term(self) -> None:
         """Another replica may lead: what this one saw last is no longer what is."""
         self._state.forget()
+        self.measures.end_of_term()
 
 
 class _Replica(Collector):

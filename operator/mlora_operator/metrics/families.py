@@ -53,6 +53,15 @@ WATCHING = Family(
 LAST_PASS = Family(
     "mlora_operator_last_pass_timestamp_seconds", "gauge", "When a pass of the reconcile loop last decided"
 )
+FAILED_PASSES = Family(
+    "mlora_operator_failed_passes", "gauge", "Passes that have failed in a row by now; 0 once one succeeds"
+)
+UNDECIDED = Family(
+    "mlora_operator_undecided_objects",
+    "gauge",
+    "Tasks and pipelines about which nothing could be decided in the last pass, so that they stay as they are",
+    labels=("kind",),
+)
 PASS = Family(
     "mlora_operator_pass_duration_seconds",
     "histogram",
@@ -196,7 +205,8 @@ TASKS_LEFT_OUT = Family(
 )
 
 FAMILIES = (
-    BUILD_INFO, LEADER, WATCHING, LAST_PASS, PASS, DECISION, ERRORS, API_REQUESTS, API_DURATION, TASKS, WAITING,
+    BUILD_INFO, LEADER, WATCHING, LAST_PASS, FAILED_PASSES, UNDECIDED, PASS, DECISION, ERRORS, API_REQUESTS,
+    API_DURATION, TASKS, WAITING,
     LONGEST_WAIT, ADMITTED, PREEMPTED, RESTARTED, FINISHED, WAIT, DURATION, PIPELINE_STATE, WORKERS_WANTED,
     WORKERS_READY, REACHABLE, ACTIVE, STALLS, PIPELINE_RESTARTS, TOKENS, MICROBATCHES, BUDGET, PREDICTED, USED,
     TASK_STEP, TASK_STEPS, TASK_LOSS, TASK_EVALUATION_LOSS, TASK_SPEED, TASKS_LEFT_OUT,

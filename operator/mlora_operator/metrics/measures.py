@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
@@ -37,6 +37,8 @@ class Measures:
         self._priorities = priorities
         self._pass = _histogram(f.PASS, registry)
         self._decision = _histogram(f.DECISION, registry)
+        self._failed_passes = _gauge(f.FAILED_PASSES, registry)
+        self._undecided = _gauge(f.UNDECIDED, registry)
         self._errors = _counter(f.ERRORS, registry)
         self._requests = _counter(f.API_REQUESTS, registry)
         self._request_seconds = _histogram(f.API_DURATION, registry)
@@ -55,6 +57,7 @@ class Measures:
         self._pipelines: frozenset[Key] = frozenset()
         for stage in ("pass", "write"):
             self._errors.labels(stage)
+        self.end_of_term()
         for priority in labels_of(priorities):
             self._wait.labels(priority)
         for result in ("succeeded", "failed"):
@@ -69,6 +72,18 @@ class Measures:
 
     def pass_failed(self) -> None:
         self._errors.labels("pass").inc()
+
+    def failing(self, times: int) -> None:
+        self._failed_passes.set(times)
+
+    def apart(self, tasks: int, pipelines: int) -> None:
+        self._undecided.labels("LoRATask").set(tasks)
+        self._undecided.labels("LoRAPipeline").set(pipelines)
+
+    def end_of_term(self) -> None:
+        """Who does not lead decides nothing, and fails at nothing."""
+        self.failing(0)
+        self.apart(0, 0)
 
     def write_failed(self) -> None:
         self._errors.labels("write").inc()
@@ -141,6 +156,10 @@ def _add(counter: Counter, labels: tuple[str, ...], before: int | None, after: i
 
 def _counter(family: f.Family, registry: CollectorRegistry) -> Counter:
     return Counter(family.name, family.help, family.labels, registry=registry)
+
+
+def _gauge(family: f.Family, registry: CollectorRegistry) -> Gauge:
+    return Gauge(family.name, family.help, family.labels, registry=registry)
 
 
 def _histogram(family: f.Family, registry: CollectorRegistry) -> Histogram:

@@ -6,6 +6,7 @@ goes on. A replica that does not lead has seen nothing and exports nothing of it
 
 from __future__ import annotations
 
+import logging
 from collections import Counter as Counts
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -27,6 +28,7 @@ from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Snapshot, 
 from mlora_operator.reconcile.view import view
 from mlora_operator.settings import MetricsSettings
 
+logger = logging.getLogger(__name__)
 WAITING = frozenset({"Pending", "Preparing", "Queued", "Preempted"})
 TRAINING = frozenset({"Training", "Saving", "UploadBlocked"})
 PIPELINE_STATES = ("Idle", "Waiting", "Starting", "Ready", "Stalled", "Failed")
@@ -143,7 +145,14 @@ def _of_pipelines(seen: Seen, members: Mapping[str, list[Task]]) -> Iterator[Met
 
 
 def _stages(pipeline: Pipeline, tasks: list[Task], snapshot: Snapshot) -> tuple[StageMemory, ...]:
-    return stage_memory(view(pipeline, tuple(tasks), snapshot)) if pipeline.spec is not None else ()
+    """None of a pipeline whose memory cannot be looked at: the loop says so, and all others have theirs."""
+    if pipeline.spec is None:
+        return ()
+    try:
+        return stage_memory(view(pipeline, tuple(tasks), snapshot))
+    except Exception as error:
+        logger.debug("no memory of %s can be shown: %r", pipeline.key, error)
+        return ()
 
 
 def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: Seen, most: int) -> Iterator[Metric]:

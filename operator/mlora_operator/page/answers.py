@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from math import isfinite
@@ -27,6 +28,7 @@ from mlora_operator.reconcile.standing import waits_since
 from mlora_operator.reconcile.view import View
 from mlora_worker.protocol import Report
 
+logger = logging.getLogger(__name__)
 MOST_TASKS = 100  # of one answer
 MOST_PIPELINES = 100
 MOST_NAMESPACES = 500
@@ -142,7 +144,16 @@ def _pipeline(sight: Sight, view: View, lists: Lists, namespace: str | None) -> 
 
 
 def _stages(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
-    """The stages with what is predicted of those who have a place there, by the memory model that admits them."""
+    """The stages with what is predicted of those who have a place there, by the memory model that admits them. None where
+    that cannot be worked out: the pipeline's condition says why, and the page shows all others."""
+    try:
+        return _predicted(view, training)
+    except Exception as error:
+        logger.debug("no stages of %s can be shown: %r", view.pipeline.key, error)
+        return ()
+
+
+def _predicted(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
     model = memory_model(view)
     if model is None:
         return ()

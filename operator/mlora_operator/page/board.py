@@ -97,13 +97,18 @@ class Board:
             return {uid: drawn for uid in uids if (drawn := self._curves.drawn(uid)) is not None}
 
     def _note_losses(self, snapshot: Snapshot) -> None:
+        """A report is a word about the tasks of its own pipeline alone."""
+        served: dict[str, str | None] | None = None  # pipeline by uid; looked up where there is something new
         for key, contact in snapshot.contacts.items():
             report = contact.live
             if report is None or self._heard.get(key) is report:
                 continue
             self._heard[key] = report
+            if served is None:
+                served = {task.uid: task.status.pipeline for task in snapshot.tasks}
+            here = str(key)
             for task in report.tasks:
-                if task.phase in _WITH_LOSSES:
+                if task.phase in _WITH_LOSSES and served.get(task.uid) == here:
                     seen = task.evaluation
                     evaluation = (seen.step, seen.loss) if seen is not None else None
                     self._curves.note(task.uid, task.step, task.loss, evaluation)

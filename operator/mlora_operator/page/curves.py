@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 POINTS = 512  # of a curve, at most; twelve bytes each
+LARGEST = 3e38  # loss
 CURVES = 512  # that are kept; those of tasks that trained longest ago go first
 EVALUATIONS = 64  # of a curve: the newest
 COLOURS = 12  # that tasks are told apart by
@@ -30,7 +31,7 @@ class Curve:
     as far apart: the whole way stays visible, and the newest point is always the last."""
 
     colour: int
-    steps: array[int] = field(default_factory=lambda: array("I"))
+    steps: array[int] = field(default_factory=lambda: array("Q"))
     losses: array[float] = field(default_factory=lambda: array("f"))
     evaluations: list[Evaluation] = field(default_factory=list)
     apart: int = 0  # steps between two points that are kept
@@ -66,7 +67,10 @@ class Curves:
         self._curves: OrderedDict[str, Curve] = OrderedDict()  # who was heard of last stands last
 
     def note(self, uid: str, step: int, loss: float | None, evaluation: Evaluation | None = None) -> None:
-        """What a report says of a task. Not finite losses never come (``protocol.Message``)."""
+        """What a report says of a task. Not finite losses never come (``protocol.Message``); one that no float32 holds is
+        not drawn."""
+        loss = loss if loss is not None and abs(loss) <= LARGEST else None
+        evaluation = evaluation if evaluation is not None and abs(evaluation[1]) <= LARGEST else None
         curve = self._curves.get(uid)
         if curve is None:
             if step < 1 and evaluation is None:

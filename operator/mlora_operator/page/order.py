@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from mlora_operator.reconcile.standing import policy_of, progress_of, waits_sinc
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.entrant import Entrant, State
 
+logger = logging.getLogger(__name__)
 TRAINING_STATES = frozenset({"Training", "Saving", "UploadBlocked"})
 FINAL_STATES = frozenset({"Succeeded", "Failed"})
 OUT_OF_TURN = frozenset({"Suspended", "Rejected"})  # they wait for a person, not for their turn
@@ -103,12 +105,16 @@ def _by_policy(view: View, own: Sequence[Standing], now: datetime) -> list[Stand
     rest = [one for one in own if one.task.spec is None]
     if view.pipeline.spec is None:
         return [*sorted(valid.values(), key=lambda one: one.task.candidate.key), *rest]
-    policy = policy_of(view, view.pipeline.spec.scheduling, now)
-    entrants = [
-        Entrant(one.task.candidate, State.WAITING, waits_since(one.task), progress_of(view, one.task))
-        for one in valid.values()
-    ]
-    return [*(valid[one.uid] for one in policy.order(entrants)), *rest]
+    try:
+        policy = policy_of(view, view.pipeline.spec.scheduling, now)
+        entrants = [
+            Entrant(one.task.candidate, State.WAITING, waits_since(one.task), progress_of(view, one.task))
+            for one in valid.values()
+        ]
+        return [*(valid[one.uid] for one in policy.order(entrants)), *rest]
+    except Exception as error:  # of this pipeline alone, whose condition says why
+        logger.debug("no order of %s can be worked out: %r", view.pipeline.key, error)
+        return [*sorted(valid.values(), key=lambda one: one.task.candidate.key), *rest]
 
 
 def _without_pipeline(one: Standing) -> tuple[int, datetime, str, str]:

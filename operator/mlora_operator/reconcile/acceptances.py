@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.accept import Acceptance, accept
+from mlora_operator.reconcile.apart import Apart, culprits
+from mlora_operator.reconcile.claims import Claims
 from mlora_operator.reconcile.endpoints import forbidden
 from mlora_operator.reconcile.limits import within_queues
 from mlora_operator.reconcile.memo import Memo
@@ -19,19 +22,35 @@ from mlora_operator.settings import Settings
 
 
 def acceptances(
-    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
+    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo, apart: Apart
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
     3. Its output is a place where it may write, in the same way (``outputs.misplaced``).
     4. Its output is its own (``outputs.settle``).
     5. Its namespace's queue there has room for it (``limits``).
+
+    One about which that cannot be said stands ``apart``, and is judged as one whose spec is not understood.
     """
-    judge = _Judge(open_tasks, snapshot, settings, memo)
+    judge = _Judge(open_tasks, snapshot, settings, memo, apart)
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
-    found = settle(found, everyone, snapshot.pipelines, snapshot.contacts, settings.rights, memo.claims)
+    claimed = partial(
+        settle, pipelines=snapshot.pipelines, contacts=snapshot.contacts, rights=settings.rights
+    )
+    try:
+        found = claimed(found, everyone, claims=memo.claims)
+    except Exception:
+        alone = culprits(everyone, lambda task: claimed(found, [task]))
+        if not alone:
+            raise
+        for task in everyone:
+            if task.key in alone:
+                apart.task(task, alone[task.key])
+        found |= {task.key: judge.apart(task) for task in open_tasks if task.key in alone}
+        memo.claims = Claims()
+        found = claimed(found, [task for task in everyone if task.key not in alone], claims=memo.claims)
     return within_queues(found, open_tasks, snapshot.contacts)
 
 
@@ -76,11 +95,16 @@ class _Judge:
     is how they fare: nothing is remembered then."""
 
     def __init__(
-        self, open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo
+        self,
+        open_tasks: Sequence[Task],
+        snapshot: Snapshot,
+        settings: Settings,
+        memo: Memo,
+        apart: Apart,
     ) -> None:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
         self._rights = settings.rights
-        self._suits = Suitability(open_tasks, snapshot)
+        self._apart, self._suits = apart, Suitability(open_tasks, snapshot)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)
         if memo.surroundings != now:
@@ -94,6 +118,24 @@ class _Judge:
         )
 
     def acceptance(self, task: Task) -> Acceptance:
+        try:
+            return self._acceptance(task)
+        except Exception as error:
+            self._apart.task(task, error)
+            return self.apart(task)
+
+    def apart(self, task: Task) -> Acceptance:
+        """Of one that stands apart: it stays where it trains, and is not accepted anywhere else."""
+        try:
+            return self._made(self._apart.as_judged(task))
+        except Exception:
+            bound = next(
+                (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None
+            )
+            stays = bound is not None and self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
+            return Acceptance(conditions.REASON_UNDECIDED, "", bound if stays else None, held=not stays)
+
+    def _acceptance(self, task: Task) -> Acceptance:
         heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
         if task.uid in self._snapshot.unjudged and not task.accepted and heard is None:
             return _LATER

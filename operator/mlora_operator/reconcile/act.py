@@ -42,6 +42,15 @@ class _Refusal:
     at: datetime
 
 
+def _of_one(key: Key, work: Callable[[], Manifest]) -> Manifest:
+    """What to write of one object; nothing where that cannot be worked out, which holds up no other object."""
+    try:
+        return work()
+    except Exception:
+        logger.exception("what of the status of %s has changed cannot be worked out", key)
+        return {}
+
+
 class Writer:
     """Carries decisions out. Its memory of own writes is a cache (see ``written``). ``look_again``: see ``Deliveries``.
     ``read_text``: of ConfigMaps, by digest."""
@@ -203,14 +212,17 @@ class Writer:
             stories[event.kind, event.about].append(event)
         for one in snapshot.pipelines:
             wished = decision.pipeline_statuses.get(one.key)
-            if wished is not None and (patch := self._due_of_pipeline(one, wished, now)):
+            if wished is None:
+                continue
+            patch = _of_one(one.key, partial(self._due_of_pipeline, one, wished, now))
+            if patch:
                 story = stories["LoRAPipeline", one.key]
                 yield Delivery(one.uid, partial(self._write_pipeline, one, wished, patch, story, now))
         tasks = [
             (task, status, patch)
             for task in snapshot.tasks
             if (status := decision.task_statuses.get(task.key)) is not None
-            and (patch := self._due_of_task(task, status, now))
+            and (patch := _of_one(task.key, partial(self._due_of_task, task, status, now)))
         ]
         tasks.sort(
             key=lambda due: (bool(due[0].status.conditions), self.tasks.last_write(due[0].uid) or _LONG_AGO)

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 
-from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline import PipelineStatus
-from mlora_operator.api.task import TaskStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.accept import Acceptance
 from mlora_operator.reconcile.acceptances import acceptances
+from mlora_operator.reconcile.apart import Apart, pipeline_status_apart
 from mlora_operator.reconcile.closed_ports import explained
-from mlora_operator.reconcile.deadlines import as_leaving, outlived, overdue
+from mlora_operator.reconcile.crews import Crew, crew_of
+from mlora_operator.reconcile.deadlines import as_leaving, outlived
 from mlora_operator.reconcile.decision import Decision, Event, Manifest
 from mlora_operator.reconcile.health import health
+from mlora_operator.reconcile.judged import Judged
 from mlora_operator.reconcile.judging import looked_into
 from mlora_operator.reconcile.memo import Memo
-from mlora_operator.reconcile.pipelines import (
-    invalid_status,
-    pipeline_status,
-    pods_to_delete,
-    size,
-    wanted_by,
-    workers,
-)
-from mlora_operator.reconcile.places import places
+from mlora_operator.reconcile.pipelines import invalid_status, pipeline_status, pods_to_delete, size, workers
 from mlora_operator.reconcile.plans import Sources, known_generation, next_plan
-from mlora_operator.reconcile.replicas import dealt, families, to_delete, to_make
+from mlora_operator.reconcile.replicas import Family, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.retries import told, tried_again
-from mlora_operator.reconcile.scene import Scene, scene
-from mlora_operator.reconcile.seats import seat
+from mlora_operator.reconcile.scene import scene
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
-from mlora_operator.reconcile.starts import Turn, applicant, turns
-from mlora_operator.reconcile.tasks import task_status
+from mlora_operator.reconcile.starts import Applicant, Turn, applicant, bystander, turns
 from mlora_operator.reconcile.transitions import news
 from mlora_operator.reconcile.view import View, view
 from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.settings import CatalogueModel, NetworkPolicySettings, Settings
-from mlora_worker.protocol import TaskPhase, TaskReport
+from mlora_operator.settings import CatalogueModel, Settings
+from mlora_worker.protocol import TaskPhase
 
 _UNTOLD = Place(Outcome.UNTOLD)
 
@@ -56,64 +47,73 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     3. All pipelines together: whose workers may start, where not all of them get a place in the cluster.
     4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
     5. Statuses follow, and events from what changed in them.
+
+    What raises about one object stands ``apart``, and all others are decided about (``apart``).
     """
     memo = memo or Memo()
     memo.turn()
-    again = {
-        task.key: task
-        for one in snapshot.tasks
-        if one.retry is not None and (task := tried_again(one, snapshot.contacts, now)) is not None
-    }
+    apart = Apart()
+    again: dict[Key, Task] = {}
+    for one in snapshot.tasks:
+        if one.retry is not None:
+            task = apart.of_task(one, partial(tried_again, one, snapshot.contacts, now), None)
+            if task is not None:
+                again[task.key] = task
     present = (again.get(task.key, task) for task in snapshot.tasks)
-    open_tasks = [as_leaving(task, now) for task in present if not task.finished and not task.deleting]
+    open_tasks = [
+        apart.of_task(task, partial(as_leaving, task, now), task)
+        for task in present
+        if not task.finished and not task.deleting
+    ]
     snapshot = looked_into(snapshot, open_tasks, memo.judging)
-    accepted = acceptances(open_tasks, snapshot, settings, memo)
-    shared = families(accepted, open_tasks, snapshot)
-    accepted = dealt(accepted, open_tasks, shared, snapshot)
-    members = _members(open_tasks, accepted)
+    accepted = acceptances(open_tasks, snapshot, settings, memo, apart)
+    understood = [apart.as_judged(task) for task in open_tasks]
+    shared = families(accepted, understood, snapshot)
+    accepted = dealt(accepted, understood, shared, snapshot, apart)
+    members = _members(understood, accepted)
 
-    crews = [
-        _crew(
-            view(
-                pipeline,
-                tuple(members.get(pipeline.key, ())),
-                snapshot,
-                any_address=settings.allow_private_endpoints,
-                now=now,
-                rights=settings.rights,
-            ),
-            memo,
-            now,
-        )
+    crews = {}
+    for pipeline in snapshot.pipelines:
+        if not pipeline.deleting and pipeline.key not in apart.pipelines:
+            own = tuple(members.get(pipeline.key, ()))
+            look = partial(_look, pipeline, snapshot, settings, now)
+            crew = apart.of_pipeline(pipeline, partial(crew_of, own, look, memo, now, apart), None)
+            if crew is not None:
+                crews[pipeline.key] = crew
+    may = turns(_applicants(crews, snapshot, apart), now)
+    judged = Judged(accepted, snapshot.told_lately, memo, settings.network_policy, now, apart)
+    decided = [
+        _decide_one(pipeline, crews.get(pipeline.key), members.get(pipeline.key, ()), may, judged, snapshot)
         for pipeline in snapshot.pipelines
         if not pipeline.deleting
     ]
-    may = turns(
-        (applicant(crew.view, crew.wanting) for crew in crews if crew.view.pipeline.spec is not None), now
-    )
-    judged = _Judged(accepted, snapshot.told_lately, memo, settings.network_policy, now)
-    decided = [
-        _decide_pipeline(crew, may.get(crew.view.pipeline.key, Turn()), judged, snapshot, now)
-        for crew in crews
-    ]
     homeless = {
         task.key: task.status if accepted[task.key].held else judged.status(task, None, None, None)
-        for task in open_tasks
+        for task in understood
         if accepted[task.key].pipeline is None
     }
     task_statuses = {key: status for one in decided for key, status in one.task_statuses.items()} | homeless
+    task_statuses |= {
+        task.key: judged.apart_status(task)
+        for task in understood
+        if task.key in apart.tasks and task.key not in task_statuses
+    }
     pipeline_statuses = {key: status for one in decided for key, status in one.pipeline_statuses.items()}
     return Decision(
         task_statuses=task_statuses,
         pipeline_statuses=pipeline_statuses,
         new_pipelines=(
             *_from_catalogue(accepted, snapshot.pipelines, settings),
-            *to_make(shared, snapshot),
+            *_replicas(shared, snapshot, apart),
         ),
         delete_pipelines=to_delete(shared, accepted, snapshot),
         workers={key: group for one in decided for key, group in one.workers.items()},
         delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
-        delete_tasks=tuple(task for task in snapshot.tasks if task.key not in again and outlived(task, now)),
+        delete_tasks=tuple(
+            task
+            for task in snapshot.tasks
+            if task.key not in again and apart.of_task(task, partial(outlived, task, now), False)
+        ),
         plans={key: plan for one in decided for key, plan in one.plans.items()},
         plan_sizes={key: size for one in decided for key, size in one.plan_sizes.items()},
         texts={key: texts for one in decided for key, texts in one.texts.items()},
@@ -123,74 +123,64 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
             *_events(snapshot.pipelines, pipeline_statuses),
         ),
         unjudged=snapshot.unjudged,
+        faults=apart.faults,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Crew:
-    """A pipeline, who has a place in its memory, and for whom its workers run."""
-
-    view: View
-    placed: Mapping[str, Place]
-    wanting: tuple[Task, ...]
-
-
-def _crew(one: View, memo: Memo, now: datetime) -> _Crew:
-    if one.pipeline.spec is None:
-        return _Crew(one, {}, ())
-    placed = places(one, now, memo.places)
-    return _Crew(one, placed, wanted_by(one, placed))
+def _look(
+    pipeline: Pipeline, snapshot: Snapshot, settings: Settings, now: datetime, tasks: tuple[Task, ...]
+) -> View:
+    return view(
+        pipeline,
+        tasks,
+        snapshot,
+        any_address=settings.allow_private_endpoints,
+        now=now,
+        rights=settings.rights,
+    )
 
 
-class _Judged:
-    """The statuses of tasks, from what is known of them as far as it holds, and the ``news`` in them by key."""
-
-    def __init__(
-        self,
-        accepted: Mapping[Key, Acceptance],
-        told_lately: frozenset[str],
-        memo: Memo,
-        policy: NetworkPolicySettings,
-        now: datetime,
-    ) -> None:
-        self._accepted, self._told_lately = accepted, told_lately
-        self._known, self._now, self._stamp = memo.statuses, now, timestamp(now)
-        self.plans = memo.plans
-        self.policy = policy
-        self.news: dict[Key, tuple[Event, ...]] = {}
-
-    def status(
-        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
-    ) -> TaskStatus:
-        """See ``task_status``. Nothing but ``made_of`` goes into it."""
-        acceptance, late = self._accepted[task.key], overdue(task, self._now)
-        has = seat(task, place, words_stay=task.uid in self._told_lately)
-        made_of = (task, at, acceptance.reason, acceptance.message, has, reported, late)
-        known = self._known.known(task.uid, made_of)
-        if known is None:
-            status = task_status(task, acceptance, at, has, reported, late, self._now)
-            held = task.status
-            told = news("LoRATask", task.key, task.uid, held.conditions, status.conditions)
-            known = status, tuple(told)
-            if not self._is_of_this_moment(status):
-                self._known.keep(task.uid, made_of, known)
-        status, told_of = known
-        if (
-            status is not task.status and status == task.status
-        ):  # the write has come back: the very object, from now on
-            status, told_of = self._known.keep(task.uid, made_of, (task.status, ()))
-        if told_of:
-            self.news[task.key] = told_of
-        return status
-
-    def _is_of_this_moment(self, status: TaskStatus) -> bool:
-        times = (status.start_time, status.completion_time)
-        return self._stamp in times or any(
-            one.last_transition_time == self._stamp for one in status.conditions
+def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart) -> list[Applicant]:
+    """Also of those that stand apart: others count on what they hold."""
+    found = []
+    for pipeline in snapshot.pipelines:
+        if pipeline.deleting or pipeline.spec is None:
+            continue
+        crew = crews.get(pipeline.key)
+        asks = (
+            apart.of_pipeline(pipeline, partial(applicant, crew.view, crew.wanting), None)
+            if crew is not None
+            else None
         )
+        found.append(asks or bystander(pipeline.key, snapshot.groups.get(pipeline.key)))
+    return found
 
 
-def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapshot, now: datetime) -> Decision:
+def _decide_one(
+    pipeline: Pipeline,
+    crew: Crew | None,
+    tasks: Sequence[Task],
+    may: Mapping[Key, Turn],
+    judged: Judged,
+    snapshot: Snapshot,
+) -> Decision:
+    """Of one that stands apart, that it does."""
+    apart, decided = judged.apart, None
+    if crew is not None and pipeline.key not in apart.pipelines:
+        turn = may.get(pipeline.key, Turn())
+        decided = apart.of_pipeline(
+            pipeline, partial(_decide_pipeline, crew, turn, judged, snapshot, judged.now), None
+        )
+    if decided is not None:
+        return decided
+    fault = apart.pipelines[pipeline.key]
+    return Decision(
+        pipeline_statuses={pipeline.key: pipeline_status_apart(pipeline, fault, judged.now)},
+        task_statuses={task.key: judged.status_at(task, fault) for task in tasks},
+    )
+
+
+def _decide_pipeline(crew: Crew, turn: Turn, judged: Judged, snapshot: Snapshot, now: datetime) -> Decision:
     seen, placed, wanting = crew.view, crew.placed, crew.wanting
     key = seen.pipeline.key
     if seen.pipeline.spec is None:
@@ -198,7 +188,7 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wish = size(seen, wanting, fares, turn, now)
     sources = Sources(snapshot.secrets, snapshot.config_maps, snapshot.texts_kept)
-    planned = next_plan(seen, wanting, placed, sources, judged.plans)
+    planned = next_plan(seen, wanting, placed, sources, judged.plans, judged.apart)
     plan = planned.plan
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wish)
@@ -206,7 +196,7 @@ def _decide_pipeline(crew: _Crew, turn: Turn, judged: _Judged, snapshot: Snapsho
     here, reports = scene(seen, fares, turn, now), seen.contact.tasks if seen.report is not None else {}
     return Decision(
         task_statuses={
-            task.key: task.status
+            task.key: judged.unread(task)
             if _is_unreadable(task, seen) or task.uid in seen.unjudged
             else judged.status(
                 task,
@@ -245,6 +235,12 @@ def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> Mapping[K
         if pipeline is not None:
             members[pipeline.key].append(task)
     return members
+
+
+def _replicas(shared: Iterable[Family], snapshot: Snapshot, apart: Apart) -> tuple[Manifest, ...]:
+    nothing: tuple[Manifest, ...] = ()
+    each = (apart.of_pipeline(one.head, partial(to_make, (one,), snapshot), nothing) for one in shared)
+    return tuple(made for manifests in each for made in manifests)
 
 
 def _from_catalogue(

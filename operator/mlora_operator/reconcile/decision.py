@@ -14,6 +14,7 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, Task
 from mlora_worker.protocol import Plan
 
+ERROR_SHOWN = 400  # characters
 Manifest = dict[str, Any]  # an object as JSON for the API server
 
 
@@ -38,6 +39,22 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """An object that no decision could be made about, and what was raised."""
+
+    kind: Literal["LoRATask", "LoRAPipeline"]
+    about: Key
+    uid: str
+    error: Exception = field(compare=False)
+
+    @property
+    def words(self) -> str:
+        """Type and message; the message of an error may have lines, or a report in it."""
+        text = f"{type(self.error).__name__}: {self.error}"
+        return "".join(one if one.isprintable() else " " for one in text[:ERROR_SHOWN]).strip()
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     task_statuses: Mapping[Key, TaskStatus] = field(default_factory=dict)
     pipeline_statuses: Mapping[Key, PipelineStatus] = field(default_factory=dict)
@@ -55,3 +72,4 @@ class Decision:
     )  # to send now, by pipeline: their digests
     events: tuple[Event, ...] = ()
     unjudged: frozenset[str] = frozenset()  # uids of tasks that wait for the next decision (``judging``)
+    faults: tuple[Fault, ...] = ()  # what no decision could be made about

@@ -31,7 +31,14 @@ class Rooms:
         self._known: dict[Key, _Place | None] = {}
 
     def has_room(self, pipeline: Pipeline, task: Task) -> bool:
-        """It fits beside all that are there. Not where the memory is not known, or the workers are to be replaced."""
+        """It fits beside all that are there. Not where the memory is not known, or the workers are to be replaced; nor
+        where that cannot be worked out: whoever is the cause shows where the pipeline is decided about."""
+        try:
+            return self._has_room(pipeline, task)
+        except Exception:
+            return False
+
+    def _has_room(self, pipeline: Pipeline, task: Task) -> bool:
         if pipeline.key not in self._known:
             self._known[pipeline.key] = self._look_at(pipeline)
         place = self._known[pipeline.key]

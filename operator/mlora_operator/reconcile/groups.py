@@ -29,7 +29,7 @@ def read_groups(
     by_label: defaultdict[tuple[str, str], list[Pod]] = defaultdict(list)
     for raw in pods:
         label = raw["metadata"].get("labels", {}).get(LABEL_PIPELINE, "")
-        by_label[raw["metadata"]["namespace"], label].append(read_pod(raw))
+        by_label[raw["metadata"]["namespace"], label].append(_readable(raw))
     refusals = _latest(events)
     groups: dict[Key, Group] = {}
     for raw in statefulsets:
@@ -52,6 +52,19 @@ def read_groups(
         left = Group(replicas=0, revision="", pods=of_it, gone=True)
         groups.setdefault(Key(namespace, label), left)
     return groups
+
+
+def _readable(raw: Raw) -> Pod:
+    """A pod whose status cannot be read is one that does not run."""
+    try:
+        return read_pod(raw)
+    except Exception as error:
+        problem = PodProblem(
+            "Unreadable", f"its status cannot be read ({type(error).__name__}: {error})"[:400]
+        )
+        meta = raw["metadata"]
+        revision = (meta.get("annotations") or {}).get(REVISION, "")
+        return Pod(key_of(raw), meta["uid"], revision, ready=False, problem=problem)
 
 
 def read_pod(raw: Raw) -> Pod:
@@ -130,12 +143,16 @@ def _last_words(ended: Mapping[str, Any]) -> str:
 
 
 def _latest(events: Iterable[Raw]) -> Mapping[Key, PodProblem]:
-    """The newest refusal of each StatefulSet."""
-    ordered = sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+    """The newest refusal of each StatefulSet. Whoever may write events in a namespace writes what they like: one that names
+    nothing is about nothing."""
+    ordered = sorted(
+        events, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")
+    )
+    about = ((event, event.get("involvedObject") or {}) for event in ordered)
     return {
-        Key(event["involvedObject"]["namespace"], event["involvedObject"]["name"]): PodProblem(
-            event.get("reason", "FailedCreate"), event.get("message", "")
+        Key(str(of["namespace"]), str(of["name"])): PodProblem(
+            str(event.get("reason") or "FailedCreate"), str(event.get("message") or "")
         )
-        for event in ordered
-        if event.get("involvedObject", {}).get("kind") == "StatefulSet"
+        for event, of in about
+        if of.get("kind") == "StatefulSet" and of.get("namespace") and of.get("name")
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from mlora_operator.api.patterns import wrong_patterns
@@ -59,8 +60,10 @@ def looked_into(snapshot: Snapshot, tasks: Sequence[Task], judging: Judging) -> 
     unjudged: set[str] = set()
     for views in serving.values():
         for seen in views:
-            if seen.shape is not None:
-                unjudged |= _look_into(seen, views, of_model(seen.shape[0]), judging)
+            # What raises here raises again where the pipeline is decided about, and there it is found out whose it is.
+            with suppress(Exception):
+                if seen.shape is not None:
+                    unjudged |= _look_into(seen, views, of_model(seen.shape[0]), judging)
     wrong, unread = _wrong(tasks, judging)
     return replace(snapshot, unjudged=frozenset(unjudged | unread), wrong=wrong)
 
@@ -108,7 +111,10 @@ def _wrong(tasks: Iterable[Task], judging: Judging) -> tuple[Mapping[str, str], 
             if judging.left <= 0 and not first:
                 waiting.add(task.uid)
                 continue
-            found = wrong_patterns(lora)
+            try:
+                found = wrong_patterns(lora)
+            except Exception:  # as above
+                continue
             told = judging.wrong.keep(task.uid, (lora,), _words(found) if found is not None else "")
             judging.left -= text_of(lora) * FOR_A_CHARACTER
             first = False

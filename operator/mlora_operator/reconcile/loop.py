@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,9 +14,11 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from mlora_operator.api.problem import describe
+from mlora_operator.reconcile.about import about_key
 from mlora_operator.reconcile.act import Writer
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
+from mlora_operator.reconcile.decision import Decision, Fault
+from mlora_operator.reconcile.failing import Failing, failed_again
 from mlora_operator.reconcile.lookups import Lookups
 from mlora_operator.reconcile.memo import Memo
 from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
@@ -74,7 +77,11 @@ class Loop:
         )
         self._clocks: tuple[datetime, float] | None = None  # both, when the last pass began
         self._deciding = 0.0  # seconds of the last decision, and of what it began
+        self._told: frozenset[tuple[str, Key, str]] = (
+            frozenset()
+        )  # of what stands apart: said in the log already
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
+        self.failing: Failing | None = None  # while passes fail
 
     def wake(self) -> None:
         self._woken.set()
@@ -94,10 +101,13 @@ class Loop:
             self._writer.begin(*found)
             self._deciding += self._monotonic() - begun
             rest = self._rest()
-        except Exception:
+            self.failing = None
+        except Exception as error:
             logger.exception("a pass failed; the next one tries again")
             self._witness.pass_failed()
+            self.failing = failed_again(self.failing, error, self._monotonic())
             rest = RETRY
+        self._witness.failing(self.failing.times if self.failing is not None else 0)
         self.last_pass = self._monotonic()
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with a wake.
         with contextlib.suppress(TimeoutError):
@@ -130,6 +140,7 @@ class Loop:
         now = self._now()
         decision = decide(snapshot, self._settings, now, self._memo)
         self._deciding = self._monotonic() - observed
+        self._tell_faults((*self._reader.faults(), *decision.faults))
         if decision.unjudged:
             snapshot = replace(snapshot, unjudged=decision.unjudged)
         if decision.unjudged or snapshot.later:
@@ -141,6 +152,23 @@ class Loop:
                 logger.exception("a watcher of the passes failed")
         self._witness.passed(self._monotonic() - begun, self._deciding)
         return snapshot, decision, now
+
+    def _tell_faults(self, faults: Sequence[Fault]) -> None:
+        """In the log once for as long as it lasts: the conditions say so all the time."""
+        now = frozenset((one.kind, one.about, one.words) for one in faults)
+        for one in faults:
+            if (one.kind, one.about, one.words) not in self._told:
+                logger.error(
+                    "%s %s stands apart, since nothing can be decided about it: %s",
+                    one.kind,
+                    one.about,
+                    one.words,
+                    exc_info=one.error,
+                    extra=about_key(one.about) if one.kind == "LoRAPipeline" else {"task": str(one.about)},
+                )
+        self._told = now
+        kinds = Counter(one.kind for one in faults)
+        self._witness.apart(kinds["LoRATask"], kinds["LoRAPipeline"])
 
     def _compare_clocks(self, steady: float) -> None:
         """A clock is put right by hours where a machine has slept, or had started with a wrong one."""
@@ -158,12 +186,12 @@ class Loop:
         written = self._writer
         tasks = tuple(
             up_to_date_task(task, written.tasks)
-            for task in map(self._reader.task, objects.tasks)
+            for task in self._reader.tasks(objects.tasks)
             if not written.tasks.is_gone(task.uid)
         )
         pipelines = tuple(
             up_to_date_pipeline(pipeline, written.pipelines)
-            for pipeline in map(self._reader.pipeline, objects.pipelines)
+            for pipeline in self._reader.pipelines(objects.pipelines)
             if not written.pipelines.is_gone(pipeline.uid)
         )
         self._forget({raw["metadata"]["uid"] for raw in (*objects.tasks, *objects.pipelines)})

@@ -21,6 +21,7 @@ from mlora_operator.api.readable import readable
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
+from mlora_operator.reconcile.decision import Fault
 from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Replica, Task
 from mlora_worker.protocol import TaskPhase
 
@@ -90,24 +91,47 @@ def _replica(annotations: Mapping[str, str]) -> Replica | None:
 
 
 class Reader:
-    """Reads objects, each version of one once: a spec is parsed when it changes, not at every wake."""
+    """Reads objects, each version of one once: a spec is parsed when it changes, not at every wake.
+
+    What cannot be read stays as it was read last, or is left out, and is among the ``faults`` until it is asked again.
+    """
 
     def __init__(self, *, allow_file_uris: bool) -> None:
         self._allow_file_uris = allow_file_uris
         self._tasks: dict[str, Task] = {}
         self._pipelines: dict[str, Pipeline] = {}
+        self._faults: list[Fault] = []
 
-    def task(self, raw: Raw) -> Task:
+    def tasks(self, raws: Iterable[Raw]) -> list[Task]:
+        return [task for raw in raws if (task := self.task(raw)) is not None]
+
+    def pipelines(self, raws: Iterable[Raw]) -> list[Pipeline]:
+        return [pipeline for raw in raws if (pipeline := self.pipeline(raw)) is not None]
+
+    def faults(self) -> tuple[Fault, ...]:
+        """Since this was asked last."""
+        found, self._faults = tuple(self._faults), []
+        return found
+
+    def task(self, raw: Raw) -> Task | None:
         known = self._tasks.get(raw["metadata"]["uid"])
         if known is None or _is_other(known.version, raw):
-            known = read_task(raw, allow_file_uris=self._allow_file_uris, before=known)
+            try:
+                known = read_task(raw, allow_file_uris=self._allow_file_uris, before=known)
+            except Exception as error:
+                self._faults.append(Fault("LoRATask", key_of(raw), raw["metadata"]["uid"], error))
+                return known
             self._tasks[known.uid] = known
         return known
 
-    def pipeline(self, raw: Raw) -> Pipeline:
+    def pipeline(self, raw: Raw) -> Pipeline | None:
         known = self._pipelines.get(raw["metadata"]["uid"])
         if known is None or _is_other(known.version, raw):
-            known = read_pipeline(raw)
+            try:
+                known = read_pipeline(raw)
+            except Exception as error:
+                self._faults.append(Fault("LoRAPipeline", key_of(raw), raw["metadata"]["uid"], error))
+                return known
             self._pipelines[known.uid] = known
         return known
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.accept import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.answers import Answers
+from mlora_operator.reconcile.apart import Apart
 from mlora_operator.reconcile.places import ordered
 from mlora_operator.reconcile.snapshot import Key, SecretData, Task, Text
 from mlora_operator.reconcile.view import View
@@ -34,8 +36,16 @@ class Counted(NamedTuple):
     size: int
 
 
+MOST_COUNTED = 2**52  # plans: one a millisecond for 140,000 years
+
+
 def next_plan(
-    view: View, wanting: tuple[Task, ...], places: Mapping[str, Place], known: Sources, made: Answers[Counted]
+    view: View,
+    wanting: tuple[Task, ...],
+    places: Mapping[str, Place],
+    known: Sources,
+    made: Answers[Counted],
+    apart: Apart,
 ) -> Planned:
     """What the coordinator is told.
 
@@ -51,26 +61,31 @@ def next_plan(
     nobody new: they would prepare it in vain, and may be too old to understand it. A plan has a size: whom the coordinator
     knows already stays in it, and new ones come in their order, as long as there is room.
 
-    ``made``: plans of tasks, as far as they are known.
+    ``made``: plans of tasks, as far as they are known. A task of which none can be made stands ``apart``: it keeps what it
+    was told last.
     """
     if view.report is None:
         return Planned()
     unread = {task.uid for task in view.tasks if task.spec is None}
     if not unread <= view.contact.sent_tasks.keys():
         return Planned()
-    counted: list[Counted] = []
-    for task in ordered((*wanting, *_suspended_there(view, wanting))):
-        sent = view.contact.sent_tasks.get(task.uid)
+
+    def counted_of(task: Task, sent: TaskPlan | None) -> Counted | None:
         if view.stale and sent is None and view.reported(task) is None:
-            continue
+            return None
         if task.spec is None:
-            assert sent is not None
-            counted.append(_counted(sent))
-            continue
+            return _counted(sent) if sent is not None else None
         admitted = (
             _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task)
         )
-        one = _of_task(task, admitted, sent, view, known, made)
+        return _of_task(task, admitted, sent, view, known, made)
+
+    counted: list[Counted] = []
+    for task in ordered((*wanting, *_suspended_there(view, wanting))):
+        sent = view.contact.sent_tasks.get(task.uid)
+        one = apart.of_task(task, partial(counted_of, task, sent), None)
+        if task.key in apart.tasks:
+            one = _counted(sent) if sent is not None else None
         if one is not None:
             counted.append(one)
     tasks, over, size = _within(counted, view, known)
@@ -194,12 +209,14 @@ def _digest(first: str | None, now: Text | None, task: Task, view: View, known: 
 
 
 def known_generation(view: View) -> int:
-    """The highest generation that was ever seen or sent."""
+    """The highest generation that was ever seen or sent. One that nobody can have counted up to is no word of anybody:
+    believed, it would leave no number for a further plan."""
     contact = view.contact
+    reported = contact.report.plan_generation if contact.report is not None else 0
     return max(
         view.pipeline.status.plan_generation or 0,
         contact.sent.generation if contact.sent is not None else 0,
-        contact.report.plan_generation if contact.report is not None else 0,
+        reported if reported <= MOST_COUNTED else 0,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from math import ceil
 
@@ -18,6 +19,7 @@ from mlora_operator.manifests.names import replica_name
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
 from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.apart import Apart
 from mlora_operator.reconcile.decision import Manifest
 from mlora_operator.reconcile.elsewhere import Rooms
 from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
@@ -84,7 +86,11 @@ def families(
 
 
 def dealt(
-    accepted: Mapping[Key, Acceptance], tasks: Sequence[Task], own: Iterable[Family], snapshot: Snapshot
+    accepted: Mapping[Key, Acceptance],
+    tasks: Sequence[Task],
+    own: Iterable[Family],
+    snapshot: Snapshot,
+    apart: Apart,
 ) -> dict[Key, Acceptance]:
     """``accepted``, with each task at the member of the family where it shall be.
 
@@ -100,7 +106,8 @@ def dealt(
     for family in map(_understood, own):
         keys = {one.key for one in family.members}
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
-        for task, member in _deal(family, mine, snapshot):
+        nobody: list[tuple[Task, Pipeline]] = []
+        for task, member in apart.of_pipeline(family.head, partial(_deal, family, mine, snapshot), nobody):
             if member is not found[task.key].pipeline:
                 message = f"served by pipeline {member.key}"
                 found[task.key] = replace(found[task.key], pipeline=member, message=message)

@@ -17,7 +17,7 @@ from mlora_operator.api.pipeline import StartSeen
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.health import is_of_now
 from mlora_operator.reconcile.observe import not_ahead, parse_time
-from mlora_operator.reconcile.snapshot import Key, Task
+from mlora_operator.reconcile.snapshot import Group, Key, Task
 from mlora_operator.reconcile.view import View
 from mlora_operator.scheduling.order import Candidate, in_order, sort_key
 
@@ -196,6 +196,23 @@ def _held_by_others(one: Applicant, everyone: tuple[Applicant, ...]) -> int:
 
 
 # --- from a view ---
+
+
+def bystander(pipeline: Key, group: Group | None) -> Applicant:
+    """Of a pipeline about which nothing else can be said: it wants nothing, and has what it has."""
+    pods = group.pods if group is not None else ()
+    staying = [pod for pod in pods if not pod.deleting]
+    return Applicant(
+        pipeline=pipeline,
+        stages=group.replicas if group is not None else 1,
+        patience=timedelta(),
+        first=None,
+        asked=group.replicas if group is not None else 0,
+        pods=len(pods),
+        workers=len(staying),
+        placed=sum(pod.placed for pod in staying),
+        ready=sum(pod.ready for pod in staying),
+    )
 
 
 def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:

@@ -18,7 +18,14 @@ class Suitability:
         self._rooms: dict[Key, ModelRoom | None] = {}
 
     def __call__(self, task: Task, pipeline: Pipeline) -> bool:
-        """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not."""
+        """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not.
+        What cannot be worked out is not known, whoever is the cause: that shows where the pipeline is decided about."""
+        try:
+            return self._suits(task, pipeline)
+        except Exception:
+            return True
+
+    def _suits(self, task: Task, pipeline: Pipeline) -> bool:
         assert pipeline.spec is not None
         if pipeline.status.given_up is not None and pipeline.spec.replicas.max == 1:
             return False

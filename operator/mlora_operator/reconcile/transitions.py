@@ -76,6 +76,8 @@ FINAL = frozenset({"Succeeded", "Failed"})
 NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.ACCEPTED, "True"): "Normal",
     (c.ACCEPTED, "False"): "Warning",
+    (c.ACCEPTED, "True", c.REASON_UNDECIDED): "Warning",
+    (c.ACCEPTED, "Unknown"): "Warning",
     (c.ACCEPTED, "False", c.REASON_CREATING_PIPELINE): "Normal",
     (c.ADMITTED, "True"): "Normal",
     (c.ADMITTED, "False", c.REASON_EXCEEDS_CAPACITY): "Warning",
@@ -103,6 +105,7 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "False", c.REASON_SECRET_INCOMPLETE): "Warning",
     (c.READY, "False", c.REASON_RESTART_LIMIT): "Warning",
     (c.READY, "False", c.REASON_CANNOT_SERVE): "Warning",
+    (c.READY, "Unknown"): "Warning",
     (c.SERVES_OTHERS, "False"): "Warning",
     (c.SERVES_OTHERS, "True"): "Normal",
     (c.STALLED, "True"): "Warning",

@@ -1,11 +1,11 @@
-"""The probe proves that passes end and that watches live."""
+"""The probe proves that passes succeed and that watches live."""
 
 from __future__ import annotations
 
 import aiohttp
 import pytest
 
-from mlora_operator.health import Health, examine, serve_health
+from mlora_operator.health import Failures, Health, examine, serve_health
 
 WATCHES = ("watcher for loratasks.v1alpha1.mlora.dev@None", "watcher for pods.v1@team-a")
 
@@ -24,6 +24,27 @@ def test_examination(
     story: str, silence: float | None, running: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     assert examine(silence, 60, ("loratasks", "pods"), running).problems == words, story
+
+
+@pytest.mark.parametrize(
+    ("story", "failures", "problems"),
+    [
+        ("passes succeed", None, ()),
+        ("one has failed just now", Failures(1.0, 2, "ValueError: x"), ()),
+        ("many have failed, in a moment", Failures(30.0, 30, "ValueError: x"), ()),
+        ("two long ones have failed", Failures(90.0, 2, "ValueError: x"), ()),
+        (
+            "they fail",
+            Failures(61.0, 60, "OverflowError: too large"),
+            ("60 passes in a row have failed in 61 s, the last one with OverflowError: too large",),
+        ),
+    ],
+)
+def test_passes_that_end_and_fail_are_not_health(
+    story: str, failures: Failures | None, problems: tuple[str, ...]
+) -> None:
+    running = ("watcher for pods.v1@team-a",)
+    assert examine(0.5, 60, ("pods",), running, failures).problems == problems, story
 
 
 async def test_the_probe_answers_in_words(unused_tcp_port: int) -> None:

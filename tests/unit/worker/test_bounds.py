@@ -89,10 +89,12 @@ def test_a_stage_has_no_number_that_is_out_of_all_bounds(field, value):
         {"vocabSize": 2**31},
         {"layers": 10**9},
         {"modules": [MODULE | {"count": 10**9}]},
-        {"modules": [MODULE] * 40_000},  # each is harmless by itself
+        {"modules": [MODULE] * 1025},  # each is harmless by itself
+        {"modules": [MODULE | {"path": f"{number}.*." + "x" * 500} for number in range(300)]},
+        {"modules": [MODULE | {"path": "a." * 12}]},
         {"modules": [MODULE | {"path": "layers.*.q_proj", "firstLayer": 1}]},
     ],
-    ids=["hidden", "vocabulary", "layers", "count", "sum", "beyond the last layer"],
+    ids=["hidden", "vocabulary", "layers", "count", "sum", "paths", "parts", "beyond the last layer"],
 )
 def test_facts_that_would_keep_the_operator_counting_are_refused(wrong):
     assert ModelFacts.model_validate_json(json.dumps(FACTS))

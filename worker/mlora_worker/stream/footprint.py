@@ -6,13 +6,14 @@ functions on both sides, so that a fitted coefficient means the same in both.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
 from mlora_worker.protocol import ModelFacts
-from mlora_worker.stream.targets import modules_of
+from mlora_worker.stream.targets import Module, modules_of
 
 Ranks = Mapping[
     str, int
@@ -76,21 +77,28 @@ def _input_groups(
     groups = []
     own = (module for module in modules_of(facts) if module.stage == stage)
     for layer, members in groupby(own, key=lambda module: module.layer):
-        left = list(members)
+        left = {module.path: module for module in members}
+        ends = _by_end(left.values())
         for told in names:
-            group = [
-                module
-                for name in told
-                for module in left
-                if module.inside == name or module.inside.endswith(f".{name}")
-            ]
-            left = [module for module in left if module not in group]
+            group = {m.path: m for name in told for m in ends.get(name, ()) if m.path in left}
             if group:
-                groups.append(
-                    InputGroup(layer, group[0].in_features, tuple(dict.fromkeys(m.path for m in group)))
-                )
-        groups += [InputGroup(layer, module.in_features, (module.path,)) for module in left]
+                first = next(iter(group.values()))
+                groups.append(InputGroup(layer, first.in_features, tuple(group)))
+                left = {path: module for path, module in left.items() if path not in group}
+        groups += [InputGroup(layer, module.in_features, (module.path,)) for module in left.values()]
     return tuple(groups)
+
+
+def _by_end(modules: Iterable[Module]) -> Mapping[str, list[Module]]:
+    """By its path in the layer, and by each end of that after a dot. What a worker tells as groups may name as many modules
+    as there are, so each name is looked up and not compared with all of them."""
+    found: defaultdict[str, list[Module]] = defaultdict(list)
+    for module in modules:
+        end = module.inside
+        while end:
+            found[end].append(module)
+            end = end.partition(".")[2]
+    return found
 
 
 def low_rank(ranks: Ranks, group: InputGroup) -> int:

@@ -81,7 +81,7 @@ def modules_of(facts: ModelFacts) -> tuple[Module, ...]:
     return tuple(sorted(found, key=lambda module: module.layer))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # megabytes each
 def _paths_of(facts: ModelFacts) -> Paths:
     return Paths(tuple(module.path for module in modules_of(facts)))
 
@@ -119,7 +119,7 @@ def steps_of(facts: ModelFacts, lora: LoRAConfig) -> int:
         return MOST_WORK
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
     """Rank by path. Of a config that does not fit, what its names match: who counts bytes is not who refuses."""
     try:
