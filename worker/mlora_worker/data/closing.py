@@ -61,6 +61,7 @@ class Form(NamedTuple):
     ends: tuple[str, ...]  # what an answer's own text may end in, though the template writes it
     begins_with: tuple[str, ...]  # added tokens that begin a conversation or a user's turn
     begins_plain: tuple[str, ...]  # the text after such tokens, or in their place
+    answer_begins: tuple[str, ...]  # the generation prompt, where it has an added token
 
     @property
     def opened(self) -> str | None:
@@ -102,6 +103,7 @@ def form_of(prompt: str, bare: str, answered: str, longer: str | None, added: Ad
         _ends_of(closing, added),
         tuple({token for token, _ in first if token}),
         tuple({plain for _, plain in first if plain}),
+        (generation.strip(),) if next(added.within(generation), None) is not None else (),
     )
 
 
@@ -176,22 +178,24 @@ def _ends_of(closing: Closing | None, added: AddedTokens) -> tuple[str, ...]:
     return tuple(sorted(filter(str.strip, ends), key=len, reverse=True))
 
 
-def without_end(answer: str, ends: Iterable[str]) -> str:
+def without_end(answer: str, ends: tuple[str, ...]) -> str:
     """An answer without what ends its turn: it is written behind the answer anyway, and learnt once."""
     bare = answer.rstrip()
-    while (end := next((one for one in ends if bare.endswith(one)), None)) is not None:
-        answer = bare[: -len(end)]
+    while bare.endswith(ends):
+        answer = bare.removesuffix(next(one for one in ends if bare.endswith(one)))
         bare = answer.rstrip()
     return answer
 
 
 def looks_rendered(turn: Turn, form: Form, added: AddedTokens) -> bool:
     """Whether its text begins as the template begins such a turn, and has more of what the template writes."""
-    text, opener = turn.content.lstrip(), form.opener.strip()
+    text = turn.content.lstrip()
     if turn.role == ASSISTANT:
-        begun = form.generation.strip()
-        return text.startswith(begun) and next(added.within(begun), None) is not None
-    if text.startswith(form.begins_with):
-        _, *more = added.within(text)
-        return any(one[0] in form.tokens for one in more) or bool(opener and opener in text)
-    return bool(opener) and text.startswith(form.begins_plain) and opener in text
+        return text.startswith(form.answer_begins)
+    plain, special = text.startswith(form.begins_plain), text.startswith(form.begins_with)
+    if not plain and not special:
+        return False
+    opener = form.opener.strip()
+    if opener and opener in text:
+        return True
+    return special and any(one[0] in form.tokens for one in added.within(text) if one.start())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from mlora_worker.data import closing as closings
@@ -15,7 +16,7 @@ from mlora_worker.data.special_text import Masked, SpecialText
 from mlora_worker.protocol import FailureReason, TrainOn
 
 # Of one conversation. The work on it grows with its length, but it is held in memory as a whole, with its renderings.
-MOST_TURNS, MOST_CHARACTERS = 20_000, 4_000_000
+MOST_TURNS, MOST_CHARACTERS = 20_000, 2_000_000
 
 _TOGETHER = 64  # rows that are rendered in one go: a task's own template has them sent to its process
 _CHARACTERS_TOGETHER = 1_000_000
@@ -69,12 +70,13 @@ class Conversations:
         steps = [self._steps(chat, proof) for chat in chats]
         made: dict[int, Rendered | Drop] = {}
         refused: dict[int, RowRefused] = {}
-        answers: dict[int, list[str | Refused] | None] = dict.fromkeys(range(len(chats)))
-        while answers:
-            asked: dict[int, list[Ask]] = {}
-            for place, given in answers.items():
+        waiting: list[tuple[int, list[str | Refused] | None]] = [(place, None) for place in range(len(chats))]
+        while waiting:
+            asked: list[tuple[int, list[Ask]]] = []
+            for place, given in waiting:
                 try:
-                    asked[place] = next(steps[place]) if given is None else steps[place].send(given)
+                    # None begins it.
+                    asked.append((place, steps[place].send(given)))  # type: ignore[arg-type]
                 except StopIteration as done:
                     made[place] = done.value
                 except RowRefused as error:
@@ -82,8 +84,8 @@ class Conversations:
                 except Refused as error:
                     told = f"is refused by the chat template: {error}"
                     refused[place] = RowRefused(chats[place].line, told)
-            texts = iter(self._template.render_all([one for each in asked.values() for one in each]))
-            answers = {place: [next(texts) for _ in each] for place, each in asked.items()}
+            texts = iter(self._template.render_all([one for _, each in asked for one in each]))
+            waiting = [(place, list(islice(texts, len(each)))) for place, each in asked]
         if refused:
             raise refused[min(refused)]
         return [made[place] for place in range(len(chats))]
@@ -101,19 +103,21 @@ class Conversations:
 
     def _steps(self, chat: Chat, proof: AnswerProof) -> _Steps:
         _check_size(chat)
-        turns = [
-            turn._replace(content=closings.without_end(turn.content, self._ends))
-            if turn.role == ASSISTANT
-            else turn
-            for turn in chat.turns
-        ]
-        if not all(turn.content.strip() for turn in turns if turn.role == ASSISTANT):
-            return Drop.NO_ANSWER
-        form = self._form
-        if form is not None and any(closings.looks_rendered(turn, form, self._added) for turn in turns):
-            return Drop.ALREADY_RENDERED
+        turns: list[Turn] = []
+        special = False
+        for turn in chat.turns:
+            if turn.role == ASSISTANT:
+                answer = closings.without_end(turn.content, self._ends)
+                if not answer.strip():
+                    return Drop.NO_ANSWER
+                if answer is not turn.content:
+                    turn = turn._replace(content=answer)
+            if self._form is not None and closings.looks_rendered(turn, self._form, self._added):
+                return Drop.ALREADY_RENDERED
+            special = special or self.special.within(turn.content, turn.role)
+            turns.append(turn)
         masked: Masked | None = None
-        if any(self.special.within(turn.content, turn.role) for turn in turns):
+        if special:
             masked = self.special.masked(turns)
             if masked is None:
                 return self._mismatch(Mismatch.SPECIAL)
@@ -148,16 +152,17 @@ class Conversations:
 
 
 def _check_size(chat: Chat) -> None:
-    characters = sum(len(turn.content) for turn in chat.turns)
-    for many, most, what in (
-        (len(chat.turns), MOST_TURNS, "turns"),
-        (characters, MOST_CHARACTERS, "characters"),
-    ):
-        if many > most:
-            raise RowRefused(
-                chat.line,
-                f"has {many:,} {what}; a conversation may have {most:,}: split it into several rows",
-            )
+    told = None
+    if len(chat.turns) > MOST_TURNS:
+        told = f"has {len(chat.turns):,} turns; a conversation may have {MOST_TURNS:,}"
+    elif (characters := _characters_of(chat)) > MOST_CHARACTERS:
+        told = f"has {characters:,} characters; a conversation may have {MOST_CHARACTERS:,}"
+    if told is not None:
+        raise RowRefused(chat.line, f"{told}: split it into several rows")
+
+
+def _characters_of(chat: Chat) -> int:
+    return sum([len(turn.content) for turn in chat.turns])
 
 
 def _some(chats: Sequence[Chat]) -> Iterator[list[Chat]]:
@@ -165,7 +170,7 @@ def _some(chats: Sequence[Chat]) -> Iterator[list[Chat]]:
     characters = 0
     for chat in chats:
         some.append(chat)
-        characters += sum(len(turn.content) for turn in chat.turns)
+        characters += _characters_of(chat)
         if len(some) == _TOGETHER or characters >= _CHARACTERS_TOGETHER:
             yield some
             some, characters = [], 0

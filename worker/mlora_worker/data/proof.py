@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from mlora_worker.data import closing as closings
 from mlora_worker.data.closing import ANSWER, NEXT, AddedTokens, Closing, Form
@@ -103,38 +103,42 @@ class AnswerProof:
             return Mismatch.BEGINS
         *earlier, last = places
         rendered = _rendered_of(earlier)
-        at_once = max(1, _CHARACTERS_AT_ONCE // (1 + 2 * sum(len(turn.content) for turn in turns)))
+        at_once = 1
+        if earlier:
+            at_once = max(1, _CHARACTERS_AT_ONCE // (1 + 2 * sum(len(turn.content) for turn in turns)))
         first, rest = rendered[:at_once], rendered[at_once:]
-        answers = yield [(turns, False), (turns[:last], True), *_asks(turns, first)]
-        whole, prompt, *more = map(_text, answers)
-        found = yield from self._answer(turns, prompt, whole)
+        whole, prompt, *more = _texts((yield [(turns, False), (turns[:last], True), *_asks(turns, first)]))
+        found = self._known(turns, prompt, whole) or (yield from self._probed(turns, prompt, whole))
         if isinstance(found, Mismatch):
             return found
         ending = found.closing.ending
         text = found.text if found.closing.tail else found.text + ending
-        spans = {last: Span(found.start, found.stop + len(ending))}
+        span = Span(found.start, found.stop + len(ending))
+        if not earlier:
+            return Proven(text, (span,))
+        spans = {last: span}
         usual = Counter([found.closing] if found.plain else [])
         while first:
             for place, prompt, through in zip(first, more[::2], more[1::2], strict=True):
                 found = yield from self._answer(turns[: place + 1], prompt, through)
-                span = _within(text, found)
-                if span is None or isinstance(found, Mismatch):
+                shown = _within(text, found)
+                if shown is None or isinstance(found, Mismatch):
                     return found if found is Mismatch.ENDLESS else Mismatch.EARLIER
-                spans[place] = span
+                spans[place] = shown
                 usual.update([found.closing] if found.plain else [])
             first, rest = rest[:at_once], rest[at_once:]
             if first:
-                more = list(map(_text, (yield _asks(turns, first))))
+                more = _texts((yield _asks(turns, first)))
         others = [place for place in earlier if place not in spans]
         if others:
             odd = yield from self._by_surroundings(turns, others, text, spans, usual)
             for place in odd:
-                prompt, through = map(_text, (yield _asks(turns, [place])))
+                prompt, through = _texts((yield _asks(turns, [place])))
                 found = yield from self._answer(turns[: place + 1], prompt, through)
-                span = _within(text, found)
-                if span is None:
+                shown = _within(text, found)
+                if shown is None:
                     return Mismatch.EARLIER
-                spans[place] = span
+                spans[place] = shown
             if len(spans) < len(places):
                 return Mismatch.EARLIER
         return Proven(text, tuple(spans[place] for place in places))
@@ -143,11 +147,16 @@ class AnswerProof:
         self, turns: Sequence[Turn], prompt: str, through: str
     ) -> Generator[list[Ask], list[str | Refused], _Found | Mismatch]:
         """The last of ``turns``."""
+        return self._known(turns, prompt, through) or (yield from self._probed(turns, prompt, through))
+
+    def _known(self, turns: Sequence[Turn], prompt: str, through: str) -> _Found | None:
+        closing = self._closing
+        return self._fitting(closing, prompt, through, turns[-1].content) if closing is not None else None
+
+    def _probed(
+        self, turns: Sequence[Turn], prompt: str, through: str
+    ) -> Generator[list[Ask], list[str | Refused], _Found | Mismatch]:
         content = turns[-1].content
-        if self._closing is not None:
-            found = self._fitting(self._closing, prompt, through, content)
-            if found is not None:
-                return found
         before, answer = turns[:-1], Turn(ASSISTANT, ANSWER)
         probe, longer = yield [([*before, answer], False), ([*before, answer, Turn(USER, NEXT)], False)]
         if isinstance(probe, Refused):
@@ -209,7 +218,7 @@ class AnswerProof:
         marked = [
             turn._replace(content=ANSWER) if place in wanted else turn for place, turn in enumerate(turns)
         ]
-        (shown,) = map(_text, (yield [(marked, False)]))
+        (shown,) = _texts((yield [(marked, False)]))
         pieces = shown.split(ANSWER)
         if len(pieces) != len(places) + 1:
             return []
@@ -231,10 +240,12 @@ class AnswerProof:
         return odd if len(odd) <= _RETRIED else []
 
 
-def _text(rendered: str | Refused) -> str:
-    if isinstance(rendered, Refused):
-        raise rendered
-    return rendered
+def _texts(rendered: list[str | Refused]) -> list[str]:
+    """Raises the first refusal."""
+    for one in rendered:
+        if isinstance(one, Refused):
+            raise one
+    return cast("list[str]", rendered)
 
 
 def _asks(turns: Sequence[Turn], places: Sequence[int]) -> list[Ask]:

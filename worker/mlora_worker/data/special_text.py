@@ -49,15 +49,14 @@ class SpecialText:
         self._known = sorted(known, key=lambda one: len(one.content), reverse=True)
         self._names = [one.content for one in self._known]
         self._masks = {name: chr(_FIRST_MASK + number) * len(name) for number, name in enumerate(self._names)}
-        self._firsts = {name[0] for name in self._names}
+        # Most texts have not even the first two characters of one.
+        self._beginning = _any_of([*{name[:2]: None for name in self._names}])
         self._pattern = _any_of(self._names)
         self._pattern_in_answers = _any_of([name for name in self._names if not is_thought_mark(name)])
         self._copy: _Copy | None = None
 
     def within(self, text: str, role: str = "") -> bool:
-        return (
-            any(first in text for first in self._firsts) and self._pattern_of(role).search(text) is not None
-        )
+        return self._beginning.search(text) is not None and self._pattern_of(role).search(text) is not None
 
     def masked(self, turns: Sequence[Turn]) -> Masked | None:
         """None where the text has characters that are needed for masks."""
@@ -106,11 +105,10 @@ class _Copy:
     """Made when it is first needed: a second, and as much memory as the tokenizer itself."""
 
     def __init__(self, backend: Any, known: Sequence[AddedToken], stand_ins: Sequence[str]) -> None:
-        written = json.loads(backend.to_str())
-        names = {one.content for one in known}
-        for one in written["added_tokens"]:
-            one["special"] |= one["content"] in names
-        self._tokenizer = Tokenizer.from_str(json.dumps(written))
+        written: str = backend.to_str()
+        if not all(one.special for one in known):
+            written = _with_special(written, {one.content for one in known})
+        self._tokenizer = Tokenizer.from_str(written)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
@@ -138,6 +136,16 @@ class _Copy:
 
     def is_text(self, coded: Coded) -> bool:
         return set(self._meant.values()).isdisjoint(coded.places.ids)
+
+
+def _with_special(written: str, names: set[str]) -> str:
+    """A tokenizer's JSON, in which these added tokens are special. The rest, which may be tens of MB, is not parsed."""
+    before, key, rest = written.partition('"added_tokens":')
+    start = len(rest) - len(rest.lstrip())
+    added, end = json.JSONDecoder().raw_decode(rest, start)
+    for one in added:
+        one["special"] |= one["content"] in names
+    return before + key + json.dumps(added) + rest[end:]
 
 
 def is_stand_in(text: str) -> bool:

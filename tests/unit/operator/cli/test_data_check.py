@@ -145,7 +145,12 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
     print_answer(
         LookAnswer(
             counts=DataCounts(
-                rows=3, used=2, dropped={"NoAnswer": 1}, first_dropped={"NoAnswer": (2,)}, tokens=9
+                rows=3,
+                used=2,
+                dropped={"NoAnswer": 1},
+                first_dropped={"NoAnswer": (2,)},
+                tokens=9,
+                special_tokens=1,
             ),
             longest=5,
             histogram=(HistogramBar(low=0, high=4, rows=1), HistogramBar(low=4, high=8, rows=1)),
@@ -155,6 +160,7 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
     out = capsys.readouterr().out
     assert "2 of 3 rows are used: 9 tokens" in out
     assert "dropped as NoAnswer: 1 (first in 2)" in out
+    assert "with special tokens in their own text: 1" in out
     assert "4 to 7 tokens" in out
     assert "2+2? [red]\\u001b[31m⟦4⟧" in out
     assert "\x1b[31m" not in out

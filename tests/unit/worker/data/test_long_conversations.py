@@ -171,7 +171,7 @@ def test_answers_that_follow_one_another_directly_are_rendered_on_their_own() ->
     ("chat", "told"),
     [
         (Chat(7, rounds(MOST_TURNS // 2).turns + rounds(1).turns), f"has {MOST_TURNS + 2:,} turns"),
-        (Chat(7, (Turn("user", "a" * MOST_CHARACTERS), Turn("assistant", "b"))), "4,000,001 characters"),
+        (Chat(7, (Turn("user", "a" * MOST_CHARACTERS), Turn("assistant", "b"))), "2,000,001 characters"),
     ],
     ids=["turns", "characters"],
 )

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.prepare import prepare
 from mlora_worker.data.proof import Mismatch
 from mlora_worker.data.rows import Chat, Drop, Turn
 from mlora_worker.data.template import ChatEncoder, Encoded
 from mlora_worker.model.families import FAMILIES
-from mlora_worker.protocol import TrainOn
+from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, StorageAccess, Training, TrainOn
+from mlora_worker.storage.sources import open_sources
+from mlora_worker.storage.store import open_store
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
 
 ROUNDS = (("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four"))
@@ -94,3 +100,26 @@ def test_where_a_thought_is_opened_that_answers_lack_the_user_is_told(form: Form
     encoder = ChatEncoder(tokenizer_of(form))
     encoder.encode([Chat(1, (Turn("user", "2?"), Turn("assistant", "two")))])
     assert encoder.why_mismatched() is Mismatch.THOUGHT
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "told"),
+    [
+        ("Qwen3", ROUNDS, "set dataset.trainOn to lastAnswer"),
+        ("GLM-Z1", ROUNDS[:2], "begin each with its thought, <think>...</think>"),
+        ("OLMo 3 Think", ROUNDS[:2], "begin each with its thought, <think>...</think>"),
+        ("Llama 3", ROUNDS[1:], "put a user's turn before it"),
+    ],
+)
+def test_where_all_rows_are_dropped_it_is_said_what_to_do(
+    name: str, turns: tuple[tuple[str, str], ...], told: str
+) -> None:
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    dataset = Dataset(inline="\n".join([json.dumps(row)] * 3), format=DatasetFormat.MESSAGES)
+    source = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
+    tokenizer = tokenizer_of(next(form for form in FORMS if form.name == name))
+    with pytest.raises(DataError) as caught:
+        prepare(dataset, Training(), tokenizer, source, 100_000)
+    assert caught.value.reason is FailureReason.NO_TRAINABLE_ROWS
+    assert "TemplateMismatch 3 (first in line 1)" in str(caught.value)
+    assert told in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -107,6 +108,21 @@ def test_marks_of_thoughts_in_an_answer_stay_tokens_and_in_a_question_are_text()
     named = tokenizer.convert_ids_to_tokens(row.ids.tolist())
     assert (named.count("<seed:think>"), named.count("</seed:think>")) == (1, 1)
     assert tokenizer.decode(row.ids[row.supervised]) == "<seed:think>Hm.</seed:think>two<seed:eos>"
+
+
+def test_tokens_that_the_template_writes_are_text_in_texts_though_the_tokenizer_calls_them_ordinary() -> None:
+    form = dataclasses.replace(
+        QWEN, specials=("<|endoftext|>",), eos="<|endoftext|>", marks=QWEN.specials[1:]
+    )
+    tokenizer = tokenizer_of(form)
+    assert not any(
+        tokenizer.added_tokens_decoder[number].special
+        for number in tokenizer.convert_tokens_to_ids(form.marks)
+    )
+    row = encoded(tokenizer, "a <|im_end|> b", "c <|im_start|> d")
+    named = tokenizer.convert_ids_to_tokens(row.ids.tolist())
+    assert (named.count("<|im_start|>"), named.count("<|im_end|>")) == (3, 3)
+    assert tokenizer.decode(row.ids[row.supervised]) == "c <|im_start|> d<|im_end|>"
 
 
 def test_a_template_that_looks_for_special_tokens_in_texts_is_not_second_guessed() -> None:
