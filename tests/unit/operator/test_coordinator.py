@@ -109,7 +109,7 @@ async def test_a_poll_says_which_format_of_a_report_is_understood(
     peer: Peer, server: TestServer, session: aiohttp.ClientSession
 ) -> None:
     await client(session, server).poll_report()
-    assert peer.formats == ["3"]
+    assert peer.formats == ["4"]
 
 
 async def test_a_plan_arrives_as_it_was_sent(
