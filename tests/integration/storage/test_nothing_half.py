@@ -47,6 +47,7 @@ from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.files import FileStore
 from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.limits import MOST_LISTED
+from mlora_worker.storage.occupied import MARK_NAME
 from mlora_worker.storage.s3 import Keys, S3Store
 from mlora_worker.storage.store import Store
 from mlora_worker.storage.task_state import Progress, TaskState
@@ -125,7 +126,9 @@ def test_an_adapter_whose_uploader_is_killed_after_one_of_three_parts_is_not_the
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     store = store_of(local_s3)
     assert find_published(store, folder) is None
-    assert store.list(folder, MOST_LISTED) == []
+    assert store.list(folder, MOST_LISTED) == [f"{folder}/{MARK_NAME}"], (
+        "and that says whose files may lie there"
+    )
     assert unfinished(local_s3, folder) == [WEIGHTS_NAME]
     publish(store, folder, weights)
     manifest = find_published(store, folder)
@@ -336,7 +339,7 @@ def test_a_published_folder_on_a_full_volume_is_no_adapter(tmp_path: Path) -> No
             publish(FileStore(), output, weights)
         assert caught.value.reason is FailureReason.INSUFFICIENT_SPACE
         assert find_published(FileStore(), output) is None
-        assert [path for path in small.rglob("*") if path.is_file()] == []
+        assert [path.name for path in small.rglob("*") if path.is_file()] == [MARK_NAME]
 
 
 def test_a_task_that_would_not_fit_is_refused_before_it_trains(tmp_path: Path) -> None:
