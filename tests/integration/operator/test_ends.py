@@ -72,7 +72,7 @@ def test_one_output_has_one_task(bench: Any) -> None:
     bench.coordinator.hold = TaskPhase.TRAINING
     bench.apply("t1", output={"uri": "s3://adapters/one"})
     bench.until(lambda: bench.status("loratask", "t1").get("state") == "Training", "the first trains")
-    bench.apply("t2", output={"uri": "s3://adapters//one/two/"})
+    bench.apply("t2", output={"uri": "s3://adapters/one/two/"})
     bench.until(lambda: bench.condition("t2", "Accepted")[1] == "OutputInUse", "the second has no place")
     assert "task t1 writes to a folder above it" in bench.condition("t2", "Accepted")[2]
     bench.kubectl("delete", "loratask", "t1")

@@ -68,8 +68,9 @@ def test_the_leader_exports_what_became_of_a_task_and_the_follower_itself_alone(
     bench.kubectl.create(
         {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": keys}
     )
-    storage = {"endpoint": f"http://me:{SECRET}@s3.example:8333", "secretRef": {"name": "keys"}}
-    bench.apply("t1", priority=12, storage=storage)
+    storage = {"endpoint": "http://s3.example:8333", "secretRef": {"name": "keys"}}
+    rows = {"uri": f"https://rows.example/train.jsonl?X-Amz-Signature={SECRET}"}
+    bench.apply("t1", priority=12, storage=storage, dataset=rows)
     bench.kubectl("wait", "--for=condition=Succeeded", "--timeout=60s", "loratask/t1")
 
     def leader() -> int | None:

@@ -45,6 +45,8 @@ NEEDED: tuple[Question, ...] = (
     ("create", "", "secrets", ""),
     ("get", "", "configmaps", "any"),
     ("create", "", "events", ""),
+    ("create", "networking.k8s.io", "networkpolicies", ""),
+    ("patch", "networking.k8s.io", "networkpolicies", "any"),
 )
 FORBIDDEN: tuple[Question, ...] = (
     ("list", "", "secrets", ""),
@@ -79,7 +81,8 @@ FORBIDDEN: tuple[Question, ...] = (
     ("create", "batch", "jobs", ""),
     ("patch", "coordination.k8s.io", "leases", "another"),
     ("delete", "coordination.k8s.io", "leases", "another"),
-    ("create", "networking.k8s.io", "networkpolicies", ""),
+    ("delete", "networking.k8s.io", "networkpolicies", "any"),
+    ("list", "networking.k8s.io", "networkpolicies", ""),
     ("create", "rbac.authorization.k8s.io", "rolebindings", ""),
     ("bind", "rbac.authorization.k8s.io", "clusterroles", "cluster-admin"),
     ("escalate", "rbac.authorization.k8s.io", "roles", ""),
