@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from importlib import resources
+from ipaddress import ip_address
 from typing import Literal
 
 from aiohttp import web
@@ -160,9 +161,10 @@ async def _handled(
         refused = _trouble(405, "methodNotAllowed", "only GET and HEAD")
         refused.headers["Allow"] = "GET, HEAD"
         return refused
-    # A page of somebody else's that calls its own name by this machine's address must not read this one.
+    # A page of somebody else's that calls its own name by this machine's address must not read this one. An address is
+    # nobody's name: a browser that says one has asked for it.
     named = request.headers.getall("Host", [])
-    if hosts is not None and (len(named) != 1 or _name_of(named[0]) not in hosts):
+    if hosts is not None and (len(named) != 1 or not _is_served(_name_of(named[0]), hosts)):
         return _trouble(
             400, "badRequest", "the page is not served under this name: page.hosts says under which it is"
         )
@@ -177,6 +179,16 @@ async def _handled(
     except Exception:
         logger.exception("the page could not answer %s", request.path)
         return _trouble(500, "internal", "the operator's log says why")
+
+
+def _is_served(name: str, hosts: frozenset[str]) -> bool:
+    if name in hosts:
+        return True
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _name_of(host: str) -> str:

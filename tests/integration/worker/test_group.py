@@ -64,6 +64,11 @@ def test_adapters_do_not_depend_on_neighbours_or_stages(
             make_task(name, **shape, uid=f"{name}-{stages}", outputUri=f"file://{tmp_path}/{stages}/{name}")
             for name, shape in SHAPES.items()
         ]
+        # Prepared first, so that none is done before the others begin.
+        group.plan(*(task.model_copy(update={"admitted": False}) for task in tasks))
+        group.wait_for(
+            lambda report: [task.phase for task in report.tasks] == [TaskPhase.PREPARED] * len(SHAPES)
+        )
         reports = group.finish(*tasks)
         assert {report.phase for report in reports.values()} == {TaskPhase.SUCCEEDED}, reports
         wire = group.report().wire

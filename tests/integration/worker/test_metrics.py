@@ -41,7 +41,7 @@ def test_ranks_export_sums_and_their_lines_name_the_task_but_no_secret(
     group = start_group(tiny_model, stages=2, metrics_port=port, log_format="json", measure_every=1)
     trained = make_task("blue-bot", generation=2)
     keys = StorageAccess.model_validate(
-        {"endpoint": f"http://user:{SECRET}@127.0.0.1:9", "accessKey": "AKIAEXAMPLE", "secretKey": SECRET}
+        {"endpoint": "http://127.0.0.1:9", "accessKey": "AKIAEXAMPLE", "secretKey": SECRET}
     )
     away = make_task("lost-bot", generation=5, storage=keys.model_dump(mode="json"), outputUri="s3://b/lost")
     group.plan(trained, away)

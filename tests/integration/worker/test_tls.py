@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 
 from mlora_operator.certificates import LIFETIME, self_signed
-from mlora_operator.coordinator import CoordinatorClient, Links, Starting, Unreachable, Untrusted
+from mlora_operator.coordinator import CoordinatorClient, Links, Starting, Unreachable, Untrusted, reading
 from mlora_operator.manifests.secret import CertificatePair
 from mlora_operator.reconcile.ports import Endpoint, Trust
 from mlora_operator.reconcile.snapshot import Key
@@ -175,9 +175,12 @@ async def test_without_a_certificate_to_trust_nobody_is_trusted(tmp_path: Path) 
             await CoordinatorClient(session, Endpoint(f"https{place}", "hush")).poll_report()
 
 
-async def test_a_new_certificate_takes_over_without_a_gap_and_without_a_restart(tmp_path: Path) -> None:
+async def test_a_new_certificate_takes_over_without_a_gap_and_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both Secrets were deleted. The operator has the new token, then the new certificate, at once, and the coordinator has
     them when the kubelet has brought them."""
+    monkeypatch.setattr(reading, "KEPT_SECONDS", 0.01)  # a certificate is looked at by each new connection
     former, new, plans = self_signed(HOST, NOW), self_signed(HOST, NOW), Plans()
     put(tmp_path, former)
     async with (
@@ -196,8 +199,10 @@ async def test_a_new_certificate_takes_over_without_a_gap_and_without_a_restart(
         links.follow({TOY: Endpoint(url, "new token", trust(new))})
         await send(3)  # by the former certificate and the former token
         put(tmp_path, new)
+        await asyncio.sleep(0.1)
         await send(4)
         put(tmp_path, former)
+        await asyncio.sleep(0.1)
         with pytest.raises(Untrusted):  # it counts no longer
             await send(5)
     assert plans.taken == [1, 2, 3, 4]
