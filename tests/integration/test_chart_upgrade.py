@@ -121,6 +121,7 @@ def test_a_release_is_upgraded_tested_rolled_over_and_uninstalled(
             CHART,
             replicas=2,
             podDisruptionBudget={"enabled": True},
+            log={"format": "text", "level": "debug"},  # new settings start new pods
         )
         assert strategy() == "RollingUpdate"
         until(lambda: len(operators()) == 2 and only not in operators(), "the former pod is gone")
