@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from mlora_worker.data import closing as closings
+from mlora_worker.data.batching import batches
 from mlora_worker.data.closing import AddedTokens, Form
 from mlora_worker.data.proof import AnswerProof, Ask, Mismatch, Span
 from mlora_worker.data.rendering import ChatTemplate, Refused
@@ -166,13 +167,4 @@ def _characters_of(chat: Chat) -> int:
 
 
 def _some(chats: Sequence[Chat]) -> Iterator[list[Chat]]:
-    some: list[Chat] = []
-    characters = 0
-    for chat in chats:
-        some.append(chat)
-        characters += _characters_of(chat)
-        if len(some) == _TOGETHER or characters >= _CHARACTERS_TOGETHER:
-            yield some
-            some, characters = [], 0
-    if some:
-        yield some
+    return batches(chats, most=_TOGETHER, size=_characters_of, most_size=_CHARACTERS_TOGETHER)

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from mlora_worker.data.batching import batches
 from mlora_worker.data.rows import Chat, Drop, Dropped, Text
 from mlora_worker.data.template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokens import Tokens
@@ -47,16 +48,7 @@ def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encode
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
-    characters = 0
-    for row in rows:
-        batch.append(row)
-        characters += _size(row)
-        if len(batch) == _BATCH_ROWS or characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+    return batches(rows, most=_BATCH_ROWS, size=_size, most_size=_BATCH_CHARACTERS)
 
 
 def _size(row: Row) -> int:
