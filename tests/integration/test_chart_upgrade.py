@@ -29,8 +29,9 @@ class Release:
     """``helm`` for one release in one namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
-        self.name = namespace.removeprefix("test-")
-        self.full = f"m-{self.name}"
+        # With a letter first: the former chart's labels read a name such as 804425e2 as a number.
+        self.name = f"m-{namespace.removeprefix('test-')}"
+        self.full = self.name
         self._arguments = (gobinaries.helm(), "--kubeconfig", cluster.kubeconfig, "--namespace", namespace)
 
         def image(name: str) -> dict[str, str]:
