@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from mlora_worker.allocator import keep_freed_memory
+from mlora_worker.runtime.allocator import keep_freed_memory
 
 BENCHMARKS = {
     "throughput": "tokens per second of four tasks against PEFT, a packed run, padded batching",

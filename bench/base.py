@@ -14,8 +14,8 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import ModelSource, StorageAccess
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.base_model.model_source import ModelFiles
+from mlora_worker.storage.object_store.store import open_store
 
 CPU = torch.device("cpu")
 TOKENIZER_FILES = ("tokenizer*", "special_tokens*", "chat_template*", "vocab*", "merges*")

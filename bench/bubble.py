@@ -16,11 +16,11 @@ import statistics
 from dataclasses import dataclass
 
 from bench.options import parser, repetitions
+from bench.pipeline_sim.fixed_rule import FixedRule
+from bench.pipeline_sim.formulae import has_no_bubble, lorapp_bubble
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from bench.report import last_line, table
 from bench.sleepers import TOKENS, Shape, run_pipeline
-from mlora_worker.stream.fixed import FixedRule
-from mlora_worker.stream.formulae import has_no_bubble, lorapp_bubble
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import Timeline, bubble, window_of_microbatches
 
 # Stages, groups, microbatches: full and not full.

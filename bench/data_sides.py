@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mlora_worker.data.cache import RowCache
-from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import prepare
-from mlora_worker.data.row_files import FolderWriter
-from mlora_worker.data.token_rows import TokenRows
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
+from mlora_worker.data.training_rows.row_cache import RowCache
+from mlora_worker.data.training_rows.row_files import FolderWriter
+from mlora_worker.data.training_rows.step_order import StepPlan
+from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 
 FIELDS = DatasetFields(prompt="question", completion="answer")
 TRAINING = Training(max_seq_length=512)

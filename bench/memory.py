@@ -31,8 +31,8 @@ from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.allocations import resident_set_bytes
 from mlora_worker.pipeline.metered import MeteredEngine
 from mlora_worker.protocol import LoRAConfig, MemorySample, ModelSource, StageReport, StorageAccess, Training
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.base_model.model_source import ModelFiles
+from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.stream.items import Load, Segment, Train
 
 FITTED, PREDICTED, STAGES = 10, 40, 2

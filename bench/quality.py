@@ -29,7 +29,7 @@ from bench.report import last_line, table
 from bench.rows import HELD_OUT, deal, gsm8k_rows, pad
 from bench.sides import Setting
 from mlora_worker.data.prepare import IGNORED, TokenRow
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 
 LEARNING_RATE = 5e-4
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")

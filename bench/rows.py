@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mlora_worker.data.prepare import IGNORED, TokenRow, prepare
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.protocol import Dataset, DatasetFields, StorageAccess, Training
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 
 GSM8K = Path(__file__).parent.parent / "examples" / "gsm8k" / "train.jsonl"
 HELD_OUT = GSM8K.with_name("heldout.jsonl")

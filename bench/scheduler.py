@@ -33,14 +33,14 @@ from bench.scheduling.bound import least_makespan
 from bench.scheduling.crowd import Crowd
 from bench.scheduling.pace import Gpus, Together
 from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
+from bench.scheduling.simulate import Life, SimMemory, SimPipeline, SimTask
 from bench.scheduling.trace import BUDGET, small_instance, trace
-from mlora_operator.reconcile.places import Known, places
-from mlora_operator.reconcile.view import view
+from mlora_operator.reconcile.admission.admit import Known, places
+from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import Entrant
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
-from mlora_operator.scheduling.simulate import Life, SimMemory, SimPipeline, SimTask
 
 WAITING, PIPELINES = 1000, 16
 GOAL_MS, GOAL_MAKESPAN = 10.0, 1.05

@@ -22,6 +22,7 @@ from typing import Any, cast
 import torch
 
 from bench.forks import die_with_parent, end_with
+from bench.pipeline_sim.fixed_rule import FixedRule
 from bench.ranks import HOST, free_ports
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
@@ -32,7 +33,6 @@ from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.trace import HostMarks, SpanRecorder
 from mlora_worker.pipeline.transport import Transport, rendezvous
-from mlora_worker.stream.fixed import FixedRule
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import ITEM, Segment, Stop, Train
 from mlora_worker.stream.timeline import Timeline

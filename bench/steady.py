@@ -9,8 +9,8 @@ from pathlib import Path
 
 from bench.ranks import Ranks
 from bench.sides import Disagreement
-from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.protocol import TaskPhase, TaskPlan
 
 

@@ -21,13 +21,13 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from mlora_worker.data.prepare import TokenRow, prepare
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import Dataset, DatasetFields, LoRAConfig, ModelSource, StorageAccess, Training
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.base_model.model_source import ModelFiles
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 from mlora_worker.stream.items import Load, Segment, Train
 
 

@@ -12,7 +12,7 @@ from mlora_operator.api import API_VERSION
 from mlora_operator.api.meta import timestamp
 from mlora_operator.local.objects import merged
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.faulty_world import end_of
 
 

@@ -12,7 +12,7 @@ from bench.chaos_parts.api import ApiServer
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.reconcile.ports import Gone, Objects
-from mlora_operator.reconcile.snapshot import Group, Key
+from mlora_operator.reconcile.state.snapshot import Group, Key
 
 _WATCH_SECONDS = 2.0  # after which a watch that has nothing to say says so
 

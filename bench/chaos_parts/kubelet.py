@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.chaos_parts.processes import Process, Starter
 from mlora_operator.local.ranks import HOST, free_ports
-from mlora_operator.reconcile.snapshot import Ending, Group, Key, Pod
+from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod
 from mlora_worker.protocol import ModelSource, WorkerConfig
 
 GRACE = 8.0  # seconds between SIGTERM and SIGKILL

@@ -23,7 +23,7 @@ from bench.chaos_parts.weather import Weather
 from bench.chaos_parts.world import NAMESPACE, REMEMBERED, Tasks, wait_until
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import ModelSource
 from tests.cluster import s3 as seaweedfs
 from tests.cluster.environment import program_of_environment

@@ -13,10 +13,10 @@ from typing import Any
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.coordinator import Links
-from mlora_operator.reconcile.decision import Event, Manifest, Workers
 from mlora_operator.reconcile.loop import Loop, utc_now
 from mlora_operator.reconcile.ports import Gone, Objects
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_operator.settings import Settings, WorkerDefaults
 
 SOCKET = "CHAOS_CONTROL"

@@ -20,7 +20,7 @@ from bench.peers.schedules import ScheduledTasks
 from bench.ranks import training
 from bench.rows import gsm8k_rows
 from bench.sides import LEARNING_RATE, Setting
-from mlora_worker.data.order import StepPlan
+from mlora_worker.data.training_rows.step_order import StepPlan
 
 ANSWER = "ANSWER "
 

@@ -18,7 +18,7 @@ from itertools import combinations
 import numpy as np
 from scipy.optimize import LinearConstraint, milp
 
-from mlora_operator.scheduling.simulate import SimMemory, SimTask
+from bench.scheduling.simulate import SimMemory, SimTask
 
 SECONDS = 20.0  # for the solver; its bound holds also when it is stopped
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
-from mlora_operator.reconcile.observe import read_pipeline, read_task
-from mlora_operator.reconcile.snapshot import Contact, Group, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.decode import read_pipeline, read_task
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Pipeline, Snapshot, Task
 from mlora_worker.protocol import (
     DataCounts,
     ModelFacts,

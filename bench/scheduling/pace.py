@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlora_operator.scheduling.simulate import SimTask
+from bench.scheduling.simulate import SimTask
 from mlora_worker.stream.costs import StageCost, launch_tokens
 from mlora_worker.stream.planner import TaskLoad, plan_stream
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from bench.scheduling.pace import EachAlone, Gpus, Together
+from bench.scheduling.simulate import Delays, Life, SimMemory, SimPipeline, SimTask
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import Entrant, State
 from mlora_operator.scheduling.fair_share import FairShare
@@ -15,7 +16,6 @@ from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
-from mlora_operator.scheduling.simulate import Delays, Life, SimMemory, SimPipeline, SimTask
 
 DELAYS = Delays(load=5, checkpoint=2, save=10)
 HOLD_BACK = 600.0

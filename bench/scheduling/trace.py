@@ -6,7 +6,7 @@ import math
 import random
 
 from bench.scheduling.pace import Gpus
-from mlora_operator.scheduling.simulate import SimTask
+from bench.scheduling.simulate import SimTask
 
 BUDGET = 1000  # thousandths of what a stage has beside the frozen weights
 STEP_TOKENS = (512, 1024, 2048, 4096, 8192)

@@ -1,7 +1,8 @@
 """The edge to kopf: its watches fill what the one reconcile loop reads, and wake it.
 
 Nothing here decides anything. There are no create, update or delete handlers, no timers and no daemons: each would make
-kopf write to every object. Measured: an event handler causes no patch. Why no index of kopf's: ``reconcile/watched.py``.
+kopf write to every object. Measured: an event handler causes no patch. Why there is no index of kopf's:
+``reconcile/cluster/store.py``.
 """
 
 # mypy: disable-error-code="untyped-decorator"
@@ -27,18 +28,18 @@ from mlora_operator.api import GROUP, VERSION, pipeline, task
 from mlora_operator.certificates import self_signed
 from mlora_operator.coordinator import Links
 from mlora_operator.health import Failures, examine, running_tasks, serve_health
-from mlora_operator.leader import Elector, Terms, suspend_clock
-from mlora_operator.lease import ApiLeases, own_identity
+from mlora_operator.leader_election.elector import Elector, Terms, suspend_clock
+from mlora_operator.leader_election.lease import ApiLeases, own_identity
 from mlora_operator.metrics.exporter import Exporter
 from mlora_operator.metrics.server import serve_metrics
 from mlora_operator.page.board import Board
 from mlora_operator.page.desk import Desk
 from mlora_operator.page.server import LOOPBACK, PageServer
-from mlora_operator.reconcile.apiserver import OURS, ApiServer, Indexes
-from mlora_operator.reconcile.kubeapi import KubeApi
+from mlora_operator.reconcile.cluster.api_server import OURS, ApiServer, Indexes
+from mlora_operator.reconcile.cluster.rest_client import KubeApi
+from mlora_operator.reconcile.cluster.store import Watched
+from mlora_operator.reconcile.cluster.throttle import API_SERVER
 from mlora_operator.reconcile.loop import Loop, utc_now
-from mlora_operator.reconcile.statuses import API_SERVER
-from mlora_operator.reconcile.watched import Watched
 from mlora_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

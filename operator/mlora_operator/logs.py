@@ -1,8 +1,8 @@
 """Log lines for people (text) or for a log store (JSON).
 
-A line about a task or a pipeline has fields that say which (``reconcile.about``). Users, passwords and queries of web
-addresses are redacted; keys of stores never come here, since the operator only passes them on. A record is one line, and
-the lines of its traceback are indented: no text from outside can look like a record of its own.
+A line about a task or a pipeline has fields that say which (``reconcile.state.log_fields``). Users, passwords and
+queries of web addresses are redacted; keys of stores never come here, since the operator only passes them on. A record
+is one line, and the lines of its traceback are indented: no text from outside can look like a record of its own.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
-from mlora_worker.data.order import StepPlan
+from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import DataCounts, Dataset, LoRAConfig, TaskPhase, TaskPlan, Training

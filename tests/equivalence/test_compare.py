@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from examples.compare import compare, trainer_logits
-from mlora_worker.coordinator.expected import expected_tensors
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.model.facts import model_facts
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import LoRAConfig, ModelSource, StorageAccess
-from mlora_worker.storage.adapter import adapter_config
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.artifacts.adapter import adapter_config
+from mlora_worker.storage.base_model.model_source import ModelFiles
+from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.stream.targets import targets_of
 
 CPU = torch.device("cpu")

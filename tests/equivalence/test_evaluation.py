@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mlora_worker.coordinator.evaluation import EvaluationRows
-from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.coordinator.task.evaluation import EvaluationRows
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.protocol import EarlyStopping, Evaluation, LoRAConfig, Schedule, TaskPhase, Training
 from mlora_worker.stream.items import Evaluate, Keep, Train

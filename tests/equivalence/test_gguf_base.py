@@ -10,10 +10,10 @@ import torch
 from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map, quants
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from mlora_worker.gguf_export import as_llama_orders
+from mlora_worker.commands.gguf_export import as_llama_orders
 from mlora_worker.protocol import ModelSource, StorageAccess
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.base_model.model_source import ModelFiles
+from mlora_worker.storage.object_store.store import open_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "users" / "models.md"
 TOKENS = ["<s>", "</s>", *"abcdefgh", "ab", "cd"]

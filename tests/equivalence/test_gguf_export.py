@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
-from mlora_worker.gguf_export import export
+from mlora_worker.commands.gguf_export import export
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
 
 SMALL: dict[str, Any] = {

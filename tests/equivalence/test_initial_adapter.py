@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import save
 
-from mlora_worker.coordinator.tasks import InitialState
+from mlora_worker.coordinator.task.run import InitialState
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
-from mlora_worker.storage.checkpoint import stage_part
+from mlora_worker.storage.artifacts.checkpoint import stage_part
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, train
 from tests.fixtures.threaded import ThreadedPipeline
 

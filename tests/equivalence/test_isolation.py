@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch import PipelineFault
-from mlora_worker.coordinator.tasks import PreparedTask, TaskRun
-from mlora_worker.coordinator.witness import WITNESS
-from mlora_worker.data.order import StepPlan
+from mlora_worker.coordinator.task.known_good import WITNESS
+from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, OutOfOrder, StageEngine, StageState
 from mlora_worker.protocol import (

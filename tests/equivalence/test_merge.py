@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from mlora_operator.cli.app import app
-from mlora_worker.merge import merge
+from mlora_worker.commands.merge import merge
 from mlora_worker.protocol import AdapterManifest, ManifestFile, MergeAnswer, MergeQuestion
-from mlora_worker.storage.scratch import sha256_of
+from mlora_worker.storage.object_store.scratch import sha256_of
 
 IDS = torch.tensor([[3, 5, 8, 13, 21, 34]])
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from mlora_worker.protocol import LoRAConfig
-from mlora_worker.storage.adapter import CONFIG_NAME, WEIGHTS_NAME, adapter_config
+from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME, adapter_config
 from tests.equivalence.tasks import Base
 
 OLD = Path(sys.prefix) / "old-peft"  # .ci/setup puts it there

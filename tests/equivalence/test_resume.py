@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from mlora_worker.protocol import FailureReason, LoRAConfig, Schedule, TaskPhase, Training
-from mlora_worker.storage.checkpoint import newest_progress, newest_state, write_checkpoint
+from mlora_worker.storage.artifacts.checkpoint import newest_progress, newest_state, write_checkpoint
+from mlora_worker.storage.artifacts.task_state import CheckpointMismatch
 from mlora_worker.storage.errors import AccessRefused, StoreUnreachable
-from mlora_worker.storage.task_state import CheckpointMismatch
 from mlora_worker.stream.items import Checkpoint, Load, Train, Unload
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference
 from tests.fixtures.memory_store import MemoryStore

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from mlora_worker.coordinator.evaluation import EvaluationRows
+from mlora_worker.coordinator.task.evaluation import EvaluationRows
 from mlora_worker.protocol import Evaluation, LoRAConfig, Schedule, Training
 from mlora_worker.stream.items import Train
 from tests.equivalence.plain_peft import train_with_peft

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from mlora_worker.coordinator.expected import expected_tensors
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
-from mlora_worker.storage.adapter import check_adapter
+from mlora_worker.storage.artifacts.adapter import check_adapter
 from tests.equivalence.tasks import Base, Row, Task, Trained, assert_same, train
 
 STEPS = 12

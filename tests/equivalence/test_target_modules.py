@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from mlora_operator.memory.model import adapter_bytes
 from mlora_worker.model.facts import model_facts, resolve_targets
 from mlora_worker.protocol import LoRAConfig, ModelFacts, Training
-from mlora_worker.storage.adapter import adapter_config
+from mlora_worker.storage.artifacts.adapter import adapter_config
 from mlora_worker.stream.items import Load
 from mlora_worker.stream.targets import published_names
 from tests.equivalence.plain_peft import train_with_peft

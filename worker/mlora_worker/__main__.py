@@ -18,11 +18,11 @@ from types import FrameType
 
 from pydantic import ValidationError
 
-from mlora_worker.allocator import ask_for_huge_pages
-from mlora_worker.log_lines import set_up_logging
 from mlora_worker.protocol import WorkerConfig
-from mlora_worker.termination import Termination
-from mlora_worker.threads import switch_quickly
+from mlora_worker.runtime.allocator import ask_for_huge_pages
+from mlora_worker.runtime.log_lines import set_up_logging
+from mlora_worker.runtime.termination import Termination
+from mlora_worker.runtime.threads import switch_quickly
 
 EXIT_FAILED, EXIT_USAGE, EXIT_PEER_LOST = 1, 2, 75
 
@@ -51,8 +51,8 @@ def main() -> None:
     from mlora_worker.model.errors import ModelError
     from mlora_worker.pipeline.frames import LinkClosed
     from mlora_worker.rank import run_rank
-    from mlora_worker.storage.safetensors_reader import BrokenModel
-    from mlora_worker.tls import CannotServe
+    from mlora_worker.runtime.tls import CannotServe
+    from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
 
     log = logging.getLogger("mlora_worker")
 

@@ -528,7 +528,7 @@ class TaskPlan(Message):
     base_model_name: Name | None = None  # what adapter_config.json says instead of the pipeline's name for it
     storage: StorageAccess = StorageAccess()
 
-    # Of a plan without its rows any more: what they are part of (``storage.adapter.fingerprint``).
+    # Of a plan without its rows any more: what they are part of (``storage.artifacts.adapter.fingerprint``).
     _fingerprint: str | None = PrivateAttr(default=None)
 
     @property
@@ -944,7 +944,7 @@ class WorkerConfig(Message):
     metrics_port: Port | None = None  # of each rank's /metrics, in a pod; None: there is none
 
 
-# --- what is asked before anything is trained: `mlora plan` asks ``mlora_worker.survey`` over its standard input -------
+# --- what is asked before anything is trained: `mlora plan` asks ``mlora_worker.commands.survey`` over its standard input
 
 
 class TaskQuestion(Message):
@@ -1007,7 +1007,7 @@ class SurveyAnswer(Message):
     failure: Failure | None = None
 
 
-# --- what `mlora validate --data` asks ``mlora_worker.look`` over its standard input ------------------------------------
+# --- what `mlora validate --data` asks ``mlora_worker.commands.inspect_rows`` over its standard input ---
 
 
 MOST_SHOWN = 10_000  # rows
@@ -1053,7 +1053,7 @@ class LookAnswer(Message):
     failure: Failure | None = None
 
 
-# --- what `mlora export --merged` asks ``mlora_worker.merge`` over its standard input ------------------------------------
+# --- what `mlora export --merged` asks ``mlora_worker.commands.merge`` over its standard input ---
 
 
 class MergeQuestion(Message):

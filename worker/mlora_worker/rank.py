@@ -19,15 +19,14 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from mlora_worker.allocator import give_back_freed_memory, keep_freed_memory
-from mlora_worker.coordinator.checkpoints import KEPT_BYTES, OpenPlace
-from mlora_worker.coordinator.later import Later
+from mlora_worker.coordinator.http.server import coordinator_app, health_app, serve_in_thread
 from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
-from mlora_worker.coordinator.patience import Lane
-from mlora_worker.coordinator.prepare import BaseModel
-from mlora_worker.coordinator.server import coordinator_app, health_app, serve_in_thread
+from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator, Surroundings
-from mlora_worker.coordinator.store_turns import StoreTurns
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenPlace
+from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
+from mlora_worker.coordinator.uploads.retrier import Lane
+from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, model_facts
 from mlora_worker.model.load import load_stage
@@ -58,18 +57,19 @@ from mlora_worker.protocol import (
     TaskPlan,
     WorkerConfig,
 )
-from mlora_worker.storage.kept import KeptWork
-from mlora_worker.storage.model_source import ModelFiles, RemoteAccess, pinned
-from mlora_worker.storage.model_source import open_model as open_model_files
-from mlora_worker.storage.s3_client import Manners
-from mlora_worker.storage.store import Store, open_store, open_store_from_files, read_hub_token
+from mlora_worker.runtime.allocator import give_back_freed_memory, keep_freed_memory
+from mlora_worker.runtime.termination import Termination
+from mlora_worker.runtime.threads import started_pool
+from mlora_worker.runtime.tls import client_context, server_context
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAccess, pinned
+from mlora_worker.storage.base_model.model_source import open_model as open_model_files
+from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files, read_hub_token
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import launch_tokens, stage_costs
 from mlora_worker.stream.items import ITEM, Checkpoint, Evaluate, Item, Keep, Train
 from mlora_worker.stream.turns import Turns
-from mlora_worker.termination import Termination
-from mlora_worker.threads import started_pool
-from mlora_worker.tls import client_context, server_context
 
 log = logging.getLogger(__name__)
 

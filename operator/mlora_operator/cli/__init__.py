@@ -29,7 +29,7 @@ def guarded(call: Callable[[], None]) -> None:
 
 def _main() -> None:
     if sys.argv[1:2] == ["fetch"]:
-        from mlora_operator.cli.fetch import main as fetch
+        from mlora_operator.cli.fetch.command import main as fetch
 
         sys.exit(fetch(sys.argv[2:]))
     if importlib.util.find_spec("typer") is None:

@@ -11,12 +11,12 @@ from rich.markup import escape
 
 from mlora_operator.cli import output
 from mlora_operator.cli.export import export
-from mlora_operator.cli.fetch import main as fetch_main
-from mlora_operator.cli.plan import plan
-from mlora_operator.cli.report import report
-from mlora_operator.cli.run import run
-from mlora_operator.cli.submit import submit
-from mlora_operator.cli.validate import validate
+from mlora_operator.cli.fetch.command import main as fetch_main
+from mlora_operator.cli.plan.command import plan
+from mlora_operator.cli.report.command import report
+from mlora_operator.cli.run.command import run
+from mlora_operator.cli.submit.command import submit
+from mlora_operator.cli.validate.command import validate
 from mlora_operator.cli.watch import watch
 
 app = typer.Typer(

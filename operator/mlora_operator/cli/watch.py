@@ -17,7 +17,7 @@ from rich.text import Text
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
 from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
-from mlora_operator.cli.rows import Row, as_json, row
+from mlora_operator.cli.task_table import Row, as_json, row
 
 
 def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
@@ -130,9 +130,9 @@ class Screen:
 async def _watch(
     wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
 ) -> int:
-    from mlora_operator.cli.cluster import connect
-    from mlora_operator.cli.follow import follow
-    from mlora_operator.cli.patience import Patience
+    from mlora_operator.cli.kube.cluster import connect
+    from mlora_operator.cli.kube.retry import Patience
+    from mlora_operator.cli.submit.follow import follow
 
     async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
         name = next(iter(wanted)) if len(wanted) == 1 else None

@@ -13,13 +13,13 @@ import aiohttp
 
 from mlora_operator.coordinator.client import CoordinatorClient
 from mlora_operator.coordinator.errors import CoordinatorError, Invalid, Starting, Unreachable
+from mlora_operator.coordinator.progress import by_another_clock, heard
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.coordinator.shapes import Shapes, Unsteady
-from mlora_operator.reconcile.about import about_key
+from mlora_operator.reconcile.cluster.config_map_texts import no_text
 from mlora_operator.reconcile.ports import Endpoint, ReadText
-from mlora_operator.reconcile.progress import by_another_clock, heard
-from mlora_operator.reconcile.snapshot import Contact, Key, encoded
-from mlora_operator.reconcile.texts import no_text
+from mlora_operator.reconcile.state.log_fields import about_key
+from mlora_operator.reconcile.state.snapshot import Contact, Key, encoded
 from mlora_worker.protocol import Plan, Report
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import DEFAULT_NAMESPACE, Manifests, PipelineManifest, Place, TaskManifest
-from mlora_operator.reconcile.snapshot import Key, SecretData
+from mlora_operator.reconcile.state.snapshot import Key, SecretData
 from mlora_operator.rights import EVERY, ServingSettings
 from mlora_operator.settings import CatalogueModel, Settings, WorkerDefaults
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from mlora_operator.reconcile.decision import Event
+from mlora_operator.reconcile.state.decision import Event
 
 
 class Audience(Protocol):

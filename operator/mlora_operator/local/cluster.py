@@ -20,8 +20,8 @@ from mlora_operator.local.objects import Objects
 from mlora_operator.local.ranks import HOST, TERM_GRACE, Ports, RankGroup
 from mlora_operator.manifests.names import child_name, digest
 from mlora_operator.reconcile import ports
-from mlora_operator.reconcile.decision import Event, Manifest, Workers
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, WorkerConfig
 
 

@@ -21,7 +21,7 @@ from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import fits_of
 from mlora_operator.memory.origin import named_origin
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import StageReport
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
 from mlora_operator.local.fits import Known
 from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
-from mlora_operator.reconcile.snapshot import Task
-from mlora_operator.reconcile.standing import candidate
+from mlora_operator.reconcile.admission.workload import candidate
+from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.admission import Outcome, Place, Verdict
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
 from mlora_operator.scheduling.fair_share import FairShare

@@ -25,7 +25,7 @@ from mlora_operator.api.schema import structural
 from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
-from mlora_operator.reconcile.folders import Folder, folder
+from mlora_operator.reconcile.state.output_folders import Folder, folder
 
 SECRET = "Secret"
 DEFAULT_NAMESPACE = "default"

@@ -15,7 +15,7 @@ from mlora_operator.api import pipeline, task
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 
 _PLURALS = {task.KIND: task.PLURAL, pipeline.KIND: pipeline.PLURAL}
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlora_operator.local.machine import Machine
-from mlora_operator.reconcile.snapshot import PEER_LOST, Ending, Group, Key, Pod, PodProblem
+from mlora_operator.reconcile.state.snapshot import PEER_LOST, Ending, Group, Key, Pod, PodProblem
 from mlora_worker.protocol import WorkerConfig
 
 WORKER = (sys.executable, "-m", "mlora_worker")

@@ -11,10 +11,10 @@ from typing import Any
 from mlora_operator.api.meta import timestamp
 from mlora_operator.local.adapt import World
 from mlora_operator.manifests.pipeline import pipeline_manifest
-from mlora_operator.reconcile.accept import ACCESS_KEY, SECRET_KEY, Acceptance, accept
-from mlora_operator.reconcile.observe import config_maps_wanted, read_pipeline, read_task, secrets_wanted
-from mlora_operator.reconcile.places import ordered
-from mlora_operator.reconcile.snapshot import Key, Pipeline, SecretData, Snapshot, Task
+from mlora_operator.reconcile.admission.admit import ordered
+from mlora_operator.reconcile.assignment.eligibility import ACCESS_KEY, SECRET_KEY, Acceptance, accept
+from mlora_operator.reconcile.state.decode import config_maps_wanted, read_pipeline, read_task, secrets_wanted
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, SecretData, Snapshot, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ from mlora_worker.protocol import (
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Message)
 
-SURVEY = (sys.executable, "-m", "mlora_worker.survey")
-LOOK = (sys.executable, "-m", "mlora_worker.look")
-MERGE = (sys.executable, "-m", "mlora_worker.merge")
-GGUF = (sys.executable, "-m", "mlora_worker.gguf_export")
+SURVEY = (sys.executable, "-m", "mlora_worker.commands.survey")
+LOOK = (sys.executable, "-m", "mlora_worker.commands.inspect_rows")
+MERGE = (sys.executable, "-m", "mlora_worker.commands.merge")
+GGUF = (sys.executable, "-m", "mlora_worker.commands.gguf_export")
 _LONGEST_LINE = 400
 
 

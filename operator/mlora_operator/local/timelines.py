@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlora_operator.coordinator import CoordinatorClient, CoordinatorError, open_session
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.stream.chrome_trace import chrome_trace
 from mlora_worker.stream.drawing import Panel, draw
 from mlora_worker.stream.timeline import Timeline, bubble, typical

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 from mlora_operator.metrics import families as f
 from mlora_operator.metrics.measures import Measures
 from mlora_operator.metrics.state import State
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Snapshot
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Snapshot
 from mlora_operator.settings import MetricsSettings
 
 

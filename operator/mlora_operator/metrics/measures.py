@@ -1,4 +1,4 @@
-"""What this process has done, counted as it happens (``reconcile.witness``).
+"""What this process has done, counted as it happens (``reconcile.observer``).
 
 Counters begin at zero with each process, which Prometheus takes for what it is. What is counted was written: a decision
 that another pass repeats counts once.
@@ -19,8 +19,8 @@ from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.metrics import families as f
 from mlora_operator.metrics.priorities import labels_of, step_of
-from mlora_operator.reconcile.observe import time_or
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Task, condition, is_true
+from mlora_operator.reconcile.state.decode import time_or
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task, condition, is_true
 from mlora_worker.protocol import FailureReason
 
 ENDS = (

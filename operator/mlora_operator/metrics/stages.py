@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlora_operator.reconcile.places import memory_model
-from mlora_operator.reconcile.view import View
+from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.pipeline_view import View
 
 
 @dataclass(frozen=True, slots=True)

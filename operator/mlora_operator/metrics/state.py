@@ -22,10 +22,10 @@ from mlora_operator.metrics import families as f
 from mlora_operator.metrics.measures import pipeline_labels
 from mlora_operator.metrics.priorities import step_of
 from mlora_operator.metrics.stages import StageMemory, stage_memory
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.observe import time_or
-from mlora_operator.reconcile.snapshot import Contact, Key, Pipeline, Snapshot, Task, is_true
-from mlora_operator.reconcile.view import view
+from mlora_operator.reconcile.admission.pipeline_view import view
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.decode import time_or
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, is_true
 from mlora_operator.settings import MetricsSettings
 
 logger = logging.getLogger(__name__)

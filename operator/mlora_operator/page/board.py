@@ -14,9 +14,9 @@ from typing import Protocol
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.curves import Curves, Drawn
-from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
 from mlora_worker.protocol import Report, TaskPhase
 
 _WITH_LOSSES = frozenset(

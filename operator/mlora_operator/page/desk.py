@@ -18,7 +18,7 @@ from mlora_operator.page.documents import Trouble
 from mlora_operator.page.order import Lists, arrange
 from mlora_operator.page.timelines import timeline_document
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import Message
 from mlora_worker.stream.timeline import Timeline
 

@@ -10,9 +10,9 @@ from datetime import datetime
 
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.board import Sight
-from mlora_operator.reconcile.snapshot import Contact, Pipeline, Task
-from mlora_operator.reconcile.standing import policy_of, progress_of, waits_since
-from mlora_operator.reconcile.view import View
+from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.workload import policy_of, progress_of, waits_since
+from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Task
 from mlora_operator.scheduling.entrant import Entrant, State
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import aiohttp
 from mlora_operator.coordinator import CoordinatorClient
 from mlora_operator.page.documents import TimelineDocument, TimelineSpan, TimelineTask
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.stream.timeline import Timeline, bubbles, ended, latest, started
 
 EVERY = 5.0  # seconds between two questions to one coordinator

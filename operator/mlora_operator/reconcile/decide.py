@@ -10,26 +10,32 @@ from functools import partial
 from mlora_operator.api.pipeline import PipelineStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
-from mlora_operator.reconcile.accept import Acceptance
-from mlora_operator.reconcile.acceptances import acceptances
-from mlora_operator.reconcile.apart import Apart, pipeline_status_apart
-from mlora_operator.reconcile.closed_ports import explained
-from mlora_operator.reconcile.crews import Crew, crew_of
-from mlora_operator.reconcile.deadlines import as_leaving, outlived
-from mlora_operator.reconcile.decision import Decision, Event, Manifest
-from mlora_operator.reconcile.health import health
-from mlora_operator.reconcile.judged import Judged
-from mlora_operator.reconcile.judging import looked_into
-from mlora_operator.reconcile.memo import Memo
-from mlora_operator.reconcile.pipelines import invalid_status, pipeline_status, pods_to_delete, size, workers
-from mlora_operator.reconcile.plans import Sources, known_generation, next_plan
-from mlora_operator.reconcile.replicas import Family, dealt, families, to_delete, to_make
-from mlora_operator.reconcile.retries import told, tried_again
-from mlora_operator.reconcile.scene import scene
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot, Task
-from mlora_operator.reconcile.starts import Applicant, Turn, applicant, bystander, turns
-from mlora_operator.reconcile.transitions import news
-from mlora_operator.reconcile.view import View, view
+from mlora_operator.reconcile.admission.pipeline_view import View, view
+from mlora_operator.reconcile.admission.spec_checks import looked_into
+from mlora_operator.reconcile.assignment.assign import acceptances
+from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.assignment.replicas import Family, dealt, families, to_delete, to_make
+from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.plan import Sources, known_generation, next_plan
+from mlora_operator.reconcile.state.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.status.closed_ports import explained
+from mlora_operator.reconcile.status.conditions import news
+from mlora_operator.reconcile.status.incremental import Judged
+from mlora_operator.reconcile.status.isolation import Apart, pipeline_status_apart
+from mlora_operator.reconcile.status.lifetime import as_leaving, outlived
+from mlora_operator.reconcile.status.pipeline import (
+    invalid_status,
+    pipeline_status,
+    pods_to_delete,
+    size,
+    workers,
+)
+from mlora_operator.reconcile.status.pipeline_summary import scene
+from mlora_operator.reconcile.status.retries import told, tried_again
+from mlora_operator.reconcile.workers.demand import Crew, crew_of
+from mlora_operator.reconcile.workers.gang import Applicant, Turn, applicant, bystander, turns
+from mlora_operator.reconcile.workers.health import health
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.settings import CatalogueModel, Settings
 from mlora_worker.protocol import TaskPhase

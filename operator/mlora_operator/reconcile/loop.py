@@ -14,19 +14,24 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from mlora_operator.api.problem import describe
-from mlora_operator.reconcile.about import about_key
-from mlora_operator.reconcile.act import Writer
+from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.cluster.assumed import up_to_date_pipeline, up_to_date_task
+from mlora_operator.reconcile.cluster.cached_reads import Lookups
+from mlora_operator.reconcile.cluster.throttle import PROMPT, Pace
+from mlora_operator.reconcile.cluster.writer import Writer
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision, Fault
-from mlora_operator.reconcile.failing import Failing, failed_again
-from mlora_operator.reconcile.lookups import Lookups
-from mlora_operator.reconcile.memo import Memo
-from mlora_operator.reconcile.observe import Reader, config_maps_wanted, namespaces_wanted, secrets_wanted
+from mlora_operator.reconcile.failed_passes import Failing, failed_again
+from mlora_operator.reconcile.observer import Nobody, Witness
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
-from mlora_operator.reconcile.snapshot import Key, Pipeline, Snapshot
-from mlora_operator.reconcile.statuses import PROMPT, Pace
-from mlora_operator.reconcile.witness import Nobody, Witness
-from mlora_operator.reconcile.written import up_to_date_pipeline, up_to_date_task
+from mlora_operator.reconcile.state.decision import Decision, Fault
+from mlora_operator.reconcile.state.decode import (
+    Reader,
+    config_maps_wanted,
+    namespaces_wanted,
+    secrets_wanted,
+)
+from mlora_operator.reconcile.state.log_fields import about_key
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot
 from mlora_operator.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from mlora_operator.reconcile.decision import Event, Manifest, Workers
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
 from mlora_worker.protocol import Plan
 
 ReadText = Callable[[str], Awaitable[str]]  # the text of a digest. Raises texts.TextGone

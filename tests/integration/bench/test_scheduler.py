@@ -8,8 +8,8 @@ from bench.scheduler import GPUS, decide_often, makespan
 from bench.scheduling.bound import least_makespan
 from bench.scheduling.pace import Together
 from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
+from bench.scheduling.simulate import SimMemory, SimTask
 from bench.scheduling.trace import BUDGET, trace
-from mlora_operator.scheduling.simulate import SimMemory, SimTask
 
 pytestmark = pytest.mark.integration
 

@@ -21,7 +21,7 @@ from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
 from mlora_operator.local.place import Place
 from mlora_operator.local.run import run
-from mlora_operator.reconcile.decision import Event
+from mlora_operator.reconcile.state.decision import Event
 
 pytestmark = pytest.mark.integration
 

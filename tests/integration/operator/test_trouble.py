@@ -13,10 +13,10 @@ import pytest
 from kubernetes.aio import client, config
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.apiserver import ApiServer, Indexes
-from mlora_operator.reconcile.kubeapi import KubeApi
-from mlora_operator.reconcile.observe import read_task
-from mlora_operator.reconcile.snapshot import Task
+from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.rest_client import KubeApi
+from mlora_operator.reconcile.state.decode import read_task
+from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.settings import Settings
 from mlora_worker.protocol import TaskPhase
 

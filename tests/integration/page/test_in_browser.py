@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Snapshot
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Snapshot
 from tests.fixtures.page_scene import INJECTED, SMALL
 
 from .conftest import Visit

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlora_worker.coordinator.room import check_room
+from mlora_worker.coordinator.preparation.disk_check import check_room
 from mlora_worker.protocol import (
     MANIFEST_NAME,
     AdapterManifest,
@@ -32,7 +32,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.adapter import (
+from mlora_worker.storage.artifacts.adapter import (
     CARD_NAME,
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -42,15 +42,15 @@ from mlora_worker.storage.adapter import (
     publish_adapter,
     save_weights,
 )
-from mlora_worker.storage.checkpoint import newest_progress, newest_state, write_checkpoint
+from mlora_worker.storage.artifacts.checkpoint import newest_progress, newest_state, write_checkpoint
+from mlora_worker.storage.artifacts.existing_output import MARK_NAME
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.task_state import Progress, TaskState
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
-from mlora_worker.storage.files import FileStore
-from mlora_worker.storage.kept import KeptWork
 from mlora_worker.storage.limits import MOST_LISTED
-from mlora_worker.storage.occupied import MARK_NAME
-from mlora_worker.storage.s3 import Keys, S3Store
-from mlora_worker.storage.store import Store
-from mlora_worker.storage.task_state import Progress, TaskState
+from mlora_worker.storage.object_store.file_store import FileStore
+from mlora_worker.storage.object_store.s3 import Keys, S3Store
+from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.uri import file_uri
 from mlora_worker.stream.targets import targets_of
 from tests.fixtures.storage import Storage

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from safetensors.torch import load_file
 
 from mlora_worker.data.prepare import prepare
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.protocol import (
     MANIFEST_NAME,
     Dataset,
@@ -28,15 +28,20 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.adapter import adapter_config, find_published, publish_adapter, save_weights
+from mlora_worker.storage.artifacts.adapter import (
+    adapter_config,
+    find_published,
+    publish_adapter,
+    save_weights,
+)
+from mlora_worker.storage.artifacts.write_probe import probe_output
+from mlora_worker.storage.base_model.model_source import ModelFiles
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError
 from mlora_worker.storage.limits import MOST_LISTED
-from mlora_worker.storage.lines import split_lines
-from mlora_worker.storage.model_source import ModelFiles
-from mlora_worker.storage.probe import probe_output
-from mlora_worker.storage.s3 import PIECE, Keys, S3Store
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.object_store.s3 import PIECE, Keys, S3Store
+from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.remote.dataset_source import open_sources
+from mlora_worker.storage.remote.line_splitter import split_lines
 from tests.fixtures.storage import Storage
 
 MOST = 2**30  # bytes
@@ -103,7 +108,7 @@ def test_a_range_beyond_the_end_is_an_error(store: Store, folder: str) -> None:
 KILLED_UPLOADER = """
 import io, json, os, signal, sys
 from pathlib import Path
-from mlora_worker.storage.s3 import Keys, S3Store
+from mlora_worker.storage.object_store.s3 import Keys, S3Store
 
 class Deadly(io.FileIO):
     reads = 0

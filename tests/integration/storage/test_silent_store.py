@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlora_worker.coordinator.later import Later
-from mlora_worker.coordinator.patience import Attempt, Lane, Patience
-from mlora_worker.coordinator.places import output_place
-from mlora_worker.coordinator.store_turns import StoreTurns
-from mlora_worker.coordinator.tasks import TaskRun
+from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
+from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience
+from mlora_worker.coordinator.uploads.store_identity import output_place
+from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
-from mlora_worker.storage.s3_client import Patience as Timeouts
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.s3_client import Patience as Timeouts
+from mlora_worker.storage.object_store.store import open_store
 from tests.fixtures.storage import Storage
 
 pytestmark = pytest.mark.integration

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mlora_worker.allocator import keep_freed_memory
 from mlora_worker.pipeline.budget import OWN_GROWTH, limit_memory
 from mlora_worker.pipeline.faults import is_out_of_memory
+from mlora_worker.runtime.allocator import keep_freed_memory
 
 pytestmark = pytest.mark.integration
 

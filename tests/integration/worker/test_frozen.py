@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import BaseModelSource, LoRAPipelineSpec, PipelineStatus
-from mlora_operator.reconcile.health import Health, health
-from mlora_operator.reconcile.progress import heard
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod
-from mlora_operator.reconcile.view import View
+from mlora_operator.coordinator.progress import heard
+from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod
+from mlora_operator.reconcile.workers.health import Health, health
 from mlora_worker.protocol import Report, TaskPhase, TaskPlan
 from tests.integration.worker.conftest import Group as Ranks
 

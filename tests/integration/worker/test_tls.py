@@ -21,11 +21,11 @@ from mlora_operator.certificates import LIFETIME, self_signed
 from mlora_operator.coordinator import CoordinatorClient, Links, Starting, Unreachable, Untrusted, reading
 from mlora_operator.manifests.secret import CertificatePair
 from mlora_operator.reconcile.ports import Endpoint, Trust
-from mlora_operator.reconcile.snapshot import Key
-from mlora_worker.coordinator.server import coordinator_app
+from mlora_operator.reconcile.state.snapshot import Key
+from mlora_worker.coordinator.http.server import coordinator_app
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.protocol import ModelSource, Plan, Report, WorkerConfig
-from mlora_worker.tls import server_context
+from mlora_worker.runtime.tls import server_context
 
 pytestmark = pytest.mark.integration
 

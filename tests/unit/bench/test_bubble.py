@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bench.bubble import WARM_UP, Result, message_seconds, summary, throughput_bubble
+from bench.pipeline_sim.fixed_rule import FixedRule
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from bench.sleepers import TOKENS, Shape
-from mlora_worker.stream.fixed import FixedRule
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import Timeline
 
 

@@ -13,8 +13,8 @@ from bench.ranks import task_plans
 from bench.sides import Disagreement, Setting
 from bench.steady import Window, check_same_losses, processor_seconds, tokens_of
 from bench.wire import between, parse_sockets
-from mlora_worker.data.order import StepPlan
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.training_rows.step_order import StepPlan
 
 # Two ranks (10, 11): data on port 5001, links on 6001, and a client (9) of the coordinator. One end is IPv6.
 LISTING = """\

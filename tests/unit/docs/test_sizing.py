@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 from mlora_worker import rank
-from mlora_worker.coordinator.store_turns import StoreTurns, Ticket
-from mlora_worker.data.own_template import OwnTemplate
-from mlora_worker.data.template_process import MOST_MEMORY
+from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket
+from mlora_worker.data.tokenizing.sandbox_process import MOST_MEMORY
+from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate
 from mlora_worker.preparing import bounds
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators" / "sizing.md"

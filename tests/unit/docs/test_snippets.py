@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli.app import app
-from mlora_operator.cli.fetch import parser as fetch_parser
+from mlora_operator.cli.fetch.command import parser as fetch_parser
 from mlora_operator.local.documents import parse
 from mlora_operator.local.manifests import read_manifests
 

@@ -15,7 +15,7 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
 from mlora_operator.cli.app import app
-from mlora_operator.cli.fetch import parser as fetch_parser
+from mlora_operator.cli.fetch.command import parser as fetch_parser
 from mlora_operator.local.documents import parse
 from mlora_operator.local.manifests import read_manifests
 

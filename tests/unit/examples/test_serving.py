@@ -16,7 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.serving import generate
-from mlora_operator.cli.fetch import parser as fetch_parser
+from mlora_operator.cli.fetch.command import parser as fetch_parser
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SERVING = EXAMPLES / "serving"

@@ -20,9 +20,9 @@ from mlora_operator.coordinator import (
     Unreachable,
 )
 from mlora_operator.coordinator.reading import open_session
+from mlora_operator.reconcile.cluster.config_map_texts import TextGone
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Contact, Key, Text, Texts
-from mlora_operator.reconcile.texts import TextGone
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Text, Texts
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPhase, TaskPlan, TaskReport, Training
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from mlora_operator.coordinator import CoordinatorClient, Invalid, Links, Unreachable, client, open_session
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, StorageAccess, TaskPlan, Training
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -6,7 +6,7 @@ import copy
 import time
 
 from mlora_operator.handlers import Runtime
-from mlora_operator.reconcile.failing import Failing
+from mlora_operator.reconcile.failed_passes import Failing
 from mlora_operator.settings import Settings
 
 

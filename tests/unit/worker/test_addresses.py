@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mlora_operator.download.source import _folder_of
-from mlora_operator.reconcile.outputs import folder
+from mlora_operator.reconcile.assignment.output_conflicts import folder
 from mlora_worker import addresses
 from mlora_worker.addresses import NotAnAddress, S3Address
 from mlora_worker.protocol import DatasetUri, EndpointUrl, FolderUri, ModelUri

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlora_worker.coordinator.checkpoints import KEPT_BYTES
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES
 from mlora_worker.protocol import ModelSource, WorkerConfig
 from mlora_worker.rank import _FirstRank, kept_bytes
 

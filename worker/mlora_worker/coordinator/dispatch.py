@@ -32,15 +32,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mlora_worker.coordinator.evaluation import Assessment, Best
-from mlora_worker.coordinator.explain import explain
-from mlora_worker.coordinator.tasks import Snapshot, TaskRun
-from mlora_worker.coordinator.trials import Charge, Trials
-from mlora_worker.coordinator.witness import WITNESS, witness
-from mlora_worker.log_lines import fields_of
+from mlora_worker.coordinator.task.evaluation import Assessment, Best
+from mlora_worker.coordinator.task.fault_attribution import Charge, Trials
+from mlora_worker.coordinator.task.fault_message import explain
+from mlora_worker.coordinator.task.known_good import WITNESS, witness
+from mlora_worker.coordinator.task.run import Snapshot, TaskRun
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
+from mlora_worker.runtime.log_lines import fields_of
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import (

@@ -17,19 +17,19 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from mlora_worker.coordinator.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
 from mlora_worker.coordinator.dispatch import Announce, Dispatcher
-from mlora_worker.coordinator.expected import expected_tensors
-from mlora_worker.coordinator.later import Later
 from mlora_worker.coordinator.metrics import Meter, Unmetered
-from mlora_worker.coordinator.patience import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
-from mlora_worker.coordinator.places import PIPELINES_OWN, Place, input_places, output_place
-from mlora_worker.coordinator.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.publish import finished_adapter, upload
-from mlora_worker.coordinator.reasons import told_of
-from mlora_worker.coordinator.tasks import Outcome, PreparedTask, TaskRun
-from mlora_worker.coordinator.telling import told
-from mlora_worker.coordinator.texts import Texts
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.preparation.texts import Texts
+from mlora_worker.coordinator.task.failure_reason import told_of
+from mlora_worker.coordinator.task.report import told
+from mlora_worker.coordinator.task.run import Outcome, PreparedTask, TaskRun
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
+from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
+from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.store_identity import PIPELINES_OWN, Place, input_places, output_place
+from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
@@ -49,10 +49,10 @@ from mlora_worker.protocol import (
     TaskReport,
     WireReport,
 )
-from mlora_worker.storage.adapter import FinishedAdapter, fingerprint
-from mlora_worker.storage.kept import KeptWork
-from mlora_worker.storage.store import Store
-from mlora_worker.storage.task_state import TaskState
+from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.task_state import TaskState
+from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.uri import join
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline

@@ -14,20 +14,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlora_worker.data.cache import RowCache, key_of, tokenizer_hash
-from mlora_worker.data.dataset_files import DatasetFiles
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.rows import Drop
-from mlora_worker.data.sandbox import InvalidTemplate
-from mlora_worker.data.selection import select
-from mlora_worker.data.tally import Tally, nothing_left, selected_counts
-from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
-from mlora_worker.data.token_rows import IGNORED, MemoryWriter, RowWriter, TokenRow, TokenRows, labels_of
-from mlora_worker.data.tokenising import encoded_rows
+from mlora_worker.data.reading.dataset_files import DatasetFiles
+from mlora_worker.data.reading.row_types import Drop
+from mlora_worker.data.reading.selection import select
+from mlora_worker.data.reading.tally import Tally, nothing_left, selected_counts
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.sandbox import InvalidTemplate
+from mlora_worker.data.tokenizing.tokenize import encoded_rows
+from mlora_worker.data.training_rows.row_cache import RowCache, key_of, tokenizer_hash
+from mlora_worker.data.training_rows.token_rows import (
+    IGNORED,
+    MemoryWriter,
+    RowWriter,
+    TokenRow,
+    TokenRows,
+    labels_of,
+)
 from mlora_worker.protocol import DataCounts, Dataset, DatasetFormat, FailureReason, Overlong, Training
 from mlora_worker.storage.errors import StoreUnreachable
-from mlora_worker.storage.sources import Source
+from mlora_worker.storage.remote.dataset_source import Source
 from mlora_worker.stream.fit import check_length
 from mlora_worker.stream.targets import Misfit
 

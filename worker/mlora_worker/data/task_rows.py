@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from mlora_worker.data.cache import RowCache
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
-from mlora_worker.data.token_rows import TokenRows
+from mlora_worker.data.training_rows.row_cache import RowCache
+from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import DataCounts, Dataset, FailureReason, TaskPlan
-from mlora_worker.storage.sources import Source
+from mlora_worker.storage.remote.dataset_source import Source
 from mlora_worker.stream.planner import TaskLoad, load_of, rows_per_step
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlora_worker.compiled import AVAILABLE, compiled, part_of_kernels, spread
 from mlora_worker.lora.dropout import MIX_1, MIX_2, MULTIPLIER, DropoutMask, keep
+from mlora_worker.runtime.numba_loops import AVAILABLE, compiled, part_of_kernels, spread
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 

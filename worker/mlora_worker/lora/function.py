@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mlora_worker.lora.groups import GroupSegment, Products
-from mlora_worker.precision import product_dtype
+from mlora_worker.runtime.precision import product_dtype
 
 Block = tuple[slice, Sequence[GroupSegment]]
 

@@ -6,9 +6,9 @@ import logging
 
 import torch
 
-from mlora_worker.kernel_compiler import missing_for_triton
 from mlora_worker.lora.cpu import CpuProducts
 from mlora_worker.lora.groups import Products
+from mlora_worker.runtime.kernel_compiler import missing_for_triton
 
 log = logging.getLogger(__name__)
 

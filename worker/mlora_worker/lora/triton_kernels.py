@@ -20,7 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from mlora_worker.kernel_compiler import device_function
 from mlora_worker.lora.triton_parts import (
     CHUNKS,
     COLUMNS,
@@ -55,6 +54,7 @@ from mlora_worker.lora.triton_parts import (
     rows_of_a,
     slab_of,
 )
+from mlora_worker.runtime.kernel_compiler import device_function
 
 
 @triton.jit

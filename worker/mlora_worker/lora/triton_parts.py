@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from mlora_worker.kernel_compiler import device_function
 from mlora_worker.lora import dropout
 from mlora_worker.lora import triton_tables as tables
+from mlora_worker.runtime.kernel_compiler import device_function
 
 MIX_1, MIX_2 = tl.constexpr(dropout.MIX_1), tl.constexpr(dropout.MIX_2)
 MULTIPLIER = tl.constexpr(dropout.MULTIPLIER)

@@ -24,7 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from mlora_worker.model.transfer import to_device
-from mlora_worker.precision import product_dtype
+from mlora_worker.runtime.precision import product_dtype
 
 varlen_attn: Any
 try:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from mlora_worker.compiled import AVAILABLE, compiled, spread
+from mlora_worker.runtime.numba_loops import AVAILABLE, compiled, spread
 
 _TOLERANCE = 2e-6  # relative, of the largest element
 _TRIED_ROWS = 5

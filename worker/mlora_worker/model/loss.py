@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from mlora_worker.kernel_compiler import missing_for_triton
 from mlora_worker.model.transfer import to_device
-from mlora_worker.precision import product_dtype
+from mlora_worker.runtime.kernel_compiler import missing_for_triton
+from mlora_worker.runtime.precision import product_dtype
 from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
 
 IGNORED = -100

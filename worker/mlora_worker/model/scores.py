@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from mlora_worker.model.loss import IGNORED
 from mlora_worker.model.transfer import to_device
-from mlora_worker.precision import product_dtype
+from mlora_worker.runtime.precision import product_dtype
 from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.allocator import give_back_freed_memory
+from mlora_worker.runtime.allocator import give_back_freed_memory
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
-from mlora_worker.storage.task_state import PREFIXES
+from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
 
 

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError, Interrupted
-from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.row_files import array_in, rows_in
 from mlora_worker.data.task_rows import TaskRows
-from mlora_worker.data.token_rows import TokenRows
+from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.training_rows.row_files import array_in, rows_in
+from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.preparing import bounds
 from mlora_worker.preparing.errors import error_of
 from mlora_worker.preparing.handle import ProcessHandle

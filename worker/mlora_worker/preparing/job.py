@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mlora_worker.data.reading import Reading
-from mlora_worker.data.row_files import open_files, open_rows
+from mlora_worker.data.row_access import Reading
 from mlora_worker.data.task_rows import TaskRows, task_rows
-from mlora_worker.data.token_rows import TokenRows
-from mlora_worker.log_lines import about
+from mlora_worker.data.training_rows.row_files import open_files, open_rows
+from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.preparing.errors import told
 from mlora_worker.preparing.messages import Answer, Job, Load, Made, View, receive, send
 from mlora_worker.protocol import StorageAccess
-from mlora_worker.storage.store import Store
+from mlora_worker.runtime.log_lines import about
+from mlora_worker.storage.object_store.store import Store
 
 log = logging.getLogger(__name__)
 

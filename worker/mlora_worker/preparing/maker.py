@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Protocol
 
-from mlora_worker.data.reading import Reading
-from mlora_worker.data.rendering import tells_the_date
+from mlora_worker.data.row_access import Reading
 from mlora_worker.data.task_rows import TaskRows, task_rows
+from mlora_worker.data.tokenizing.rendering import tells_the_date
 from mlora_worker.protocol import StorageAccess, TaskPlan
-from mlora_worker.storage.store import Store
+from mlora_worker.storage.object_store.store import Store
 
 
 class Cancelled(Exception):

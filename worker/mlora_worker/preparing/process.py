@@ -6,19 +6,19 @@ import socket
 from functools import partial
 from pathlib import Path
 
-from mlora_worker.data.cache import sweep
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.reading import Reading, reading_of
-from mlora_worker.data.rendering import tells_the_date
-from mlora_worker.data.tokenizer import load_tokenizer
-from mlora_worker.log_lines import set_up_logging
+from mlora_worker.data.row_access import Reading, reading_of
+from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
+from mlora_worker.data.training_rows.row_cache import sweep
 from mlora_worker.preparing.bounds import lift_limits
 from mlora_worker.preparing.errors import told
 from mlora_worker.preparing.job import Workshop
 from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
 from mlora_worker.preparing.server import Server
-from mlora_worker.storage.s3_client import PATIENT, new_client
-from mlora_worker.storage.store import open_store
+from mlora_worker.runtime.log_lines import set_up_logging
+from mlora_worker.storage.object_store.s3_client import PATIENT, new_client
+from mlora_worker.storage.object_store.store import open_store
 
 
 def main(file: int) -> None:

@@ -14,9 +14,9 @@ import pytest
 from bench.chaos_parts.api import ApiServer
 from bench.chaos_parts.control import Control
 from bench.chaos_parts.operator import RemoteCluster
-from mlora_operator.reconcile.decision import Workers
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Group, Key, Pipeline, Pod, Task
+from mlora_operator.reconcile.state.decision import Workers
+from mlora_operator.reconcile.state.snapshot import Group, Key, Pipeline, Pod, Task
 
 PIPELINE, TASK = Key("chaos", "tiny"), Key("chaos", "one")
 

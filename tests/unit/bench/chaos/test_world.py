@@ -13,7 +13,7 @@ from bench.chaos_parts.api import ApiServer, Conflict
 from bench.chaos_parts.kubelet import Kubelet
 from bench.chaos_parts.processes import OnEnd, Process
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import ModelSource, WorkerConfig
 
 KEY = Key("chaos", "one")

@@ -14,8 +14,8 @@ from mlora_operator.api.paths import UnsafePath, checked, collection, item
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.problem import describe
 from mlora_operator.api.task import LoRATaskSpec
-from mlora_operator.reconcile.kubeapi import KubeApi
-from mlora_operator.reconcile.observe import config_maps_wanted, read_task, secrets_wanted
+from mlora_operator.reconcile.cluster.rest_client import KubeApi
+from mlora_operator.reconcile.state.decode import config_maps_wanted, read_task, secrets_wanted
 
 NOW = "2026-01-01T00:00:00Z"
 HOSTILE = (

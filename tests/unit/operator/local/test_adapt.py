@@ -10,7 +10,7 @@ import pytest
 from mlora_operator.local.adapt import InvalidRun, Wishes, World, adapt, model_uri
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 
 TASK = """\
 apiVersion: mlora.dev/v1alpha1

@@ -14,7 +14,7 @@ from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.toy_facts import toy_stages
 
 MACHINE = Machine(cpus=2, memory_bytes=2**30)

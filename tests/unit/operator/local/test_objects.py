@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlora_operator.local.objects import Objects, merged
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_operator.local.timelines import installed_renderer, write_timelines
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 
 TIMELINE = simulate([Workload("a", [[10]] * 40)], 2, 100, EvenCosts(1e-3, 2e-3))
 

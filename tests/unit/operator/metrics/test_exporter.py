@@ -11,8 +11,8 @@ import pytest
 from mlora_operator.metrics.exporter import Exporter
 from mlora_operator.metrics.families import FAMILIES
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Key, Snapshot, Task
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Snapshot, Task
 from mlora_worker.protocol import TaskPhase
 from tests.fixtures.exported_metrics import (
     NOW,

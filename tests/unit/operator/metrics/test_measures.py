@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.metrics.priorities import step_of
-from mlora_operator.reconcile.kubeapi import resource_of
+from mlora_operator.reconcile.cluster.rest_client import resource_of
 from tests.fixtures.exported_metrics import NOW, PIPELINE, condition, exporter, task
 
 HERE = {"pipeline_namespace": "ml", "pipeline": "toy"}

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_operator.page.answers import MESSAGE_SHOWN, MOST_CURVES, MOST_TASKS, POINTS_SHOWN
 from mlora_operator.page.board import Board
 from mlora_operator.page.desk import Desk
 from mlora_operator.page.timelines import MOST_SPANS, timeline_document
-from mlora_operator.reconcile.decision import Decision
 from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.state.decision import Decision
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, StorageAccess, TaskPlan, Training
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from tests.fixtures.page_scene import INJECTED, ROW, SECRET, SMALL, Scene, scene_timeline
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import pytest
 from mlora_operator.page.board import Board
 from mlora_operator.page.desk import AT_MOST_EVERY, Desk, Refused
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.page_scene import Scene
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

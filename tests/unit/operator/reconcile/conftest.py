@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlora_operator.api.meta import Condition
-from mlora_operator.reconcile.observe import read_pipeline, read_task
-from mlora_operator.reconcile.snapshot import (
+from mlora_operator.reconcile.state.decode import read_pipeline, read_task
+from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Ending,
     Group,

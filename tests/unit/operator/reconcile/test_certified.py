@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.apiserver import ApiServer, Indexes
-from mlora_operator.reconcile.decision import Workers
-from mlora_operator.reconcile.kubeapi import ApiError
+from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.rest_client import ApiError
 from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Endpoint, Trust
-from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.reconcile.state.decision import Workers
+from mlora_operator.reconcile.state.snapshot import Contact, Key
 
 TOY = Key("team-a", "toy")
 HOST = "mlora-toy-0.mlora-toy.team-a.svc"

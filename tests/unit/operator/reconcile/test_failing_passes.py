@@ -12,10 +12,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from mlora_operator.metrics.measures import Measures
-from mlora_operator.reconcile import act
 from mlora_operator.reconcile import decide as deciding
-from mlora_operator.reconcile.apiserver import ApiServer, Indexes
-from mlora_operator.reconcile.failing import failed_again
+from mlora_operator.reconcile.cluster import writer
+from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.failed_passes import failed_again
 from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Objects
 from tests.unit.operator.reconcile.test_impossible_workers import Api, NoCoordinators, unasked
@@ -153,14 +153,14 @@ async def test_what_stands_apart_is_said_in_the_log_and_in_the_condition(
 async def test_a_status_whose_change_cannot_be_worked_out_holds_up_no_other(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = act.difference
+    original = writer.difference
 
     def difference(before: Any, after: Any) -> Any:
         if any(" odd " in one.message for one in after.conditions):
             raise ValueError("odd")
         return original(before, after)
 
-    monkeypatch.setattr(act, "difference", difference)
+    monkeypatch.setattr(writer, "difference", difference)
     cluster = Cluster(make, make.raw_task("a", baseModel="odd"), make.raw_task("b", baseModel="other"))
     assert await loop_of(make, cluster).step()
     assert set(cluster.api.statuses) == {"b"}

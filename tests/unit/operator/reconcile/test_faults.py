@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.faulty_world import Operator, World, tick
 
 TASKS = ("t1", "t2", "t3")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlora_operator.reconcile.admission.spec_checks import Judging
+from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.judging import Judging
-from mlora_operator.reconcile.memo import Memo
-from mlora_operator.reconcile.snapshot import Contact, Key, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Task
 
 
 def test_names_that_are_long_and_unknown_fail_their_task_and_not_the_pass(make: Any) -> None:

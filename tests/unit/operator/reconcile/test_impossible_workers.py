@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.apiserver import ApiServer, Indexes
-from mlora_operator.reconcile.kubeapi import ApiError
+from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.rest_client import ApiError
 from mlora_operator.reconcile.loop import Loop
 
 

@@ -10,11 +10,11 @@ import pytest
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
-from mlora_operator.reconcile.elsewhere import Rooms
-from mlora_operator.reconcile.places import memory_model
-from mlora_operator.reconcile.snapshot import Contact, Snapshot
-from mlora_operator.reconcile.suitability import Suitability
-from mlora_operator.reconcile.view import View, view
+from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.pipeline_view import View, view
+from mlora_operator.reconcile.assignment.fit import Suitability
+from mlora_operator.reconcile.assignment.other_pipelines import Rooms
+from mlora_operator.reconcile.state.snapshot import Contact, Snapshot
 from mlora_worker.protocol import MemorySample
 
 FIT = StageFit(

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.decision import Event, Workers
+from mlora_operator.coordinator.progress import by_another_clock
 from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Endpoint, Gone, Objects
-from mlora_operator.reconcile.progress import by_another_clock
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
-from mlora_worker.coordinator.texts import Texts
+from mlora_operator.reconcile.state.decision import Event, Workers
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_worker.coordinator.preparation.texts import Texts
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
 TOY = Key("team-a", "toy")

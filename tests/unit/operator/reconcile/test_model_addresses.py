@@ -12,7 +12,7 @@ from mlora_operator.api.problem import describe
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.worker import worker_config
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Key
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import HUB_ENDPOINT
 
 MODEL = "Org/Toy-1B"  # that tasks of ``make`` name

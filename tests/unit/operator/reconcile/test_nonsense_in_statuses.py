@@ -12,7 +12,7 @@ from mlora_operator.api.schema import structural
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Group, Key
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key
 
 TIME = "2026-03-01T11:00:00Z"
 NONSENSE = ("soon", "9999-12-31T23:59:59Z")

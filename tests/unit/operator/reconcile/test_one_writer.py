@@ -9,8 +9,8 @@ import pytest
 
 from mlora_operator.manifests.names import LABEL_PIPELINE, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, selector
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
 from mlora_worker.protocol import Plan
 
 TOY, SECOND = Key("team-a", "toy"), Key("team-a", "second")

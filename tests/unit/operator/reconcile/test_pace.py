@@ -7,11 +7,11 @@ from typing import Any
 
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.act import Writer
-from mlora_operator.reconcile.decision import Decision, Manifest
-from mlora_operator.reconcile.snapshot import Key, Snapshot, Task
-from mlora_operator.reconcile.statuses import API_SERVER
-from mlora_operator.reconcile.written import up_to_date_task
+from mlora_operator.reconcile.cluster.assumed import up_to_date_task
+from mlora_operator.reconcile.cluster.throttle import API_SERVER
+from mlora_operator.reconcile.cluster.writer import Writer
+from mlora_operator.reconcile.state.decision import Decision, Manifest
+from mlora_operator.reconcile.state.snapshot import Key, Snapshot, Task
 from mlora_worker.protocol import Plan, StorageAccess, TaskPlan
 
 

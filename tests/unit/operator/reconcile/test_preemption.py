@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from mlora_operator.reconcile.admission.admit import Known, memory_model, places
+from mlora_operator.reconcile.admission.pipeline_view import view
+from mlora_operator.reconcile.admission.workload import progress_of, served_tokens, state_of
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.places import Known, memory_model, places
-from mlora_operator.reconcile.snapshot import Contact, Key, Task
-from mlora_operator.reconcile.standing import progress_of, served_tokens, state_of
-from mlora_operator.reconcile.view import view
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Task
 from mlora_operator.scheduling.admission import Outcome
 from mlora_operator.scheduling.entrant import State
 from mlora_worker.protocol import DataCounts, Failure, FailureReason, Plan, TaskReport

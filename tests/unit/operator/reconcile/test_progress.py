@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.progress import by_another_clock, heard
-from mlora_operator.reconcile.snapshot import Contact
+from mlora_operator.coordinator.progress import by_another_clock, heard
+from mlora_operator.reconcile.state.snapshot import Contact
 from mlora_worker.protocol import Failure, FailureReason, Report, WireReport
 
 MINUTE = timedelta(minutes=1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.reconcile.state.snapshot import Contact, Key
 
 TASK, PIPELINE = Key("team-a", "t1"), Key("team-a", "toy")
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Group, Key, Pipeline, Task, condition
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Task, condition
 from mlora_worker.protocol import Plan
 from tests.fixtures.toy_facts import toy_facts
 

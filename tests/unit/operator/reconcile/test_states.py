@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.observe import read_task
-from mlora_operator.reconcile.snapshot import Contact, Key, Snapshot
-from mlora_operator.reconcile.transitions import FINAL, NEWS, UNFINISHED
+from mlora_operator.reconcile.state.decode import read_task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Snapshot
+from mlora_operator.reconcile.status.conditions import FINAL, NEWS, UNFINISHED
 from mlora_worker.protocol import Failure, FailureReason
 
 PAGE = (Path(__file__).parents[4] / "docs" / "users" / "conditions.md").read_text()

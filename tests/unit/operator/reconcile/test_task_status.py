@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.accept import Acceptance
+from mlora_operator.reconcile.admission.pipeline_view import view
+from mlora_operator.reconcile.admission.workload import candidate
+from mlora_operator.reconcile.assignment.eligibility import Acceptance
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.health import Health
-from mlora_operator.reconcile.scene import scene
-from mlora_operator.reconcile.seats import seat
-from mlora_operator.reconcile.snapshot import Contact, Key, PodProblem
-from mlora_operator.reconcile.standing import candidate
-from mlora_operator.reconcile.starts import Turn
-from mlora_operator.reconcile.tasks import task_status
-from mlora_operator.reconcile.view import view
+from mlora_operator.reconcile.state.snapshot import Contact, Key, PodProblem
+from mlora_operator.reconcile.status.admission_message import seat
+from mlora_operator.reconcile.status.pipeline_summary import scene
+from mlora_operator.reconcile.status.task import task_status
+from mlora_operator.reconcile.workers.gang import Turn
+from mlora_operator.reconcile.workers.health import Health
 from mlora_operator.scheduling.admission import Judged, Outcome, Place, Verdict
 from mlora_worker.protocol import Failure, FailureReason
 

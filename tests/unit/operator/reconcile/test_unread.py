@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.accept import accept
+from mlora_operator.reconcile.assignment.eligibility import accept
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.snapshot import Contact, Key
+from mlora_operator.reconcile.state.snapshot import Contact, Key
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
 from mlora_worker.protocol import Plan

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.decision import Decision
-from mlora_operator.reconcile.snapshot import Contact, Key, Task
+from mlora_operator.reconcile.state.decision import Decision
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Task
 
 TOY = Key("team-a", "toy")
 NEWER = {"training": {"schedule": "zigzag"}}  # a word that this version does not know

@@ -13,7 +13,7 @@ import pytest
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.preparing.maker import Cancelled
 from mlora_worker.protocol import Plan, StageReport, TaskPhase, TaskPlan
-from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.artifacts.local_spool import KeptWork
 from tests.fixtures.inline import after, inline_lane, lane
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, TASK

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mlora_worker.coordinator.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.service import Coordinator, Surroundings
-from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.coordinator.task.run import PreparedTask
 from mlora_worker.preparing.maker import RowsHere
 from mlora_worker.protocol import (
     Dataset,
@@ -31,9 +31,9 @@ from mlora_worker.protocol import (
     TaskReport,
     Training,
 )
-from mlora_worker.storage.checkpoint import write_checkpoint
-from mlora_worker.storage.kept import KeptWork
-from mlora_worker.storage.task_state import Progress, TaskState
+from mlora_worker.storage.artifacts.checkpoint import write_checkpoint
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.task_state import Progress, TaskState
 from tests.fixtures.inline import after, inline_lane
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.tiny_model import CHATML, byte_level_tokenizer

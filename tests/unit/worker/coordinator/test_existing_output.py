@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from mlora_worker.coordinator.prepare import prepare_task
-from mlora_worker.coordinator.publish import upload
+from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.uploads.publish import upload
 from mlora_worker.protocol import (
     Failure,
     FailureReason,
@@ -24,9 +24,9 @@ from mlora_worker.protocol import (
     TaskPlan,
     TaskReport,
 )
-from mlora_worker.storage.adapter import find_published
-from mlora_worker.storage.kept import KeptWork
-from mlora_worker.storage.occupied import OutputExists
+from mlora_worker.storage.artifacts.adapter import find_published
+from mlora_worker.storage.artifacts.existing_output import OutputExists
+from mlora_worker.storage.artifacts.local_spool import KeptWork
 from tests.fixtures.inline import inline_lane
 from tests.fixtures.makers import NoRows
 from tests.fixtures.memory_store import MemoryStore

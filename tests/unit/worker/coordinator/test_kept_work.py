@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from mlora_worker.coordinator.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.service import Coordinator, Surroundings
 from mlora_worker.protocol import (
     DataCounts,
@@ -28,9 +28,14 @@ from mlora_worker.protocol import (
     TaskReport,
     Training,
 )
-from mlora_worker.storage.adapter import FinishedAdapter, adapter_config, find_published, fingerprint
+from mlora_worker.storage.artifacts.adapter import (
+    FinishedAdapter,
+    adapter_config,
+    find_published,
+    fingerprint,
+)
+from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.errors import AccessRefused
-from mlora_worker.storage.kept import KeptWork
 from tests.fixtures.inline import after, inline_lane
 from tests.fixtures.makers import NoRows
 from tests.fixtures.memory_store import MemoryStore

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from mlora_worker.coordinator.patience import CallLater, Lane
-from mlora_worker.coordinator.prepare import BaseModel
+from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator, Surroundings, with_what_is_known
+from mlora_worker.coordinator.uploads.retrier import CallLater, Lane
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.protocol import (
     Dataset,
@@ -25,8 +25,8 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
+from mlora_worker.storage.artifacts.task_state import Progress, TaskState
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from mlora_worker.storage.task_state import Progress, TaskState
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
 from tests.fixtures.makers import NoRows
 

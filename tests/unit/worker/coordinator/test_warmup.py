@@ -7,11 +7,11 @@ from datetime import date
 
 import pytest
 
-from mlora_worker.coordinator.prepare import prepare_task
-from mlora_worker.coordinator.tasks import PreparedTask
+from mlora_worker.coordinator.preparation.prepare import prepare_task
+from mlora_worker.coordinator.task.run import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import Dataset, FailureReason, TaskPlan, Training
-from mlora_worker.storage.kept import KeptWork
+from mlora_worker.storage.artifacts.local_spool import KeptWork
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
 

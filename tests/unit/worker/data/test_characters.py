@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from mlora_worker.data.rows import Chat, Drop, Text, Turn
-from mlora_worker.data.template import ChatEncoder, Encoded
+from mlora_worker.data.reading.row_types import Chat, Drop, Text, Turn
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
 
 MakeTokenizer = Callable[..., Any]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from mlora_worker.data import conversations, cuts, proof
-from mlora_worker.data.conversations import MOST_CHARACTERS, MOST_TURNS
-from mlora_worker.data.proof import MOST_PROVEN, Mismatch
-from mlora_worker.data.rendering import ChatTemplate, Refused
-from mlora_worker.data.rows import Chat, Drop, Turn
-from mlora_worker.data.template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.reading.row_types import Chat, Drop, Turn
+from mlora_worker.data.tokenizing import answer_spans, answer_tokens, conversations
+from mlora_worker.data.tokenizing.answer_spans import MOST_PROVEN, Mismatch
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.tokenizing.conversations import MOST_CHARACTERS, MOST_TURNS
+from mlora_worker.data.tokenizing.rendering import ChatTemplate, Refused
 from mlora_worker.protocol import FailureReason, TrainOn
 from tests.unit.worker.data.conftest import tiny_tokenizer
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
@@ -44,8 +44,8 @@ def encode(tokenizer: Any, chat: Chat) -> Encoded | Drop:
 def test_the_labels_are_those_of_a_proof_of_every_answer(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tokenizer_of(form)
     row = encode(tokenizer, rounds(MOST_PROVEN + 20))
-    monkeypatch.setattr(proof, "MOST_PROVEN", 1000)
-    monkeypatch.setattr(cuts, "_MANY", 1000)
+    monkeypatch.setattr(answer_spans, "MOST_PROVEN", 1000)
+    monkeypatch.setattr(answer_tokens, "_MANY", 1000)
     whole = encode(tokenizer, rounds(MOST_PROVEN + 20))
     assert isinstance(row, Encoded)
     assert isinstance(whole, Encoded)
@@ -58,7 +58,7 @@ def test_a_long_conversation_without_added_tokens_is_cut_at_each_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = tiny_tokenizer(PLAIN_TEXT, specials=["<eos>"], eos_token="<eos>")
-    monkeypatch.setattr(cuts, "_WINDOW", 40)
+    monkeypatch.setattr(answer_tokens, "_WINDOW", 40)
     chat = rounds(MOST_PROVEN + 20, "the answer", "it is", "4")
     row = encode(tokenizer, chat)
     assert isinstance(row, Encoded)
@@ -101,7 +101,7 @@ class CountedTokenizer:
 def test_the_work_grows_with_the_conversation_and_not_with_its_square(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlora_worker.data.template.ChatTemplate", CountedTemplate)
+    monkeypatch.setattr("mlora_worker.data.tokenizing.chat_template.ChatTemplate", CountedTemplate)
     work = []
     for count in (200, 800):
         tokenizer = (
@@ -196,8 +196,8 @@ def test_little_is_rendered_together_whatever_the_rows(monkeypatch: pytest.Monke
             sizes.append(sum(len(one) for one in made if isinstance(one, str)))
             return made
 
-    monkeypatch.setattr("mlora_worker.data.template.ChatTemplate", Watched)
-    monkeypatch.setattr(proof, "_CHARACTERS_AT_ONCE", 20_000)
+    monkeypatch.setattr("mlora_worker.data.tokenizing.chat_template.ChatTemplate", Watched)
+    monkeypatch.setattr(answer_spans, "_CHARACTERS_AT_ONCE", 20_000)
     monkeypatch.setattr(conversations, "_CHARACTERS_TOGETHER", 20_000)
     chats = [rounds(20, "a" * 500)] * 10
     made = ChatEncoder(tokenizer_of(QWEN)).encode(chats)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_worker.data.cache import RowCache
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import IGNORED, Prepared, labels_of, prepare
+from mlora_worker.data.training_rows.row_cache import RowCache
 from mlora_worker.protocol import (
     ConfigMapReference,
     Dataset,
@@ -23,8 +23,8 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -9,13 +9,13 @@ import pytest
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
-from mlora_worker.data.proof import Mismatch
-from mlora_worker.data.rows import Chat, Drop, Turn
-from mlora_worker.data.template import ChatEncoder, Encoded
+from mlora_worker.data.reading.row_types import Chat, Drop, Turn
+from mlora_worker.data.tokenizing.answer_spans import Mismatch
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded
 from mlora_worker.model.families import FAMILIES
 from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, StorageAccess, Training, TrainOn
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
 
 ROUNDS = (("user", "2?"), ("assistant", "two"), ("user", "4?"), ("assistant", "four"))

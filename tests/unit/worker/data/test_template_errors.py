@@ -11,8 +11,8 @@ import pytest
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, StorageAccess, Training
-from mlora_worker.storage.sources import open_sources
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 
 SOURCE = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
 MESSAGES = {"messages": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "two"}]}

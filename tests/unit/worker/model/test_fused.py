@@ -12,8 +12,8 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from mlora_worker.compiled import AVAILABLE
 from mlora_worker.model.fused import FusedGatedMLP, FusedRMSNorm, fuse
+from mlora_worker.runtime.numba_loops import AVAILABLE
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs numba")
 CONFIG = {"hidden_size": 40, "intermediate_size": 56, "num_attention_heads": 4, "num_key_value_heads": 2}

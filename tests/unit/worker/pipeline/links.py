@@ -18,7 +18,7 @@ from mlora_operator.manifests.secret import CertificatePair
 from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.hello import Membership, Trust
 from mlora_worker.pipeline.link import Hub, Spoke
-from mlora_worker.tls import client_context, server_context
+from mlora_worker.runtime.tls import client_context, server_context
 
 HOST = "mlora-toy-0.mlora-toy.team-a.svc"
 TOKEN = "secret"

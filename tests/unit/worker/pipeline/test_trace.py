@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_worker.pipeline.collect import ANSWER, SPANS, SpanCollector, Unanswered, answer, answering, boot_id
 from mlora_worker.pipeline.frames import Header
 from mlora_worker.pipeline.trace import HostMarks, SpanRecorder
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import Span, latest
 
 

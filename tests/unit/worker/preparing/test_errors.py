@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from mlora_worker.coordinator.reasons import is_the_machines, told_of
+from mlora_worker.coordinator.task.failure_reason import is_the_machines, told_of
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.preparing.errors import error_of, told
 from mlora_worker.preparing.messages import Failed

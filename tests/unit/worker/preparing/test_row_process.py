@@ -19,15 +19,15 @@ import pytest
 
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.data.task_rows import TaskRows
-from mlora_worker.data.token_rows import rows_digest
-from mlora_worker.data.tokenizer import load_tokenizer
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
+from mlora_worker.data.training_rows.token_rows import rows_digest
 from mlora_worker.preparing import bounds
 from mlora_worker.preparing.client import RowProcess
 from mlora_worker.preparing.maker import Cancelled, RowsHere
 from mlora_worker.preparing.messages import Setup
 from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, TaskPlan
 from mlora_worker.storage.errors import ObjectNotFound
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.store import open_store
 from tests.fixtures.tiny_model import CHATML
 from tests.unit.worker.preparing.conftest import ROWS, SECRET, SlowServer
 

@@ -7,8 +7,8 @@ from urllib3.exceptions import ProtocolError
 
 from mlora_worker.protocol import StorageAccess
 from mlora_worker.storage.errors import StoreUnreachable
-from mlora_worker.storage.s3 import S3Store
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.object_store.s3 import S3Store
+from mlora_worker.storage.object_store.store import open_store
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pytest
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import wire
-from mlora_worker.storage.adapter import find_published
-from mlora_worker.storage.checkpoint import newest_progress
+from mlora_worker.storage.artifacts.adapter import find_published
+from mlora_worker.storage.artifacts.checkpoint import newest_progress
 from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge
-from mlora_worker.storage.files import FileStore
 from mlora_worker.storage.limits import Listing, Oversized, size_in
-from mlora_worker.storage.s3 import PIECE, S3Store
-from mlora_worker.storage.s3_client import Keys, Patience
+from mlora_worker.storage.object_store.file_store import FileStore
+from mlora_worker.storage.object_store.s3 import PIECE, S3Store
+from mlora_worker.storage.object_store.s3_client import Keys, Patience
 from tests.fixtures.hostile_server import Answer, Asked, HostileServer, endless, hostile, said
 
 HURRY = Patience(connect_seconds=2, read_seconds=5, attempts=1)

@@ -11,11 +11,11 @@ import pytest
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import wire
-from mlora_worker.storage.destinations import Destinations
+from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge
-from mlora_worker.storage.hub import Hub, HubAddress
-from mlora_worker.storage.s3_client import Patience
-from mlora_worker.storage.web import WebFiles
+from mlora_worker.storage.object_store.s3_client import Patience
+from mlora_worker.storage.remote.http import WebFiles
+from mlora_worker.storage.remote.hub import Hub, HubAddress
 from tests.fixtures.hostile_server import Answer, Asked, HostileServer, endless, hostile, said
 
 HURRY = Patience(connect_seconds=2, read_seconds=5, attempts=1)

@@ -17,11 +17,11 @@ import pytest
 from pydantic import SecretStr
 
 from mlora_worker.protocol import Addressing, Checksums, FailureReason, StorageAccess
+from mlora_worker.storage.artifacts.write_probe import probe_output
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
-from mlora_worker.storage.probe import probe_output
-from mlora_worker.storage.s3 import S3Store
-from mlora_worker.storage.s3_client import Keys, Manners, Patience, new_client
-from mlora_worker.storage.store import Store, open_store, open_store_from_files
+from mlora_worker.storage.object_store.s3 import S3Store
+from mlora_worker.storage.object_store.s3_client import Keys, Manners, Patience, new_client
+from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
 
 MOST = 2**20  # bytes
 

@@ -11,17 +11,17 @@ import torch
 from safetensors.torch import save
 
 from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, StorageAccess
-from mlora_worker.storage.cached_weights import CachedWeights
-from mlora_worker.storage.destinations import Destinations
+from mlora_worker.storage.base_model.cached_weights import CachedWeights
+from mlora_worker.storage.base_model.model_folder import HubFolder, WebFolder
+from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAccess, open_model, pinned
+from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
+from mlora_worker.storage.base_model.weight_cache import WeightCache
+from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from mlora_worker.storage.hub import Hub, HubAddress, HubFile, model_address
-from mlora_worker.storage.model_folder import HubFolder, WebFolder
-from mlora_worker.storage.model_source import ModelFiles, RemoteAccess, open_model, pinned
-from mlora_worker.storage.s3 import Patience
-from mlora_worker.storage.safetensors_reader import BrokenModel
-from mlora_worker.storage.store import open_store
-from mlora_worker.storage.web import WebFiles
-from mlora_worker.storage.weight_cache import WeightCache
+from mlora_worker.storage.object_store.s3 import Patience
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.http import WebFiles
+from mlora_worker.storage.remote.hub import Hub, HubAddress, HubFile, model_address
 from tests.fixtures.hub_server import WebServer, put_model, serving
 
 LOCAL = ("127.0.0.0/8",)
@@ -214,7 +214,7 @@ def test_a_small_file_that_is_not_the_hubs_is_not_used(
 def test_connections_that_break_are_taken_up_where_they_broke(
     hub: WebServer, blobs: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mlora_worker.storage.web._PAUSES", (0.0,))
+    monkeypatch.setattr("mlora_worker.storage.remote.http._PAUSES", (0.0,))
     put_model(hub, blobs, "acme/tiny", "c0ffee", shards())
     files = opened(hub, tmp_path)
     files.names()

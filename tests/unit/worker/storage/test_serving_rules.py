@@ -15,13 +15,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mlora_worker.coordinator.expected import expected_tensors
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import AdapterDtype, LoRAConfig, StorageAccess, TaskPlan
-from mlora_worker.storage.adapter import adapter_config, as_written, publish_adapter, save_weights
-from mlora_worker.storage.scratch import scratch_folder
-from mlora_worker.storage.store import open_store
+from mlora_worker.storage.artifacts.adapter import adapter_config, as_written, publish_adapter, save_weights
+from mlora_worker.storage.object_store.scratch import scratch_folder
+from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.stream.targets import published_names
 from tests.fixtures.tiny_model import write_tiny_model
 

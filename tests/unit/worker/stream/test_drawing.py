@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.chrome_trace import chrome_trace
 from mlora_worker.stream.drawing import Panel, draw
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import (
     Span,
     Timeline,

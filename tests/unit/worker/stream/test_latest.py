@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlora_worker.stream.simulate import EvenCosts, Workload, simulate
+from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_worker.stream.timeline import ended, latest, returns, started
 
 TIMELINE = simulate([Workload("a", [[10]] * 20), Workload("b", [[10]] * 20)], 3, 100, EvenCosts(1e-3, 2e-3))

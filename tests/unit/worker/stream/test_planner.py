@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.pipeline_sim.simulate import LinearCosts, Workload, simulate
 from mlora_worker.stream.costs import StageCost, even_costs
 from mlora_worker.stream.grouping import group_tasks, microbatches_wanted
 from mlora_worker.stream.planner import Group, StreamPlan, TaskLoad, load_of, plan_stream, uneven_odds
 from mlora_worker.stream.rule import IssueRule
-from mlora_worker.stream.simulate import LinearCosts, Workload, simulate
 from mlora_worker.stream.timeline import bubbles, makespan
 
 ROW = 100

@@ -1,0 +1,196 @@
+"""``mlora fetch``: a finished adapter into a folder, by the task's name or by its address.
+
+By address it needs boto3 and the standard library alone, so its options are read by argparse. By name it asks the
+cluster, through the packages of the extra ``operator``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlora_operator.cli import exit_codes
+from mlora_operator.cli.output import CommandError, print_json
+from mlora_operator.cli.seconds import seconds
+from mlora_operator.download import (
+    Access,
+    AdapterCorrupt,
+    AdapterNotFound,
+    DownloadError,
+    FolderInUse,
+    Manifest,
+    Source,
+    StoreRefused,
+    StoreSilent,
+    await_manifest,
+    download,
+    open_source,
+    read_manifest,
+)
+
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+EXIT_CODES: dict[type[DownloadError], int] = {
+    AdapterNotFound: exit_codes.NOT_FOUND,
+    StoreRefused: exit_codes.UNREACHABLE,
+    StoreSilent: exit_codes.UNREACHABLE,
+    AdapterCorrupt: exit_codes.CORRUPT,
+    FolderInUse: exit_codes.INVALID,
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code; errors are told on standard error."""
+    try:
+        fetch(parser().parse_args(arguments))
+    except CommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(
+        prog="mlora fetch",
+        description="Download a finished adapter and verify it against its manifest. With a name, the address and the "
+        "keys come from the cluster. With an address, the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "or whatever else the AWS SDK finds; nothing but boto3 is needed.",
+    )
+    options.add_argument("what", metavar="NAME|URI", help="LoRATask, or s3://bucket/prefix of an adapter")
+    options.add_argument(
+        "-o",
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder to make; by default the last part of the address",
+    )
+    options.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="S3 endpoint, where that of the task has no meaning on this machine",
+    )
+    options.add_argument(
+        "--addressing",
+        choices=("auto", "path", "virtual"),
+        help="bucket in the path or in the host name; auto: in the path with an endpoint",
+    )
+    options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
+    options.add_argument(
+        "--timeout", type=_seconds, metavar="DURATION", help="give up waiting after so long (exit code 3)"
+    )
+    options.add_argument("--uid", help="take only the adapter of the LoRATask with this uid")
+    options.add_argument("-n", "--namespace", help="namespace of the task; by default that of the context")
+    options.add_argument("--context", help="context of the kubeconfig to use")
+    options.add_argument(
+        "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
+    )
+    return options
+
+
+def fetch(options: argparse.Namespace) -> None:
+    """Raises CommandError."""
+    start = time.monotonic()
+    uid = options.uid
+    if "://" in options.what:
+        uri = options.what
+        access = Access(endpoint=options.endpoint, addressing=options.addressing or "auto")
+    elif not is_name(options.what):
+        raise CommandError(
+            f"{options.what!r} is neither a task's name nor an address such as s3://bucket/prefix",
+            exit_codes.INVALID,
+        )
+    else:
+        uri, access, uid = _of_task(options)
+    folder = options.output_dir or Path(uri.rstrip("/").rsplit("/", 1)[-1])
+    if uri.startswith("s3://") and importlib.util.find_spec("boto3") is None:
+        raise CommandError("boto3 is not installed: pip install boto3", exit_codes.INVALID)
+    try:
+        source = open_source(uri, access)
+        left = None if options.timeout is None else max(0.0, options.timeout - (time.monotonic() - start))
+        manifest = manifest_of(source, uri, uid, options.wait, left)
+        meter = _Meter(manifest.bytes, shown=options.output == "text" and sys.stderr.isatty())
+        download(source, manifest, folder, time.sleep, meter.advance)
+        meter.clear()
+    except ValueError as error:
+        raise CommandError(str(error), exit_codes.INVALID) from error
+    except TimeoutError as error:
+        raise CommandError(
+            f"gave up after {options.timeout:g} seconds: {error}", exit_codes.TIMEOUT
+        ) from error
+    except DownloadError as error:
+        raise CommandError(str(error), EXIT_CODES[type(error)]) from error
+    if options.output == "json":
+        print_json({"uri": uri, "folder": str(folder), **manifest.as_json()})
+    else:
+        print(
+            f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, "
+            f"base model {manifest.base_model}, {manifest.step} steps)"
+        )
+
+
+def is_name(text: str) -> bool:
+    """Whether an object of Kubernetes may be called so."""
+    return len(text) <= 253 and _NAME.fullmatch(text) is not None
+
+
+def manifest_of(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
+    """Of the adapter at ``uri``, which is that of task ``uid``. Raises CommandError, DownloadError, TimeoutError."""
+    if wait:
+        return await_manifest(
+            source, lambda found: uid in (None, found.task_uid), left, time.monotonic, time.sleep
+        )
+    manifest = read_manifest(source)
+    if uid not in (None, manifest.task_uid):
+        message = f"{uri} holds the adapter of another task: {manifest.namespace}/{manifest.name}"
+        raise CommandError(message, exit_codes.NOT_FOUND)
+    return manifest
+
+
+def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
+    """Address, access and uid of a task's adapter."""
+    for module in ("kubernetes", "pydantic"):
+        if importlib.util.find_spec(module) is None:
+            message = (
+                f"{options.what!r} is a task's name, and to ask a cluster takes more: "
+                "pip install 'mlora-operator[operator]', or give the adapter's s3:// address"
+            )
+            raise CommandError(message, exit_codes.INVALID)
+    from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
+
+    return adapter_of_task(
+        options.what, options.namespace, options.context, options.endpoint, options.wait, options.timeout
+    )
+
+
+class _Meter:
+    """How much has come, in one line of a terminal that is written over."""
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._total = total
+        self._shown = shown
+        self._done = 0
+
+    def advance(self, size: int) -> None:
+        self._done += size
+        if self._shown:
+            megabytes = f"{self._done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB"
+            print(f"\rfetching {megabytes}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,5 @@
+"""``mlora plan``.
+
+``command`` its options
+``view``    what it prints
+"""

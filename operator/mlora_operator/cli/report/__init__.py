@@ -1,0 +1,5 @@
+"""``mlora report``.
+
+``command``   its options
+``reporters`` TensorBoard, MLflow, Weights & Biases
+"""

@@ -1,0 +1,96 @@
+"""``mlora report``: a task's losses to TensorBoard, MLflow or Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mlora_operator.cli import exit_codes
+from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
+from mlora_operator.cli.fetch.command import EXIT_CODES, is_name, manifest_of
+from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
+from mlora_operator.cli.output import CommandError, Output, print_json, stdout
+from mlora_operator.cli.report.reporters import Reports
+from mlora_operator.download import Access, DownloadError, open_source
+from mlora_operator.reporting.curves import LibraryMissing, ReportError
+from mlora_operator.reporting.published import finished_run
+from mlora_operator.reporting.targets import check_installed, open_reporter, target
+
+
+def report(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|URI|FOLDER",
+            help="LoRATask, s3://bucket/prefix of an adapter, or its folder (with a slash, as in ./support-bot).",
+        ),
+    ],
+    to: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KIND:PLACE",
+            help="tensorboard:FOLDER, mlflow:URL or wandb:PROJECT; may be given several times.",
+        ),
+    ],
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", help="Report losses while the task trains, until it has finished; for a NAME."
+        ),
+    ] = False,
+    namespace: NamespaceOption = None,
+    context: ContextOption = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="S3 endpoint, where that of the task has no meaning on this machine."
+        ),
+    ] = None,
+    timeout: TimeoutOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Bring a task's losses to TensorBoard, MLflow or Weights & Biases; again and again, if need be, without doubles."""
+    try:
+        targets = [target(text) for text in to]
+    except ValueError as error:
+        raise CommandError(str(error), exit_codes.INVALID) from error
+    of_task = "/" not in what
+    if of_task and not is_name(what):
+        message = f"{what!r} is no task's name; write a folder with a slash, as in ./{what}"
+        raise CommandError(message, exit_codes.INVALID)
+    if follow and not of_task:
+        raise CommandError("--follow is for a task's name: an adapter has finished", exit_codes.INVALID)
+    reports = Reports(targets, open_reporter, os.environ)
+    try:
+        for one in targets:  # before anything is waited for
+            check_installed(one)
+        if of_task:
+            uri, access, uid = adapter_of_task(
+                what, namespace, context, endpoint, follow, timeout, reports.seen
+            )
+        else:
+            uri = what if "://" in what else Path(what).absolute().as_uri()
+            access, uid = Access(endpoint=endpoint), None
+        source = open_source(uri, access)
+        finished = finished_run(source, manifest_of(source, uri, uid, wait=False, left=None))
+        for kind, reporter in reports.of(finished.run):
+            written = reporter.complete(finished)
+            if output is Output.JSON:
+                print_json(
+                    {"kind": kind, "run": finished.run.title, "uid": finished.run.uid, "points": len(finished.points),
+                     "new": written, "place": reporter.place()}
+                )  # fmt: skip
+            else:
+                told = f"{written:,} of {len(finished.points):,} points are new"
+                stdout().print(f"{kind}: {finished.run.title}: {told}; {reporter.place()}", markup=False)
+    except DownloadError as error:
+        raise CommandError(str(error), EXIT_CODES[type(error)]) from error
+    except LibraryMissing as error:
+        raise CommandError(str(error), exit_codes.INVALID) from error
+    except ReportError as error:
+        raise CommandError(str(error), exit_codes.UNREACHABLE) from error
+    except ValueError as error:
+        raise CommandError(str(error), exit_codes.INVALID) from error

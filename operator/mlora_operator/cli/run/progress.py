@@ -1,0 +1,118 @@
+"""How ``mlora run`` shows a run: bars for people, lines of JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from mlora_operator.cli.output import print_json, stderr, stdout
+from mlora_operator.cli.task_table import as_json, row
+from mlora_operator.local.audience import Audience
+from mlora_operator.local.ending import End, Result
+from mlora_operator.reconcile.state.decision import Event
+
+
+class View(Audience, AbstractContextManager["View"], Protocol):
+    """Where the run is shown."""
+
+    def ended(self, ends: list[End], folder: Path) -> None: ...
+
+
+class Lines(nullcontext[Any]):
+    """JSON: an object for each change of a task, each event, and the end."""
+
+    def task_changed(self, task: Mapping[str, Any]) -> None:
+        print_json({"type": "task", **as_json(row(task))})
+
+    def happened(self, event: Event) -> None:
+        print_json(
+            {
+                "type": "event",
+                "kind": event.kind,
+                "about": str(event.about),
+                "severity": event.type,
+                "reason": event.reason,
+                "message": event.message,
+            }
+        )
+
+    def ended(self, ends: list[End], folder: Path) -> None:
+        results = [
+            {
+                "namespace": end.namespace,
+                "name": end.name,
+                "result": end.result.value,
+                "reason": end.reason,
+                "message": end.message,
+            }
+            for end in ends
+        ]
+        print_json({"type": "end", "tasks": results, "state": str(folder)})
+
+
+class Bars:
+    """A progress bar for each task on a terminal; one line for each new state elsewhere."""
+
+    def __init__(self) -> None:
+        self._console = stderr()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            TextColumn("{task.fields[state]}"),
+            BarColumn(),
+            TextColumn("{task.fields[progress]}", justify="right"),
+            TextColumn("{task.fields[loss]}", justify="right"),
+            TextColumn("{task.fields[speed]}", justify="right"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._bars: dict[tuple[str, str], TaskID] = {}
+        self._told: dict[tuple[str, str], str] = {}
+
+    def __enter__(self) -> Bars:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def task_changed(self, task: Mapping[str, Any]) -> None:
+        shown = row(task)
+        key = (shown.namespace, shown.name)
+        state = shown.state if shown.reason in ("", shown.state) else f"{shown.state} ({shown.reason})"
+        fields: dict[str, Any] = {
+            "total": shown.total_steps or None,
+            "completed": shown.step,
+            "state": state,
+            "progress": f"{shown.step}/{shown.total_steps}" if shown.total_steps else "",
+            "loss": f"loss {shown.loss}" if shown.loss else "",
+            "speed": f"{shown.tokens_per_second} tokens/s" if shown.tokens_per_second else "",
+        }
+        if key not in self._bars:
+            self._bars[key] = self._progress.add_task(shown.name, **fields)
+        else:
+            self._progress.update(self._bars[key], **fields)
+        if not self._console.is_terminal and self._told.get(key) != state:
+            self._console.print(Text(f"{shown.name}: {state}"))
+            self._told[key] = state
+
+    def happened(self, event: Event) -> None:
+        if event.type == "Warning":
+            self._progress.console.print(
+                Text(f"{event.about}: {event.reason}: {event.message}", style="yellow")
+            )
+
+    def ended(self, ends: list[End], folder: Path) -> None:
+        for end in ends:
+            if end.result is Result.SUCCEEDED:
+                stdout().print(Text.assemble((f"{end.name}: ", "bold"), (end.message, "green")))
+            else:
+                style = "red" if end.bad else "dim"
+                words = f"{end.result.value}: {end.reason}: {end.message}"
+                stderr().print(Text.assemble((f"{end.name}: ", "bold"), (words, style)))
+        if any(end.bad for end in ends):
+            stderr().print(f"state and logs: {folder}")

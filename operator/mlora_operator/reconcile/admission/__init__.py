@@ -1,0 +1,11 @@
+"""Who trains. Pure.
+
+``admit``          the tasks of a pipeline that get a place in its memory
+``queue``          those that want one, in their order
+``workload``       what one task asks for: of memory, of time
+``model_requests`` what it asks of the base model: modules, length
+``spec_checks``    new specs are looked into a few at a time
+``pipeline_view``  a pipeline as admission sees it
+
+May import ``state``, and the pure rooms ``scheduling`` and ``memory``.
+"""

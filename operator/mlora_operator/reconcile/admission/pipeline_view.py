@@ -1,0 +1,215 @@
+"""One pipeline with all that belongs to it, as the parts of a decision see it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from mlora_operator.api import conditions
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.units import parse_duration
+from mlora_operator.manifests.statefulset import lineage
+from mlora_operator.reconcile.assignment.eligibility import Acceptance, keys_of_pipeline, secret_problem
+from mlora_operator.reconcile.state.decode import parse_time
+from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
+from mlora_operator.reconcile.state.serving import claims_in_vain
+from mlora_operator.reconcile.state.snapshot import (
+    Contact,
+    Group,
+    Key,
+    Pipeline,
+    PodProblem,
+    Snapshot,
+    Task,
+    condition,
+)
+from mlora_operator.rights import Rights
+from mlora_worker.protocol import ModelFacts, Report, StageReport, TaskReport
+
+# A store may refuse for so long what a task has done before workers that are to be replaced are replaced all the same.
+STORE_PATIENCE = timedelta(hours=1)
+WORKERS_REFUSED = "WorkersRefused"
+
+
+@dataclass(frozen=True)
+class View:
+    pipeline: Pipeline
+    tasks: tuple[Task, ...]  # accepted here and unfinished
+    group: Group | None
+    contact: Contact = field(default_factory=Contact)
+    revision: str | None = None  # that the workers shall have
+    members: int | None = None  # of a pipeline with replicas, itself included
+    image: str | None = None  # of the workers
+    refused: str | None = None  # why the API server takes no such workers
+    past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
+    blocked: Acceptance | None = (
+        None  # why workers may not start: the model's address, or the Secret of its store
+    )
+    rolls: bool = (
+        False  # its workers are replaced though tasks train: others have waited for that long enough
+    )
+    stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
+    unjudged: frozenset[str] = frozenset()  # uids of tasks that nobody has looked into yet (``judging``)
+    serves_others: bool = False  # its namespace has the right to
+    claims_in_vain: str | None = None  # why it serves its own namespace alone though it says otherwise
+
+    def may_have_keys_of(self, task: Task) -> bool:
+        """A task that was here before the right was taken away trains on with the keys that it has."""
+        return self.serves_others or task.key.namespace == self.pipeline.key.namespace
+
+    @property
+    def report(self) -> Report | None:
+        """What the coordinator says of now; None while it does not answer."""
+        return self.contact.live
+
+    @property
+    def present_report(self) -> Report | None:
+        """The report of workers that have the present configuration, all of them."""
+        return None if self.stale else self.report
+
+    def reported(self, task: Task) -> TaskReport | None:
+        return self.contact.tasks.get(task.uid) if self.report is not None else None
+
+    @cached_property
+    def active(self) -> frozenset[str]:
+        """The uids of the tasks that train or save, as far as is known."""
+        return frozenset(task.uid for task in self.tasks if self.contact.trains(task))
+
+    @property
+    def in_use(self) -> bool:
+        """Tasks train and the group is whole. A coordinator that does not answer for a moment changes
+        nothing. A store that refuses one task's work does not hold all others up for ever.
+        """
+        whole = self.group is not None and self.group.ready >= self.group.replicas > 0
+        return whole and not self.active <= self.stuck
+
+    @cached_property
+    def stale(self) -> bool:
+        """Workers were started with another configuration than the pipeline has now, those that are ending with them."""
+        if self.group is None:
+            return False
+        former = self.group.replicas > 0 and self.group.revision != self.revision
+        return former or any(pod.revision != self.revision for pod in self.group.pods)
+
+    @property
+    def draining(self) -> bool:
+        """Stale workers that are still in use: they finish what they train, unless that keeps others waiting for long."""
+        return self.stale and self.in_use and not self.rolls
+
+    @property
+    def pod_problem(self) -> PodProblem | None:
+        """The first reason why the group is not complete, in the words of the kubelet, a controller or the API server."""
+        if self.refused is not None:
+            words = f"the API server refuses its StatefulSet, and is asked again: {self.refused}"
+            return PodProblem(WORKERS_REFUSED, words)
+        if self.group is None or self.group.replicas == 0:
+            return None
+        for pod in self.group.pods:
+            if pod.problem is not None and not pod.deleting:
+                message = f"pod {pod.key.name}: {pod.problem.reason}: {pod.problem.message}".rstrip(": ")
+                return PodProblem(pod.problem.reason, message)
+        return self.group.problem
+
+    @cached_property
+    def shape(self) -> tuple[ModelFacts, tuple[StageReport, ...]] | None:
+        """The model's shape and the stages, from the workers now or as they were last seen. What workers of a former
+        configuration say is no word about the present model: who is judged by it may be refused for good.
+        """
+        assert self.pipeline.spec is not None
+        report, status = self.present_report, self.pipeline.status
+        if report is not None and report.facts is not None:
+            facts, stages = report.facts, report.stages
+        elif status.facts is not None and status.observed_generation == self.pipeline.generation:
+            facts, stages = status.facts, status.stages
+        else:
+            return None
+        numbers = [one.stage for one in stages]
+        return (facts, stages) if numbers == list(range(self.pipeline.spec.stages)) else None
+
+
+def view(
+    pipeline: Pipeline,
+    tasks: tuple[Task, ...],
+    snapshot: Snapshot,
+    *,
+    any_address: bool = False,
+    now: datetime | None = None,
+    rights: Rights | None = None,
+) -> View:
+    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``.
+    ``rights`` None: of no interest, so that it has none.
+    """
+    spec = pipeline.spec
+    blocked = _refused_model(spec) if spec is not None and not any_address else None
+    if blocked is None and spec is not None and spec.storage.secret_ref is not None:
+        key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
+        blocked = secret_problem(key, snapshot, "spec.storage.secretRef", keys_of_pipeline(spec))
+        if blocked is not None and blocked.unread and _has_workers(snapshot.groups.get(pipeline.key)):
+            blocked = None  # they have started, so it was there
+    contact = snapshot.contacts.get(pipeline.key, Contact())
+    return View(
+        pipeline=pipeline,
+        tasks=tasks,
+        members=_members(pipeline, snapshot),
+        image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
+        refused=snapshot.refused.get(pipeline.uid),
+        past=_past(pipeline, snapshot),
+        group=snapshot.groups.get(pipeline.key),
+        contact=contact,
+        revision=snapshot.revisions.get(pipeline.key),
+        blocked=blocked,
+        rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),
+        stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
+        unjudged=snapshot.unjudged,
+        serves_others=rights is not None and rights.serves_others(pipeline.key.namespace),
+        claims_in_vain=claims_in_vain(pipeline, rights) if rights is not None else None,
+    )
+
+
+def _rolls(pipeline: Pipeline, group: Group | None, now: datetime) -> bool:
+    """What the former workers train, the new ones take up from a checkpoint of its last step: nothing is lost but the time
+    of a start. Not so where the base model is another one, which refuses all checkpoints.
+    """
+    spec, since = pipeline.spec, pipeline.status.updating_since
+    if spec is None or since is None or group is None:
+        return False
+    takes_up = all(pod.lineage == lineage(spec) for pod in group.pods)
+    return takes_up and now - parse_time(since) >= parse_duration(spec.scheduling.hold_back)
+
+
+def _is_stuck(task: Task, contact: Contact, now: datetime) -> bool:
+    reported = contact.tasks.get(task.uid)
+    if reported is None or not reported.waits_for_store:
+        return False
+    held = condition(task.status.conditions, conditions.UPLOAD_BLOCKED)
+    if held is None or held.status != "True":
+        return False
+    return now - parse_time(held.last_transition_time) >= STORE_PATIENCE
+
+
+def _has_workers(group: Group | None) -> bool:
+    return group is not None and group.replicas > 0
+
+
+def _refused_model(spec: LoRAPipelineSpec) -> Acceptance | None:
+    words = forbidden_model(spec)
+    return None if words is None else Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, words)
+
+
+def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:
+    """None for one that has no replicas and may have none."""
+    replicas = [
+        one
+        for one in snapshot.pipelines
+        if one.replica is not None and one.home == pipeline.key and not one.deleting
+    ]
+    may = pipeline.spec is not None and pipeline.spec.replicas.max > 1
+    return 1 + len(replicas) if replicas or may else None
+
+
+def _past(pipeline: Pipeline, snapshot: Snapshot) -> tuple[Task, ...]:
+    if pipeline.spec is None or pipeline.spec.scheduling.policy != "fairShare":
+        return ()
+    here = str(pipeline.key)
+    return tuple(task for task in snapshot.tasks if task.finished and task.status.pipeline == here)

@@ -1,0 +1,133 @@
+"""New specs are looked into a few at a time: what a task's names and patterns match, and whether they fit the model. Pure
+but for what it remembers.
+
+That takes up to some tens of milliseconds for one spec (``mlora_worker.stream.entries`` has its limits), and there may be
+thousands of new ones at once: after a start of the operator, or because somebody wants that. All of them in one decision
+would hold up everybody's tasks for minutes. So a decision spends an allowance, those who ask for little go first, and those
+who have to wait for the next decision are ``unjudged`` in this one: their status stays as it is, and no place is given to
+them. Who holds memory is always looked into, whatever it takes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from mlora_operator.api.patterns import wrong_patterns
+from mlora_operator.reconcile.admission.model_requests import AsksOfModel, of_model, text_of
+from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.workload import state_of
+from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Snapshot, Task
+from mlora_operator.scheduling.entrant import State
+
+MOST = 100_000_000  # steps for one decision (``entries.MOST_WORK``): some half a second
+FOR_A_CHARACTER = 600  # steps that it takes to read a character of a pattern
+
+
+@dataclass
+class Judging:
+    """What is remembered from decision to decision, and what is left for this one."""
+
+    most: int = MOST
+    left: int = MOST
+    wrong: Answers[str] = field(default_factory=Answers)  # what is wrong with the patterns, empty for nothing
+
+    def turn(self) -> None:
+        """A decision begins."""
+        self.left = self.most
+        self.wrong.turn()
+
+
+def looked_into(snapshot: Snapshot, tasks: Sequence[Task], judging: Judging) -> Snapshot:
+    """With what is wrong with patterns of new tasks (``wrong``), and whom nobody has looked into yet (``unjudged``).
+
+    1. Of each pipeline whose model is known: what its model has of the names and patterns of all tasks for it.
+    2. Of tasks that are not accepted yet: whether any model could be asked for their patterns.
+    3. Each pipeline may spend half of what those before it have left, and looks into one spec at least.
+    """
+    by_model: defaultdict[str, list[Task]] = defaultdict(list)
+    for task in tasks:
+        if task.spec is not None:
+            by_model[task.spec.base_model].append(task)
+    serving: defaultdict[str, list[View]] = defaultdict(list)
+    for pipeline in snapshot.pipelines:
+        name = pipeline.spec.model.name if pipeline.spec is not None else None
+        if name is not None and name in by_model and not pipeline.deleting:
+            serving[name].append(_shaped(pipeline, by_model[name], snapshot))
+    unjudged: set[str] = set()
+    for views in serving.values():
+        for seen in views:
+            # What raises here raises again where the pipeline is decided about, and there it is found out whose it is.
+            with suppress(Exception):
+                if seen.shape is not None:
+                    unjudged |= _look_into(seen, views, of_model(seen.shape[0]), judging)
+    wrong, unread = _wrong(tasks, judging)
+    return replace(snapshot, unjudged=frozenset(unjudged | unread), wrong=wrong)
+
+
+def _shaped(pipeline: Pipeline, tasks: Iterable[Task], snapshot: Snapshot) -> View:
+    """As much of a view as tells the model's shape and where tasks stand."""
+    return View(
+        pipeline,
+        tuple(tasks),
+        snapshot.groups.get(pipeline.key),
+        snapshot.contacts.get(pipeline.key, Contact()),
+        snapshot.revisions.get(pipeline.key),
+    )
+
+
+def _look_into(seen: View, every: Sequence[View], model: AsksOfModel, judging: Judging) -> set[str]:
+    """The uids of those who have to wait. ``every``: all that serve the same base model."""
+    later = []
+    for task in seen.tasks:
+        assert task.spec is not None
+        if model.knows(task.spec):
+            continue
+        if any(state_of(one, task) not in (None, State.WAITING) for one in every):
+            judging.left -= model.learn(task.spec)
+        else:
+            later.append(task)
+    floor, waiting = judging.left // 2, set()
+    for number, task in enumerate(_least_first(later)):
+        assert task.spec is not None
+        if number and judging.left <= max(0, floor):
+            waiting.add(task.uid)
+        else:
+            judging.left -= model.learn(task.spec)
+    return waiting
+
+
+def _wrong(tasks: Iterable[Task], judging: Judging) -> tuple[Mapping[str, str], set[str]]:
+    """By uid; and who has to wait."""
+    wrong, waiting, first = {}, set(), True
+    for task in _least_first(task for task in tasks if task.spec is not None and not task.accepted):
+        assert task.spec is not None
+        lora = task.spec.lora
+        told = judging.wrong.known(task.uid, (lora,))
+        if told is None:
+            if judging.left <= 0 and not first:
+                waiting.add(task.uid)
+                continue
+            try:
+                found = wrong_patterns(lora)
+            except Exception:  # as above
+                continue
+            told = judging.wrong.keep(task.uid, (lora,), _words(found) if found is not None else "")
+            judging.left -= text_of(lora) * FOR_A_CHARACTER
+            first = False
+        if told:
+            wrong[task.uid] = told
+    return wrong, waiting
+
+
+def _words(found: tuple[tuple[str, ...], str]) -> str:
+    return f"{'.'.join(('spec', *found[0]))}: {found[1]}"
+
+
+def _least_first(tasks: Iterable[Task]) -> list[Task]:
+    return sorted(
+        tasks, key=lambda one: (text_of(one.spec.lora) if one.spec is not None else 0, one.candidate.key)
+    )

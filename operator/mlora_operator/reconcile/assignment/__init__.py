@@ -1,0 +1,13 @@
+"""Which pipeline serves a task, and whether its output is its own. Pure.
+
+``assign``           all unfinished tasks together: what one may have depends on what others have
+``eligibility``      one task: a pipeline that serves it, or the reason why none does
+``fit``              does it fit into the memory of a pipeline at all?
+``other_pipelines``  where a task that does not fit here would fit
+``replicas``         the copies of a pipeline, and which of them a task goes to
+``queue_limits``     how many tasks of a namespace may wait and train
+``output_conflicts`` two tasks, one output
+``output_claims``    what a task's claim to its output is worth
+
+May import ``status``, ``workers``, ``admission`` and ``state``.
+"""

@@ -1,0 +1,191 @@
+"""All unfinished tasks judged together: what one may have depends on what others have. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from mlora_operator.api import conditions
+from mlora_operator.reconcile.assignment.eligibility import Acceptance, accept
+from mlora_operator.reconcile.assignment.fit import Suitability
+from mlora_operator.reconcile.assignment.output_claims import Claims
+from mlora_operator.reconcile.assignment.output_conflicts import misplaced, settle
+from mlora_operator.reconcile.assignment.queue_limits import within_queues
+from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.state.endpoint_policy import forbidden
+from mlora_operator.reconcile.state.snapshot import (
+    Contact,
+    Group,
+    Key,
+    Pipeline,
+    SecretData,
+    Snapshot,
+    Task,
+    Text,
+)
+from mlora_operator.reconcile.status.isolation import Apart, culprits
+from mlora_operator.settings import Settings
+
+
+def acceptances(
+    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo, apart: Apart
+) -> Mapping[Key, Acceptance]:
+    """1. Whether and where each is served (``accept``).
+    2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
+    3. Its output is a place where it may write, in the same way (``outputs.misplaced``).
+    4. Its output is its own (``outputs.settle``).
+    5. Its namespace's queue there has room for it (``limits``).
+
+    One about which that cannot be said stands ``apart``, and is judged as one whose spec is not understood.
+    """
+    judge = _Judge(open_tasks, snapshot, settings, memo, apart)
+    found = {task.key: judge.acceptance(task) for task in open_tasks}
+    open_keys = {task.key: task for task in open_tasks}
+    everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
+    claimed = partial(
+        settle, pipelines=snapshot.pipelines, contacts=snapshot.contacts, rights=settings.rights
+    )
+    try:
+        found = claimed(found, everyone, claims=memo.claims)
+    except Exception:
+        alone = culprits(everyone, lambda task: claimed(found, [task]))
+        if not alone:
+            raise
+        for task in everyone:
+            if task.key in alone:
+                apart.task(task, alone[task.key])
+        found |= {task.key: judge.apart(task) for task in open_tasks if task.key in alone}
+        memo.claims = Claims()
+        found = claimed(found, [task for task in everyone if task.key not in alone], claims=memo.claims)
+    return within_queues(found, open_tasks, snapshot.contacts)
+
+
+class _Surroundings(NamedTuple):
+    """What the first three rules read beside a task and the phases in which it is reported, where one pipeline alone may
+    serve it. Of pipelines: all but the rest of their statuses; of coordinators: which have not been heard."""
+
+    settings: Settings
+    pipelines: tuple[tuple[Any, ...], ...]
+    groups: Mapping[Key, Group]
+    unheard: frozenset[Key]
+    secrets: Mapping[Key, SecretData | None]
+    config_maps: Mapping[Key, Mapping[str, Text] | None]
+    labels: Mapping[str, Mapping[str, str]]
+    unread: Mapping[tuple[str, Key], str]
+    later: frozenset[tuple[str, Key]]
+
+
+def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
+    return _Surroundings(
+        settings,
+        tuple(
+            (one.key, one.uid, one.spec, one.deleting, one.replica, one.catalogue_hash)
+            for one in snapshot.pipelines
+        ),
+        snapshot.groups,
+        frozenset(key for key, contact in snapshot.contacts.items() if contact.report is None),
+        snapshot.secrets,
+        snapshot.config_maps,
+        snapshot.namespace_labels,
+        snapshot.unread,
+        snapshot.later,
+    )
+
+
+# Of a new task that nobody has looked into yet: its status stays as it is.
+_LATER = Acceptance(conditions.REASON_ACCEPTED, "waits to be looked into", held=True)
+
+
+class _Judge:
+    """The first three rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters
+    is how they fare: nothing is remembered then."""
+
+    def __init__(
+        self,
+        open_tasks: Sequence[Task],
+        snapshot: Snapshot,
+        settings: Settings,
+        memo: Memo,
+        apart: Apart,
+    ) -> None:
+        self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
+        self._rights = settings.rights
+        self._apart, self._suits = apart, Suitability(open_tasks, snapshot)
+        self._pipelines = {one.key: one for one in snapshot.pipelines}
+        now = _surroundings(snapshot, settings)
+        if memo.surroundings != now:
+            memo.surroundings = now
+        self._around = memo.surroundings  # the same object as long as it says the same
+        self._heard = _heard(snapshot.contacts)
+        self._serve = Counter(
+            one.spec.model.name
+            for one in snapshot.pipelines
+            if one.spec is not None and one.replica is None and not one.deleting
+        )
+
+    def acceptance(self, task: Task) -> Acceptance:
+        try:
+            return self._acceptance(task)
+        except Exception as error:
+            self._apart.task(task, error)
+            return self.apart(task)
+
+    def apart(self, task: Task) -> Acceptance:
+        """Of one that stands apart: it stays where it trains, and is not accepted anywhere else."""
+        try:
+            return self._made(self._apart.as_judged(task))
+        except Exception:
+            bound = next(
+                (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None
+            )
+            stays = bound is not None and self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
+            return Acceptance(conditions.REASON_UNDECIDED, "", bound if stays else None, held=not stays)
+
+    def _acceptance(self, task: Task) -> Acceptance:
+        heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
+        if task.uid in self._snapshot.unjudged and not task.accepted and heard is None:
+            return _LATER
+        if task.spec is None or self._serve[task.spec.base_model] > 1:
+            return self._made(task)
+        made_of = (task, self._around, heard, wrong)
+        known = self._known.known(task.uid, made_of)
+        if known is None:
+            return self._known.keep(task.uid, made_of, self._made(task))
+        now = self._pipelines[known.pipeline.key] if known.pipeline is not None else None
+        if known.pipeline is now:
+            return known
+        return self._known.keep(task.uid, made_of, replace(known, pipeline=now))
+
+    def _made(self, task: Task) -> Acceptance:
+        settings = self._settings
+        found = accept(task, self._snapshot, settings.models, self._rights, self._suits)
+        if found.pipeline is None and found.wanted is None:
+            return found
+        if found.pipeline is not None and self._keeps(task, found.pipeline):
+            return found
+        problem = None if settings.allow_private_endpoints else _unreachable(task, found)
+        return problem or misplaced(task, self._rights) or found
+
+    def _keeps(self, task: Task, pipeline: Pipeline) -> bool:
+        return task.spec is None or self._snapshot.contacts.get(pipeline.key, Contact()).keeps(task)
+
+
+def _heard(contacts: Mapping[Key, Contact]) -> Mapping[str, tuple[Any, ...]]:
+    """By task's uid: which coordinators speak of it, and in which phase it is there."""
+    heard: dict[str, tuple[Any, ...]] = {}
+    for key, contact in contacts.items():
+        for uid, report in contact.tasks.items():
+            heard[uid] = (*heard[uid], key, report.phase) if uid in heard else (key, report.phase)
+    return heard
+
+
+def _unreachable(task: Task, found: Acceptance) -> Acceptance | None:
+    """Asked again once a pipeline that is being made is there."""
+    spec = found.pipeline.spec if found.pipeline is not None else None
+    if spec is None or task.spec is None:
+        return None
+    problem = forbidden(task.spec, spec.worker.allowed_networks)
+    return Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else None

@@ -1,0 +1,76 @@
+"""How much of a pipeline one namespace may take: ``spec.namespaceLimits``. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from mlora_operator.api import conditions
+from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task, is_true
+from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.first_come import first_come
+from mlora_operator.scheduling.order import in_order
+
+
+def within_queues(
+    acceptances: Mapping[Key, Acceptance], tasks: Iterable[Task], contacts: Mapping[Key, Contact]
+) -> dict[Key, Acceptance]:
+    """``acceptances`` without those that would make a namespace's queue at a pipeline longer than ``waiting``.
+
+    1. Tasks that train are not in the queue.
+    2. One that is in the queue stays there; of new ones the first in order gets in.
+    3. What is left out is looked at again whenever something changes, so that it follows by itself.
+    """
+    if not any(
+        one.pipeline is not None and _most_waiting(one.pipeline) is not None for one in acceptances.values()
+    ):
+        return dict(acceptances)
+    queues: defaultdict[tuple[Key, str], list[Task]] = defaultdict(list)
+    for task in tasks:
+        found = acceptances.get(task.key)
+        pipeline = found.pipeline if found is not None else None
+        if pipeline is None or _most_waiting(pipeline) is None:
+            continue
+        if not contacts.get(pipeline.key, Contact()).trains(task):
+            queues[pipeline.key, task.key.namespace].append(task)
+    kept = dict(acceptances)
+    for (_, namespace), queue in queues.items():
+        pipeline = acceptances[queue[0].key].pipeline
+        assert pipeline is not None
+        most = _most_waiting(pipeline)
+        assert most is not None
+        held = [task for task in queue if is_true(task.status.conditions, conditions.ACCEPTED)]
+        new = {task.uid: task for task in queue if not is_true(task.status.conditions, conditions.ACCEPTED)}
+        over = list(in_order(task.candidate for task in new.values()))[max(0, most - len(held)) :]
+        for one in over:
+            kept[new[one.uid].key] = Acceptance(
+                conditions.REASON_NAMESPACE_LIMIT,
+                f"{most} tasks of namespace {namespace} wait for {pipeline.key} already, and it takes no more "
+                "(spec.namespaceLimits.waiting): this one is taken by itself once there are fewer",
+            )
+    return kept
+
+
+def held_up(entrants: Sequence[Entrant], most: int | None) -> frozenset[str]:
+    """The uids of those that may not get a place now, since ``most`` tasks of their namespace have one.
+
+    Who is inside stays, and counts until it is out. Of those that wait, the first in order may follow; that its namespace
+    is at its limit lets nobody of it take the place of another one of it.
+    """
+    if most is None:
+        return frozenset()
+    inside = Counter(one.task.namespace for one in entrants if one.state is not State.WAITING)
+    over: set[str] = set()
+    for one in first_come(entrants):
+        if one.state is not State.WAITING:
+            continue
+        if inside[one.task.namespace] >= most:
+            over.add(one.uid)
+        else:
+            inside[one.task.namespace] += 1
+    return frozenset(over)
+
+
+def _most_waiting(pipeline: Pipeline) -> int | None:
+    return pipeline.spec.namespace_limits.waiting if pipeline.spec is not None else None

@@ -1,0 +1,13 @@
+"""The nouns of a decision: what it is made from, and what it says. Pure.
+
+``snapshot``        all that is known at one moment
+``decision``        all that shall be done
+``decode``          objects of the API server become tasks and pipelines
+``pods``            the pods of a pipeline become one group of workers
+``serving``         whose tasks a pipeline takes
+``output_folders``  where addresses lead, and which lie in each other
+``endpoint_policy`` addresses that workers may not be sent to
+``log_fields``      what a log record says of an object
+
+May import ``api``, ``manifests`` and ``settings``; knows no other room of ``reconcile``.
+"""

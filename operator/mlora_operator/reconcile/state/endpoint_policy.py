@@ -1,0 +1,65 @@
+"""Which addresses a task may name: nothing that only the worker, or only its machine, can reach. Pure.
+
+Here an address is judged as it is written. What a host's name leads to is known only where it is resolved: the worker asks
+again before it connects (``mlora_worker.storage.egress_policy``), by the same rule and with the same ``allowedNetworks``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from ipaddress import ip_address, ip_network
+
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.task import LoRATaskSpec
+from mlora_worker import addresses
+from mlora_worker.protocol import is_refused
+
+# Names that lead to the machine itself or to the credentials of its cloud, whatever the resolver says.
+_NAMES = ("localhost", "metadata", "instance-data", "metadata.google.internal")
+
+
+def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None:
+    """What is wrong with an address of ``spec``, or None. ``allowed_networks`` in CIDR form."""
+    for field, url in _urls(spec):
+        host = addresses.web(url).host
+        if _is_forbidden(host, tuple(allowed_networks)):
+            return (
+                f"{field}: {host} is loopback, link-local or a metadata service, which tasks may not name; use the "
+                "store's own address, or ask the pipeline's owner to list its network in spec.worker.allowedNetworks"
+            )
+    return None
+
+
+def forbidden_model(spec: LoRAPipelineSpec) -> str | None:
+    """What is wrong with the address of a pipeline's model on the web, or of its hub; or None."""
+    urls = [("spec.model.uri", spec.model.uri)] if addresses.is_web(spec.model.uri) else []
+    if spec.worker.hub_endpoint is not None:
+        urls.append(("spec.worker.hubEndpoint", spec.worker.hub_endpoint))
+    for field, url in urls:
+        host = addresses.web(url).host
+        if _is_forbidden(host, spec.worker.allowed_networks):
+            return (
+                f"{field}: {host} is loopback, link-local or a metadata service, which workers do not read from; use "
+                "another address, or list its network in spec.worker.allowedNetworks"
+            )
+    return None
+
+
+def _urls(spec: LoRATaskSpec) -> Iterable[tuple[str, str]]:
+    if spec.storage.endpoint is not None:
+        yield "spec.storage.endpoint", spec.storage.endpoint
+    field = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
+    rows = [(field, uri) for uri in spec.dataset.addresses]
+    if spec.evaluation is not None and spec.evaluation.uri is not None:
+        rows.append(("spec.evaluation.uri", spec.evaluation.uri))
+    yield from ((where, uri) for where, uri in rows if addresses.is_web(uri))
+
+
+@lru_cache(maxsize=10_000)
+def _is_forbidden(host: str, allowed_networks: tuple[str, ...]) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:  # a name
+        return not allowed_networks and (host in _NAMES or host.endswith(".localhost"))
+    return is_refused(address, map(ip_network, allowed_networks))

@@ -1,0 +1,98 @@
+"""The statuses of tasks, as far as they are known from the decision before, and what is new in them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import partial
+
+from mlora_operator.api.meta import timestamp
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.state.decision import Event, Fault
+from mlora_operator.reconcile.state.snapshot import Key, Task
+from mlora_operator.reconcile.status.admission_message import seat
+from mlora_operator.reconcile.status.conditions import news
+from mlora_operator.reconcile.status.isolation import Apart, task_status_apart, task_status_at
+from mlora_operator.reconcile.status.lifetime import overdue
+from mlora_operator.reconcile.status.pipeline_summary import Scene
+from mlora_operator.reconcile.status.task import task_status
+from mlora_operator.scheduling.admission import Place
+from mlora_operator.settings import NetworkPolicySettings
+from mlora_worker.protocol import TaskPhase, TaskReport
+
+
+class Judged:
+    """The statuses of tasks, from what is known of them as far as it holds, and the ``news`` in them by key."""
+
+    def __init__(
+        self,
+        accepted: Mapping[Key, Acceptance],
+        told_lately: frozenset[str],
+        memo: Memo,
+        policy: NetworkPolicySettings,
+        now: datetime,
+        apart: Apart,
+    ) -> None:
+        self._accepted, self._told_lately = accepted, told_lately
+        self._known, self._stamp = memo.statuses, timestamp(now)
+        self.now, self.apart = now, apart
+        self.plans, self.policy = memo.plans, policy
+        self.news: dict[Key, tuple[Event, ...]] = {}
+
+    def status(
+        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
+    ) -> TaskStatus:
+        """See ``task_status``. One about which it cannot be said stands apart, and so does one that has not ended."""
+        ended = reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
+        if task.key in self.apart.tasks and not ended:
+            return self.apart_status(task)
+        status = self.apart.of_task(task, partial(self._status, task, at, place, reported), None)
+        return status if status is not None else self.apart_status(task)
+
+    def unread(self, task: Task) -> TaskStatus:
+        """Of one that trains though its spec is not understood, or though it stands apart."""
+        return self.apart_status(task) if task.key in self.apart.tasks else task.status
+
+    def apart_status(self, task: Task) -> TaskStatus:
+        return self._noted(task, task_status_apart(task, self.apart.tasks[task.key], self.now))
+
+    def status_at(self, task: Task, fault: Fault) -> TaskStatus:
+        """Of a task whose pipeline stands apart."""
+        return self._noted(task, task_status_at(task, fault, self.now))
+
+    def _noted(self, task: Task, status: TaskStatus) -> TaskStatus:
+        told = news("LoRATask", task.key, task.uid, task.status.conditions, status.conditions)
+        self.news[task.key] = tuple(told)
+        return status
+
+    def _status(
+        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
+    ) -> TaskStatus:
+        """Nothing but ``made_of`` goes into it."""
+        acceptance, late = self._accepted[task.key], overdue(task, self.now)
+        has = seat(task, place, words_stay=task.uid in self._told_lately)
+        made_of = (task, at, acceptance.reason, acceptance.message, has, reported, late)
+        known = self._known.known(task.uid, made_of)
+        if known is None:
+            status = task_status(task, acceptance, at, has, reported, late, self.now)
+            held = task.status
+            told = news("LoRATask", task.key, task.uid, held.conditions, status.conditions)
+            known = status, tuple(told)
+            if not self._is_of_this_moment(status):
+                self._known.keep(task.uid, made_of, known)
+        status, told_of = known
+        if (
+            status is not task.status and status == task.status
+        ):  # the write has come back: the very object, from now on
+            status, told_of = self._known.keep(task.uid, made_of, (task.status, ()))
+        if told_of:
+            self.news[task.key] = told_of
+        return status
+
+    def _is_of_this_moment(self, status: TaskStatus) -> bool:
+        times = (status.start_time, status.completion_time)
+        return self._stamp in times or any(
+            one.last_transition_time == self._stamp for one in status.conditions
+        )

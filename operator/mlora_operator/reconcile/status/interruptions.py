@@ -1,0 +1,81 @@
+"""What keeps a task from going on for a while: the conditions Preempted and UploadBlocked. Pure.
+
+Both are spoken of once they have been True, so that an ordinary task has neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlora_operator.api import conditions as c
+from mlora_operator.reconcile.state.snapshot import Task, condition
+from mlora_operator.reconcile.status.admission_message import Seat
+from mlora_operator.reconcile.status.conditions import Wish
+from mlora_worker.protocol import TaskPhase, TaskReport
+
+
+def preempted(
+    task: Task, reported: TaskReport | None, seat: Seat | None, wishes: Sequence[Wish]
+) -> tuple[Wish, ...]:
+    """Spoken of once a task was displaced, and True until it runs again or ends.
+
+    The scheduler's word starts it. A task that the worker says is out, though it ran by its status, was displaced too: the
+    word was lost with the operator that gave it.
+    """
+    suspended = task.spec is not None and task.spec.suspend
+    held = condition(task.status.conditions, c.PREEMPTED)
+    said = {wish.type: wish for wish in wishes}
+    if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and seat is not None:
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, seat)),)
+    crowded = reported is not None and reported.crowded_out
+    out = crowded or (reported is not None and _is_out(reported))
+    if out and not suspended and is_running(task) and (held is None or held.status != "True"):
+        words = (
+            "memory ran out beside the other tasks" if crowded else "a task that goes first took its place"
+        )
+        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
+    if held is None:
+        return ()
+    if held.status == "True" and said.keys() & {c.SUCCEEDED, c.FAILED}:
+        return (Wish(c.PREEMPTED, "False", c.REASON_FINISHED),)
+    if held.status == "True" and c.RUNNING in said and said[c.RUNNING].status == "True":
+        return (Wish(c.PREEMPTED, "False", c.REASON_RESUMED, "the task runs again"),)
+    return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+    """Spoken of once the store has refused a checkpoint or the adapter; the worker tries again by itself."""
+    held = condition(task.status.conditions, c.UPLOAD_BLOCKED)
+    blocked = reported.blocked if reported is not None else None
+    failed = any(wish.type == c.FAILED and wish.status == "True" for wish in wishes)
+    if reported is not None and blocked is not None and not failed:
+        kept = "; the finished adapter is kept meanwhile" if reported.phase is TaskPhase.SAVING else ""
+        return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, blocked.message + kept),)
+    if held is None:
+        return ()
+    if held.status == "True" and failed:
+        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
+    if held.status == "True" and reported is not None:
+        message = "the store is not in the way any more"
+        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON, message),)
+    return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _is_out(reported: TaskReport) -> bool:
+    """No stage holds it, though it is not done."""
+    return reported.phase is TaskPhase.PREEMPTED or (
+        reported.phase is TaskPhase.TRAINING and reported.waits_for_store
+    )
+
+
+def for_whom(task: Task, seat: Seat) -> str:
+    """For whom it leaves: the scheduler knows at the moment of its decision, the condition keeps it."""
+    held = condition(task.status.conditions, c.PREEMPTED)
+    if not seat.known and held is not None and held.status == "True":
+        return held.message
+    return seat.words
+
+
+def is_running(task: Task) -> bool:
+    held = condition(task.status.conditions, c.RUNNING)
+    return held is not None and held.status != "False"

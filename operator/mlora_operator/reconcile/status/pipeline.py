@@ -1,0 +1,222 @@
+"""How many workers a pipeline shall have, which of them must go, and its status. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import NamespacesFrom, timestamp
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.units import parse_duration
+from mlora_operator.memory.learned import to_status
+from mlora_operator.memory.origin import origin_of
+from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.state.decision import Workers
+from mlora_operator.reconcile.state.decode import not_ahead, parse_time
+from mlora_operator.reconcile.state.snapshot import Pod, Task, condition
+from mlora_operator.reconcile.status.conditions import Truth, Wish, conclude
+from mlora_operator.reconcile.status.pipeline_summary import GRACE, never_gone, starting_message
+from mlora_operator.reconcile.workers.gang import Turn, given_back_message
+from mlora_operator.reconcile.workers.health import Health
+from mlora_operator.scheduling.admission import Outcome, Place
+
+_HOPELESS = (Outcome.NEVER_FITS, Outcome.REFUSED)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    replicas: int
+    idle_since: str | None
+
+
+def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
+    """The tasks for which the workers run: not those that can never fit memory or model, nor the suspended once they
+    are out. One whose spec is not understood is here only because it trains.
+    """
+    return tuple(
+        task
+        for task in view.tasks
+        if (task.spec is None or not task.spec.suspend or task.uid in view.active)
+        and (task.uid not in places or places[task.uid].outcome not in _HOPELESS)
+    )
+
+
+def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: datetime) -> Size:
+    """All stages while a task wants them and they may have them, none after ``idleTimeout`` without one, or when another
+    group needs what they hold, none once they are given up.
+
+    Workers that are to be replaced keep their number until they are free.
+    """
+    spec, status = view.pipeline.spec, view.pipeline.status
+    assert spec is not None
+    present = view.group.replicas if view.group is not None else 0
+    if fares.given_up is not None or (view.blocked is not None and not view.active):
+        return Size(0, status.idle_since)
+    if turn.given_back:
+        return Size(0, None)
+    if wanting:
+        return Size(present if view.draining else spec.stages, None)
+    if present == 0:
+        return Size(0, status.idle_since)
+    since = not_ahead(status.idle_since, now) or timestamp(now)
+    over = turn.yields or now - parse_time(since) >= parse_duration(spec.idle_timeout)
+    return Size(0 if over else present, since)
+
+
+def workers(view: View, wish: Size) -> Workers | None:
+    """The group to apply, or None to leave everything as it is: nothing there and nothing wanted, or in use
+    with a former configuration."""
+    nothing = view.group is None or view.group.gone
+    if view.draining or (nothing and wish.replicas == 0):
+        return None
+    return Workers(view.pipeline, wish.replicas)
+
+
+def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
+    """All workers of a group that stands still, so that it meets anew under another run id. Else the workers of a former
+    configuration, once the group itself has the new one: it never replaces them by itself (``updateStrategy: OnDelete``),
+    not even those that cannot start.
+    """
+    if fares.stalled is not None and fares.given_up is None and view.group is not None:
+        return tuple(pod for pod in view.group.pods if not pod.deleting)
+    if view.group is None or view.revision is None or view.group.revision != view.revision or view.draining:
+        return ()
+    return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
+
+
+def pipeline_status(
+    view: View, wish: Size, fares: Health, turn: Turn, waiting: int, generation: int | None, now: datetime
+) -> PipelineStatus:
+    """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
+    plan.
+    """
+    state, wishes = _course(view, wish, fares, turn, now)
+    wishes += _stalled(view, fares) + _serves_others(view)
+    status, report = view.pipeline.status, view.present_report
+    changes: dict[str, object] = {
+        "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
+        "observed_generation": view.pipeline.generation,
+        "state": state,
+        "replicas": wish.replicas,
+        "members": view.members,
+        "ready_replicas": view.group.ready if view.group is not None else 0,
+        "start": turn.record,
+        "active_tasks": len(view.active),
+        "waiting_tasks": waiting,
+        "idle_since": wish.idle_since,
+        "updating_since": _updating_since(view, waiting, now),
+        "plan_generation": generation,
+        "restarts": fares.restarts or None,
+        "last_restart": fares.last_restart,
+        "last_failure": fares.last_failure,
+        "given_up": fares.given_up.reason if fares.given_up is not None else None,
+        "workers_seen": fares.seen,
+        "revision": view.revision,
+    }
+    if report is not None and report.facts is not None:
+        changes |= {"facts": report.facts, "stages": report.stages}
+        memory = memory_model(view)
+        if memory is not None and view.pipeline.spec is not None:
+            changes["memory"] = to_status(
+                memory.learned, origin_of(view.pipeline.spec, memory.stages), view.image
+            )
+        if not view.active:  # while tasks train it moves with each step, which is no reason to write
+            changes["wire"] = report.wire
+    elif status.observed_generation != view.pipeline.generation:
+        # It may be another model or another number of stages. What was learned of the memory says itself of what.
+        changes |= {"facts": None, "stages": ()}
+    return status.model_copy(update=changes)
+
+
+def _updating_since(view: View, waiting: int, now: datetime) -> str | None:
+    """No task is interrupted while nobody waits for its place."""
+    if not view.stale or (view.draining and not waiting):
+        return None
+    held = not_ahead(view.pipeline.status.updating_since, now)
+    return held or (timestamp(now) if view.draining else None)
+
+
+def invalid_status(view: View, now: datetime) -> PipelineStatus:
+    """Of a pipeline whose spec is wrong: its workers are left as they are."""
+    problem = view.pipeline.problem or "spec is invalid"
+    wish = Wish(c.READY, "False", c.REASON_INVALID_SPEC, problem)
+    held = view.pipeline.status
+    return held.model_copy(
+        update={
+            "conditions": conclude(held.conditions, (wish,), view.pipeline.generation, now),
+            "observed_generation": view.pipeline.generation,
+            "state": "Failed",
+        }
+    )
+
+
+def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+    if fares.given_up is not None:
+        return "Failed", _both("False", fares.given_up.reason, fares.given_up.message)
+    if view.blocked is not None and wish.replicas == 0:
+        return "Failed", _both("False", view.blocked.reason, view.blocked.message)
+    if turn.given_back and turn.record is not None:
+        message = given_back_message(view, turn.record)
+        return "Waiting", _both("False", c.REASON_WORKERS_INCOMPLETE, message)
+    if wish.replicas == 0:
+        return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
+    available = _available(view, wish, now)
+    if fares.stalled is not None:
+        return "Stalled", (Wish(c.READY, "False", fares.stalled.reason, fares.stalled.message), available)
+    if view.report is not None and view.report.ready:
+        return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
+    if available.status == "False":
+        return "Starting", (Wish(c.READY, "False", available.reason, available.message), available)
+    lost = view.contact.lost_since
+    silent = view.report is None and not view.contact.starting
+    if silent and lost is not None and now - lost >= GRACE:
+        message = f"the workers run but their coordinator does not answer: {view.contact.error}"
+        return "Starting", (Wish(c.READY, "False", c.REASON_UNREACHABLE, message), available)
+    ready = condition(view.pipeline.status.conditions, c.READY)
+    if silent and ready is not None and ready.status == "True":
+        return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
+    return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view, now)), available)
+
+
+def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
+    """Spoken of once it has been so, and until another group speaks."""
+    if fares.stalled is not None:
+        return (Wish(c.STALLED, "True", fares.stalled.reason, fares.stalled.message),)
+    held = condition(view.pipeline.status.conditions, c.STALLED)
+    if held is None:
+        return ()
+    if held.status == "True" and (view.report is not None or fares.given_up is not None):
+        return (Wish(c.STALLED, "False", c.REASON_STARTED_ANEW, "the workers were started anew"),)
+    return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _serves_others(view: View) -> tuple[Wish, ...]:
+    """Spoken of once it has meant to without the right, and as long as it means to."""
+    if view.claims_in_vain is not None:
+        return (Wish(c.SERVES_OTHERS, "False", c.REASON_OWN_NAMESPACE_ONLY, view.claims_in_vain),)
+    assert view.pipeline.spec is not None
+    means_to = view.pipeline.spec.allowed_namespaces.from_ is not NamespacesFrom.SAME
+    if not means_to or condition(view.pipeline.status.conditions, c.SERVES_OTHERS) is None:
+        return ()
+    return (Wish(c.SERVES_OTHERS, "True", c.REASON_RIGHT_GIVEN, "it may serve tasks of other namespaces"),)
+
+
+def _available(view: View, wish: Size, now: datetime) -> Wish:
+    stuck = never_gone(view, now)
+    if stuck is not None:
+        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_ENDING, stuck)
+    if view.pod_problem is not None:
+        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message)
+    ready = view.group.ready if view.group is not None else 0
+    if ready < wish.replicas:
+        return Wish(
+            c.WORKERS_AVAILABLE, "False", c.REASON_STARTING, f"{ready} of {wish.replicas} workers are ready"
+        )
+    return Wish(c.WORKERS_AVAILABLE, "True", c.REASON_READY, f"{ready} of {wish.replicas} workers are ready")
+
+
+def _both(truth: Truth, reason: str, message: str) -> tuple[Wish, ...]:
+    return tuple(Wish(type_, truth, reason, message) for type_ in (c.READY, c.WORKERS_AVAILABLE))

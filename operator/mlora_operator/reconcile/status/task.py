@@ -1,0 +1,321 @@
+"""The status of one task, from what became of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import timestamp
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.snapshot import Task, condition, is_true
+from mlora_operator.reconcile.status.admission_message import Seat
+from mlora_operator.reconcile.status.conditions import Wish, conclude
+from mlora_operator.reconcile.status.interruptions import for_whom, is_running, preempted, upload_blocked
+from mlora_operator.reconcile.status.lifetime import is_out
+from mlora_operator.reconcile.status.pipeline_summary import Scene
+from mlora_operator.reconcile.status.task_progress import figures
+from mlora_operator.scheduling.admission import Outcome
+from mlora_worker.protocol import Failure, FailureReason, TaskPhase, TaskReport
+
+# States of tasks that are not accepted yet, and will be without anybody's doing.
+_BY_ITSELF = {
+    c.REASON_CREATING_PIPELINE: "Pending",
+    c.REASON_UNREADABLE: "Pending",
+    c.REASON_NAMESPACE_LIMIT: "Queued",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where a task stands: a word for `kubectl get` and the conditions behind it."""
+
+    state: str
+    reason: str
+    wishes: tuple[Wish, ...]
+
+
+# What may be cured outside of the spec, which cannot be changed: a store, its rows, the room on a stage or a disk.
+_CURABLE = frozenset(
+    {
+        FailureReason.DATASET_NOT_FOUND, FailureReason.ACCESS_DENIED, FailureReason.STORAGE_UNREACHABLE,
+        FailureReason.INVALID_ROW, FailureReason.NO_TRAINABLE_ROWS, FailureReason.NO_TRAINABLE_TOKENS,
+        FailureReason.UPLOAD_FAILED, FailureReason.INSUFFICIENT_SPACE, FailureReason.OUT_OF_MEMORY,
+        FailureReason.OUTPUT_EXISTS,
+        FailureReason.CHECKPOINT_MISMATCH, FailureReason.INTERNAL_ERROR,
+    }
+)  # fmt: skip
+_TRY_AGAIN = "; once that is mended, give the annotation mlora.dev/retry a new value, and the task runs again"
+
+
+def task_status(
+    task: Task,
+    acceptance: Acceptance,
+    scene: Scene | None,
+    seat: Seat | None,
+    reported: TaskReport | None,
+    late: str | None,
+    now: datetime,
+) -> TaskStatus:
+    """The whole status of an unfinished task; the very object that it has where nothing changes. ``scene`` is that of the
+    accepting pipeline, ``reported`` what its coordinator says now, ``late`` why the task has to end (``overdue``).
+
+    ``now`` is only when what changes changes: nothing else may follow from it, see ``memo``.
+    """
+    if scene is None:
+        if late is None:
+            return _status(task, _not_accepted(task, acceptance), now, {"pipeline": None, "run": None})
+        course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+        refused = Wish(c.ACCEPTED, "False", acceptance.reason, acceptance.message)
+        course = replace(course, wishes=(refused, *course.wishes))
+        return _status(task, course, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
+    accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
+    again = _was_restarted(task, scene, reported)
+    course = _course(task, scene, reported, seat, late, again)
+    beside = (
+        *preempted(task, reported, seat, course.wishes),
+        *upload_blocked(task, reported, course.wishes),
+    )
+    course = _told(Course(course.state, course.reason, (accepted, *course.wishes, *beside)))
+    begun = {wish.type for wish in course.wishes if wish.status == "True"}
+    changes: dict[str, Any] = {"pipeline": scene.pipeline, **figures(task, reported, scene.pipeline)}
+    if again:
+        changes |= {"restarts": (task.status.restarts or 0) + 1, "run": None}
+    if c.PREEMPTED in begun and not is_true(task.status.conditions, c.PREEMPTED):
+        changes["preemptions"] = (task.status.preemptions or 0) + 1
+    if scene.run is not None and c.RUNNING in begun:
+        changes["run"] = scene.run
+    if begun & {c.ADMITTED, c.SUCCEEDED}:
+        changes["start_time"] = task.status.start_time or timestamp(now)
+    if begun & {c.SUCCEEDED, c.FAILED}:
+        changes |= {"completion_time": timestamp(now), "run": None}
+    if _is_out(task, reported):
+        changes["run"] = None
+    return _status(task, course, now, changes)
+
+
+def _course(
+    task: Task, scene: Scene, reported: TaskReport | None, seat: Seat | None, late: str | None, again: bool
+) -> Course:
+    if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
+        return _succeeded(reported)
+    if reported is not None and reported.phase is TaskPhase.FAILED:
+        return _failed_by(reported.failure, "the task has failed")
+    assert task.spec is not None
+    outcome = seat.outcome if seat is not None else None
+    if seat is not None and outcome is Outcome.REFUSED:
+        return _failed_by(seat.failure, "the task does not fit the base model")
+    if reported is not None and reported.phase is TaskPhase.SAVING:
+        if reported.waits_for_store:
+            return _only_uploads()
+        return _runs(scene, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
+    if late is not None:
+        return _ends_late(task, scene, reported, late)
+    if task.spec.suspend:
+        return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
+    if scene.given_up is not None:
+        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, scene.given_up, again or is_running(task))
+    if scene.given_back is not None and outcome is not Outcome.NEVER_FITS:
+        reason, words = c.REASON_WAITING_FOR_WORKERS, scene.given_back
+        return _waits(task, "Queued", reason, words, again or is_running(task))
+    if scene.loading and is_running(task):
+        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again=True)
+    if scene.run is None and is_running(task):
+        return _out_of_sight(task, scene)
+    if reported is not None and _is_trained(reported):
+        if seat is not None and outcome is Outcome.PREEMPTED:
+            return _leaves(task, seat)
+        return _runs(scene, "Training", c.REASON_TRAINING, f"steps are trained in {scene.pipeline}")
+    if seat is not None and outcome is Outcome.NEVER_FITS:
+        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
+    if seat is not None and outcome is Outcome.UNTOLD:
+        return _waits(task, "Queued", seat.reason, seat.words, again)
+    if reported is not None and reported.phase is TaskPhase.PREPARING:
+        return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
+    if reported is not None and outcome is Outcome.ADMITTED:
+        return _admitted(task, scene, again)
+    if scene.stale and (scene.in_use or reported is not None):
+        return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, scene.updates, again)
+    if reported is not None and reported.blocked is not None and seat is None:
+        return _waits(task, "Queued", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
+    if reported is not None and seat is not None:
+        return _waits(task, "Queued", seat.reason, seat.words, again)
+    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again)
+
+
+def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
+    """A task that was accepted before loses its place with it."""
+    reason, message = acceptance.reason, acceptance.message
+    wishes = [Wish(c.ACCEPTED, "False", reason, message)]
+    wishes += [
+        Wish(type_, "False", reason, message)
+        for type_ in (c.ADMITTED, c.RUNNING, c.PREEMPTED, c.UPLOAD_BLOCKED)
+        if condition(task.status.conditions, type_) is not None
+    ]
+    state = _BY_ITSELF.get(reason, "Rejected")
+    return Course(state, reason, tuple(wishes))
+
+
+def _waits(task: Task, state: str, reason: str, message: str, again: bool) -> Course:
+    wishes = [Wish(c.ADMITTED, "False", reason, message)]
+    return Course(state, reason, (*wishes, *_not_running(task, reason, message, again)))
+
+
+def _admitted(task: Task, scene: Scene, again: bool) -> Course:
+    message = f"has a place in {scene.pipeline}"
+    wish = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, message)
+    not_running = _not_running(task, c.REASON_ADMITTED, "training is about to begin", again)
+    return Course("Queued", c.REASON_ADMITTED, (wish, *not_running))
+
+
+def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wish, ...]:
+    """Running is spoken of once a task has run; after a restart it says so until the task runs again."""
+    before = condition(task.status.conditions, c.RUNNING)
+    if again or (
+        before is not None and before.reason == c.REASON_RESTARTING and reason != c.REASON_SUSPENDED
+    ):
+        told = "the worker group was restarted; the task runs again as soon as it has a place"
+        return (Wish(c.RUNNING, "False", c.REASON_RESTARTING, told),)
+    if before is None:
+        return ()
+    return (Wish(c.RUNNING, "False", reason, message),)
+
+
+def _runs(scene: Scene, state: str, reason: str, message: str) -> Course:
+    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {scene.pipeline}")
+    return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
+
+
+def _is_trained(reported: TaskReport) -> bool:
+    """It is in training and a stage holds it, as far as is known."""
+    return reported.phase is TaskPhase.TRAINING and not reported.crowded_out and not reported.waits_for_store
+
+
+def _only_uploads() -> Course:
+    given_back = Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back; the upload is left")
+    return Course(
+        "Saving",
+        c.REASON_SAVING,
+        (given_back, Wish(c.RUNNING, "True", c.REASON_SAVING, "the adapter is uploaded")),
+    )
+
+
+def _leaves(task: Task, seat: Seat) -> Course:
+    """It trains to the end of its step and writes its checkpoint; its memory is its own until then."""
+    message = for_whom(task, seat)
+    wishes = (
+        Wish(c.ADMITTED, "False", c.REASON_PREEMPTED, message),
+        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+    )
+    return Course("Training", c.REASON_PREEMPTED, wishes)
+
+
+def _told(course: Course) -> Course:
+    """The most telling condition makes the word for `kubectl get`: what keeps a task from going on. One that trains on
+    while its checkpoint is refused is not kept from anything.
+    """
+    true = {wish.type: wish for wish in course.wishes if wish.status == "True"}
+    if c.UPLOAD_BLOCKED in true and course.state == "Saving":
+        return replace(course, state="UploadBlocked", reason=true[c.UPLOAD_BLOCKED].reason)
+    if c.PREEMPTED in true and course.state == "Queued" and c.ADMITTED not in true:
+        return replace(course, state="Preempted", reason=true[c.PREEMPTED].reason)
+    running = next((wish.reason for wish in course.wishes if wish.type == c.RUNNING), None)
+    if running == c.REASON_RESTARTING and course.reason == c.REASON_PIPELINE_STARTING:
+        return replace(course, reason=c.REASON_RESTARTING)
+    return course
+
+
+def _is_out(task: Task, reported: TaskReport | None) -> bool:
+    """It left the group in order, so the group's end is no restart of this task."""
+    suspended = task.spec is not None and task.spec.suspend
+    return suspended or (reported is not None and reported.phase is TaskPhase.PREEMPTED)
+
+
+def _out_of_sight(task: Task, scene: Scene) -> Course:
+    """The coordinator does not answer: the task may well train on. After a while that is said."""
+    held = [condition(task.status.conditions, type_) for type_ in (c.ADMITTED, c.RUNNING)]
+    wishes = tuple(Wish(one.type, one.status, one.reason, one.message) for one in held if one is not None)
+    if scene.silent is not None:
+        wishes = (*wishes[:-1], Wish(c.RUNNING, "Unknown", c.REASON_UNREACHABLE, scene.silent))
+    return Course(task.status.state or "Training", wishes[-1].reason, wishes)
+
+
+def _succeeded(reported: TaskReport) -> Course:
+    where = reported.adapter.uri if reported.adapter is not None else "its output"
+    return Course(
+        "Succeeded",
+        c.REASON_ADAPTER_UPLOADED,
+        (
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, "all steps are done"),
+            Wish(
+                c.SUCCEEDED, "True", c.REASON_ADAPTER_UPLOADED, f"the adapter is checked and lies at {where}"
+            ),
+            Wish(c.FAILED, "False", c.REASON_ADAPTER_UPLOADED),
+        ),
+    )
+
+
+def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str) -> Course:
+    """It fails once it is out of the pipeline. While the coordinator does not answer, it may train on: it is not called
+    failed before it is known to have left, or its workers are known to be gone, as those are that were given back or
+    have no node.
+    """
+    unknown = scene.run is None and scene.given_up is None and not scene.loading
+    if unknown and scene.placed and is_running(task):
+        return _out_of_sight(task, scene)
+    if is_out(reported):
+        return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+    wishes = (
+        Wish(c.ADMITTED, "False", c.REASON_DEADLINE_EXCEEDED, late),
+        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+    )
+    return Course("Training", c.REASON_DEADLINE_EXCEEDED, wishes)
+
+
+def _failed_by(failure: Failure | None, told: str) -> Course:
+    if failure is None:
+        return _failed("InternalError", f"the worker gave no reason{_TRY_AGAIN}", told)
+    hint = _TRY_AGAIN if failure.reason in _CURABLE else ""
+    return _failed(failure.reason.value, failure.message + hint, told)
+
+
+def _failed(reason: str, message: str, told: str) -> Course:
+    return Course(
+        "Failed",
+        reason,
+        (
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, told),
+            Wish(c.SUCCEEDED, "False", reason, message),
+            Wish(c.FAILED, "True", reason, message),
+        ),
+    )
+
+
+def _status(task: Task, course: Course, now: datetime, changes: dict[str, Any]) -> TaskStatus:
+    held = task.status
+    changes = {
+        "conditions": conclude(held.conditions, course.wishes, task.generation, now),
+        "observed_generation": task.generation,
+        "retry": task.retry if task.retry is not None else held.retry,
+        "state": course.state,
+        "reason": course.reason,
+        **changes,
+    }
+    if all(getattr(held, name) == value for name, value in changes.items()):
+        return held
+    return held.model_copy(update=changes)
+
+
+def _was_restarted(task: Task, scene: Scene, reported: TaskReport | None) -> bool:
+    """The task ran in another run of the worker group than the one that speaks now.
+
+    A phase never goes back within one run, so the run's identity is the whole evidence; it is kept in the
+    task's status, and a restarted operator sees the same.
+    """
+    if scene.run is None or task.status.run is None or task.status.run == scene.run:
+        return False
+    return reported is None or reported.phase is not TaskPhase.SUCCEEDED

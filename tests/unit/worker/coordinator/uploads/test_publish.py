@@ -1,0 +1,109 @@
+"""What becomes of the stages' parts at a task's end: an adapter, or a failure that says what is wrong with it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.prepare import BaseModel
+from mlora_worker.coordinator.task.run import Outcome, PreparedTask
+from mlora_worker.coordinator.uploads.publish import finished_adapter
+from mlora_worker.data.training_rows.step_order import StepPlan
+from mlora_worker.model.architecture import read_architecture
+from mlora_worker.model.facts import facts_of, resolve_targets
+from mlora_worker.protocol import (
+    AdapterDtype,
+    DataCounts,
+    Dataset,
+    LoRAConfig,
+    ModelSource,
+    StepRecord,
+    TaskPlan,
+    Training,
+)
+from mlora_worker.storage.artifacts.adapter import FinishedAdapter, InvalidAdapter
+from mlora_worker.stream.planner import TaskLoad
+from tests.fixtures.tiny_model import write_tiny_model
+
+LORA = LoRAConfig(rank=4, target_modules=("q_proj", "v_proj"))
+LAST = StepRecord(step=3, loss=0.5, learning_rate=1e-4, grad_norm=1.0, tokens=10)
+
+
+def plan(**more: Any) -> TaskPlan:
+    return TaskPlan(
+        uid="a", namespace="n", name="a", base_model="acme/tiny", lora=LORA, dataset=Dataset(inline="{}"),
+        training=Training(), output_uri="s3://b/p", **more,
+    )  # fmt: skip
+
+
+PREPARED = PreparedTask(
+    (), DataCounts(rows=1, used=1), StepPlan(1, Training()), ("q_proj", "v_proj"), TaskLoad(1, 1)
+)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    architecture = read_architecture(write_tiny_model(tmp_path_factory.mktemp("base")))
+    source = ModelSource(name="acme/tiny", uri="file:///models/tiny", revision="v1")
+    return BaseModel(source, architecture, facts_of(architecture, 2, torch.float32))
+
+
+@pytest.fixture
+def parts(base: BaseModel) -> list[dict[str, torch.Tensor]]:
+    """Of two stages, each with its layers."""
+    shapes = expected_tensors(resolve_targets(base.facts, LORA))
+    made: list[dict[str, torch.Tensor]] = [{}, {}]
+    for name, shape in shapes.items():
+        made[int(name.split(".")[4]) // 2][name] = torch.ones(shape)
+    return made
+
+
+def finish(base: BaseModel, parts: Any, task: TaskPlan | None = None, **more: Any) -> FinishedAdapter:
+    outcome = Outcome(**{"step": 3, "last": LAST, "updates": 3, **more})
+    return finished_adapter(task or plan(), PREPARED, outcome, parts, base)
+
+
+def test_parts_of_all_stages_become_one_adapter_of_the_whole_model(base: BaseModel, parts: Any) -> None:
+    finished = finish(base, parts)
+    assert len(finished.tensors) == 4 * 2 * 2
+    assert (finished.step, finished.loss) == (3, 0.5)
+    assert finished.config["base_model_name_or_path"] == "acme/tiny"
+    assert finished.config["revision"] == "v1"
+
+
+def test_type_and_name_of_the_output_are_those_that_were_asked_for(base: BaseModel, parts: Any) -> None:
+    finished = finish(
+        base, parts, plan(output_dtype=AdapterDtype.BFLOAT16, base_model_name="Qwen/Qwen2.5-0.5B")
+    )
+    assert {tensor.dtype for tensor in finished.tensors.values()} == {torch.bfloat16}
+    assert finished.config["base_model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
+    assert finished.config["revision"] is None
+
+
+def test_an_adapter_of_which_a_stage_is_missing_is_refused(base: BaseModel, parts: Any) -> None:
+    with pytest.raises(InvalidAdapter, match="8 of 16 tensors missing: "):
+        finish(base, parts[:1])
+
+
+def test_two_stages_cannot_send_the_same_layer(base: BaseModel, parts: Any) -> None:
+    with pytest.raises(InvalidAdapter, match="two stages sent base_model"):
+        finish(base, [parts[0], parts[0] | parts[1]])
+
+
+@pytest.mark.parametrize("never", [{"updates": 0}, {"last": None}])
+def test_an_adapter_that_never_had_a_loss_is_refused_though_its_weights_look_well(
+    base: BaseModel, parts: Any, never: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidAdapter, match="no step had a supervised token, so no loss was ever known"):
+        finish(base, parts, **never)
+
+
+def test_weights_that_overflow_in_the_type_of_the_file_are_refused(base: BaseModel, parts: Any) -> None:
+    name = next(iter(parts[1]))
+    parts[1][name] = parts[1][name] * 1e9
+    finish(base, parts)
+    with pytest.raises(InvalidAdapter, match=f"1 of 16 tensors not finite: {name}"):
+        finish(base, parts, plan(output_dtype=AdapterDtype.FLOAT16))

@@ -1,0 +1,39 @@
+"""A folder whose tokenizer cannot be used is a mistake in the spec, whatever is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
+from mlora_worker.protocol import FailureReason
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", ""),
+        ("tokenizer.json", []),
+        ("tokenizer.json", {}),
+        ("tokenizer.json", {"added_tokens": [], "model": {"type": "of another version"}}),
+        ("tokenizer_config.json", []),
+        ("tokenizer_config.json", {"tokenizer_class": 3}),
+        ("tokenizer_config.json", {"eos_token": 5}),
+    ],
+    ids=str,
+)
+def test_a_broken_tokenizer_is_told(tiny_model: Path, tmp_path: Path, name: str, content: Any) -> None:
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / file, tmp_path)
+    (tmp_path / name).unlink()
+    if content is not None:
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError, match="the base model's folder has no") as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.reason is FailureReason.INVALID_SPEC

@@ -1,0 +1,149 @@
+"""``python -m mlora_worker.commands.merge``: a fetched adapter and its base become one model.
+
+Reads a ``MergeQuestion`` as JSON from standard input and writes a ``MergeAnswer`` to standard output. PEFT itself merges,
+in float32 whatever the base is stored in, and the sum is rounded once, to the type of the file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from mlora_worker.commands.stdio import reply
+from mlora_worker.protocol import (
+    MANIFEST_NAME,
+    AdapterManifest,
+    Failure,
+    FailureReason,
+    MergeAnswer,
+    MergeQuestion,
+)
+from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, TEMPLATE_NAME, WEIGHTS_NAME
+from mlora_worker.storage.base_model.model_names import is_small
+from mlora_worker.storage.object_store.scratch import sha256_of
+from mlora_worker.storage.versioned_json import read_document
+
+_LARGEST_FILE = "5GB"  # of weights; more are shards
+
+
+class Refused(Exception):
+    """Why there is nothing to export, and what to do."""
+
+
+def main() -> None:
+    reply("mlora_worker.commands.merge", MergeQuestion, merge)
+
+
+def merge(question: MergeQuestion) -> MergeAnswer:
+    """Never raises for what is wrong with the folders: that is the answer."""
+    adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
+    try:
+        if importlib.util.find_spec("peft") is None:
+            raise Refused("merging needs PEFT: pip install peft")
+        listed = check_folders(adapter, base, target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, so that it comes to its name whole or not at all.
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
+            made = Path(held) / "model"
+            dtype = _merged(adapter, base, made, question.dtype)
+            _copy_small_files(adapter, base, made, listed)
+            size = sum(path.stat().st_size for path in made.iterdir())
+            made.rename(target)
+    except Refused as error:
+        return failure(str(error))
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        return failure(f"{type(error).__name__}: {str(error)[:1000]}")
+    return MergeAnswer(bytes=size, dtype=dtype)
+
+
+def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
+    """The names of the adapter's files: what else lies there is none of it. Raises Refused for what is no adapter or no
+    base, is damaged, or would be written over.
+    """
+    for folder, name, what in (
+        (adapter, CONFIG_NAME, "an adapter: fetch it first, with mlora fetch"),
+        (base, "config.json", "a base model: name the folder of the model that the adapter was trained on"),
+    ):
+        if not (folder / name).is_file():
+            raise Refused(f"{folder} has no {name} and is no folder of {what}")
+    if target.exists():
+        raise Refused(f"{target} is there already: name another place, or remove it")
+    manifest = adapter / MANIFEST_NAME
+    if not manifest.is_file():  # PEFT's own folders have none
+        return frozenset(path.name for path in adapter.iterdir())
+    try:
+        files = read_document(AdapterManifest, manifest.read_bytes()).files
+    except ValueError:
+        raise Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
+    for file in files:
+        path = adapter / file.name
+        if not path.is_file() or sha256_of(path) != file.sha256:
+            raise Refused(f"{path} is not what the adapter's manifest says: fetch it again")
+    return frozenset(file.name for file in files)
+
+
+def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
+    """Writes the weights; the type that they have."""
+    from peft import PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        raise Refused("the base model is quantised: merge into the model with plain float weights")
+    stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
+    dtype = wished or stored
+    model = AutoModelForCausalLM.from_pretrained(
+        base, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
+    )
+    _check_shapes(model, adapter)
+    loaded = PeftModel.from_pretrained(model, str(adapter))
+    whole = loaded.merge_and_unload(safe_merge=True)
+    whole.to(getattr(torch, dtype)).save_pretrained(made, max_shard_size=_LARGEST_FILE)
+    return dtype
+
+
+def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
+    """Raises Refused when the adapter is of another model: PEFT would only say which tensor has which size."""
+    from safetensors import safe_open
+
+    modules = dict(model.named_modules())
+    with safe_open(adapter / WEIGHTS_NAME, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            path, _, which = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+            weight = getattr(modules.get(path), "weight", None)
+            side = file.get_slice(name).get_shape()[1 if which == "lora_A" else 0]
+            if weight is None or side not in weight.shape:
+                raise Refused(
+                    f"the adapter is not of this base model: {path} does not fit; name the right base"
+                )
+
+
+def _copy_small_files(adapter: Path, base: Path, made: Path, listed: Collection[str]) -> None:
+    """Tokenizer and settings of generation as the base has them; the chat template that the adapter was trained with.
+    ``listed``: the adapter's own files."""
+    for path in base.iterdir():
+        if path.is_file() and is_small(path.name) and not (made / path.name).exists():
+            shutil.copyfile(path, made / path.name)
+    own = adapter / TEMPLATE_NAME
+    if own.name in listed and own.is_file():
+        (made / "chat_template.json").unlink(missing_ok=True)
+        shutil.copyfile(own, made / TEMPLATE_NAME)
+        settings = made / "tokenizer_config.json"
+        if settings.is_file():
+            content = json.loads(settings.read_text(encoding="utf-8"))
+            if content.pop("chat_template", None) is not None:  # else there would be two
+                settings.write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def failure(words: str) -> MergeAnswer:
+    return MergeAnswer(failure=Failure(reason=FailureReason.INVALID_SPEC, message=words))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""All that decides a task's result, by names that a user understands. Pure.
+
+A checkpoint carries these facts, and is taken up only by a task that has the same ones. Where the rows came from is not
+among them, nor on how many stages they were trained: what counts is which tokens they became, in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import date
+
+from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.protocol import (
+    PROTOCOL_VERSION,
+    InitialWeights,
+    LoRAConfig,
+    ModelFacts,
+    ModelSource,
+    Training,
+)
+from mlora_worker.storage.artifacts.task_state import DAY, Fact, Fingerprint
+
+# How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
+_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
+
+
+def day_in(facts: Fingerprint) -> date | None:
+    """A task that goes on has its rows as they were. None where there is none; what is no day will not be its own."""
+    day = facts.get(DAY)
+    with suppress(ValueError):
+        return date.fromisoformat(day) if isinstance(day, str) else None
+    return None
+
+
+def fingerprint_of(
+    lora: LoRAConfig,
+    training: Training,
+    targets: Sequence[str],
+    rows: Sequence[TokenRow],
+    total_steps: int,
+    source: ModelSource,
+    shape: ModelFacts,
+) -> dict[str, Fact]:
+    """``targets``: resolved names of modules; ``rows`` in training order."""
+    facts: dict[str, Fact] = {
+        "protocol": PROTOCOL_VERSION,
+        "model.name": source.name,
+        "model.revision": source.revision,
+        "model.dtype": source.dtype,
+        "model.layers": shape.layers,
+        "model.hiddenSize": shape.hidden_size,
+        "model.intermediateSize": shape.intermediate_size,
+        "model.attentionHeads": shape.attention_heads,
+        "model.vocabSize": shape.vocab_size,
+        "lora.rank": lora.rank,
+        "lora.alpha": float(lora.alpha),
+        "lora.dropout": float(lora.dropout),
+        "lora.targetModules": tuple(sorted(targets)),
+        "training.totalSteps": total_steps,
+        "dataset.rows": len(rows),
+        "dataset.sha256": rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows),
+    }
+    if source.commit is not None:  # a branch may have moved since
+        facts["model.commit"] = source.commit
+    # Named where they are not the usual, so that a checkpoint from before they were there is known.
+    for name, pattern in (("rank", lora.rank_pattern.items()), ("alpha", lora.alpha_pattern.items())):
+        if pattern:
+            facts[f"lora.{name}Pattern"] = tuple(f"{key}: {float(figure)}" for key, figure in sorted(pattern))
+    if lora.use_rslora:
+        facts["lora.useRslora"] = True
+    if lora.init_lora_weights is not InitialWeights.DEFAULT:
+        facts["lora.initLoraWeights"] = lora.init_lora_weights.value
+    settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS)
+    return facts | {f"training.{name}": value for name, value in settings.items()}

@@ -1,0 +1,10 @@
+"""What is known of one task.
+
+``run``               its way from plan to adapter
+``evaluation``        held-out rows: when, and what came of it
+``history``           its curve
+``report``            what the operator reads of it
+``fault_attribution`` who is to blame for a fault that came out of computing several tasks together
+``known_good``        a task that was made up, to tell a task's fault from the pipeline's
+``fault_message``     what a user reads of a fault; ``failure_reason``: its reason
+"""

@@ -1,0 +1,89 @@
+"""A finished adapter: the stages' parts joined, checked against what the whole model must have, uploaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.prepare import BaseModel
+from mlora_worker.coordinator.task.run import Outcome, PreparedTask
+from mlora_worker.model.facts import resolve_targets
+from mlora_worker.protocol import AdapterInfo, FailureReason, TaskPlan
+from mlora_worker.storage.artifacts.adapter import (
+    FinishedAdapter,
+    InvalidAdapter,
+    adapter_config,
+    as_written,
+    check_adapter,
+    fingerprint,
+    named_base,
+    publish_adapter,
+)
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.object_store.store import Store
+
+
+def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """One dictionary of the stages' tensors, in the order of the stages. Raises ``InvalidAdapter`` on a duplicate."""
+    whole: dict[str, Tensor] = {}
+    for part in parts:
+        twice = whole.keys() & part.keys()
+        if twice:
+            raise InvalidAdapter(f"two stages sent {sorted(twice)[0]}")
+        whole.update(part)
+    return whole
+
+
+def finished_adapter(
+    task: TaskPlan,
+    prepared: PreparedTask,
+    outcome: Outcome,
+    parts: Sequence[dict[str, Tensor]],
+    base: BaseModel,
+) -> FinishedAdapter:
+    """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
+    if outcome.last is None or not outcome.updates:
+        raise InvalidAdapter(
+            "the adapter is of no use and was not published; no step had a supervised token, so no loss was ever known"
+        )
+    tensors = as_written(join_parts(parts), task.output_dtype)
+    check_adapter(tensors, expected_tensors(resolve_targets(base.facts, task.lora)))
+    return FinishedAdapter(
+        tensors,
+        adapter_config(
+            task.lora,
+            *named_base(task, base.source),
+            prepared.targets,
+            fan_in_fan_out=base.architecture.transposed,
+        ),
+        step=outcome.step,
+        loss=outcome.last.loss,
+        data=prepared.counts,
+        evaluation=outcome.evaluation,
+        history=outcome.history,
+    )
+
+
+def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, kept: KeptWork) -> AdapterInfo:
+    """Its manifest goes last. Raises StorageError, and may be called again after one."""
+    try:
+        with kept.weights(task.uid, fingerprint(task), finished) as weights:
+            return publish_adapter(
+                store,
+                task.output_uri,
+                weights,
+                finished.config,
+                task=task,
+                step=finished.step,
+                loss=finished.loss,
+                data=finished.data,
+                evaluation=finished.evaluation,
+                history=finished.history,
+            )
+    except OSError as error:  # of this rank's disk; the adapter is in memory, too
+        raise StorageError(
+            FailureReason.UPLOAD_FAILED, f"the adapter's file cannot be read before its upload: {error}"
+        ) from None

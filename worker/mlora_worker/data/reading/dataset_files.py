@@ -1,0 +1,111 @@
+"""The files of one data set, and the rows of each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.compression import Undecodable
+from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
+from mlora_worker.data.reading.row_formats import columns_of, read_rows
+from mlora_worker.data.reading.row_types import Chat, Dropped, Record, Text
+from mlora_worker.protocol import Dataset, FailureReason, FileFormat
+from mlora_worker.storage.remote.dataset_source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFile:
+    name: str  # for messages
+    unit: str  # what the numbers of its rows count: line or row
+    rows: Callable[[], Iterator[Chat | Text | Dropped]]
+
+
+class DatasetFiles:
+    def __init__(self, dataset: Dataset, source: Source, text: str | None, most_rows: int | None) -> None:
+        """See ``prepare``. Raises StorageError when an address stands for nothing."""
+        self._dataset = dataset
+        self._source = source
+        # ``text`` is that of the task's ConfigMap; rows of an evaluation may lie elsewhere.
+        self._text = text if dataset.config_map_ref is not None else dataset.inline
+        self._rows_left = most_rows
+        self.whole = True  # False once a row was left unread because of ``most_rows``
+        self._uris = [uri for address in dataset.addresses for uri in source.find(address, dataset.split)]
+
+    @property
+    def name(self) -> str:
+        """Of all together, for messages."""
+        dataset = self._dataset
+        if dataset.config_map_ref is not None:
+            return f"ConfigMap {dataset.config_map_ref.name}, key {dataset.config_map_ref.key}"
+        return ", ".join(dataset.addresses) or "dataset.inline"
+
+    @property
+    def most_used(self) -> int | None:
+        """Rows that are enough. A sample is drawn of all rows, so then none are."""
+        return self._dataset.limit if self._dataset.shuffle_seed is None else None
+
+    def versions(self) -> list[tuple[str, str]] | None:
+        """Address and version of each file; None where a server does not say."""
+        if self._text is not None:
+            return [("", hashlib.sha256(self._text.encode("utf-8", "surrogatepass")).hexdigest())]
+        versions = []
+        for uri in self._uris:
+            version = self._source.version(uri)
+            if version is None:
+                return None
+            versions.append((uri, version))
+        return versions
+
+    def options(self) -> Any:
+        """JSON of all that decides which rows these files have, and what they become."""
+        decides = {"format", "file_format", "fields", "train_on"}
+        name = self._dataset.config_map_ref.key if self._dataset.config_map_ref is not None else ""
+        return [
+            self._dataset.model_dump(mode="json", include=decides),
+            self.most_used,
+            format_of(name, self._dataset.file_format).value,
+        ]
+
+    def each(self) -> Iterator[DatasetFile]:
+        dataset = self._dataset
+        if self._text is not None:
+            reference = dataset.config_map_ref
+            format = format_of(reference.key if reference is not None else "", dataset.file_format)
+            if format is FileFormat.PARQUET:
+                raise DataError(FailureReason.INVALID_SPEC, f"{self.name} is text, which Parquet is not")
+            encoded = [self._text.encode("utf-8", "surrogatepass")]
+            yield self._file(self.name, format, lambda: records_of_text(encoded, format))
+            return
+        for uri in self._uris:
+            yield self._file_at(uri)
+
+    def _file_at(self, uri: str) -> DatasetFile:
+        dataset = self._dataset
+        format = format_of(uri, dataset.file_format)
+        columns = columns_of(dataset.format, dataset.fields)
+        return self._file(uri, format, lambda: records_of_file(self._source, uri, format, columns))
+
+    def _file(self, name: str, format: FileFormat, records: Callable[[], Iterator[Record]]) -> DatasetFile:
+        unit = unit_of(format)
+
+        def rows() -> Iterator[Chat | Text | Dropped]:
+            try:
+                yield from self._no_more_than_asked(
+                    read_rows(records(), self._dataset.format, self._dataset.fields, name, unit)
+                )
+            except Undecodable as error:
+                raise DataError(FailureReason.INVALID_ROW, f"{name} {error}") from None
+
+        return DatasetFile(name, unit, rows)
+
+    def _no_more_than_asked(self, rows: Iterator[Chat | Text | Dropped]) -> Iterator[Chat | Text | Dropped]:
+        for row in rows:
+            if self._rows_left is not None:
+                if self._rows_left == 0:
+                    self.whole = False
+                    return
+                self._rows_left -= 1
+            yield row

@@ -1,0 +1,308 @@
+"""Rows of a file as chats or texts. Pure.
+
+A row is one of three things:
+1. *invalid*: no JSON object, a column is missing, a text is no text, a role is unknown. The task fails and
+names the line, because such a row is a mistake that nobody can train around. 2. *dropped*: well-formed, but
+without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer, where turns
+after the last answer teach nothing and are cut; or a ``Text``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.row_types import (
+    ASSISTANT,
+    SYSTEM,
+    USER,
+    Chat,
+    Drop,
+    Dropped,
+    Flaw,
+    Record,
+    Text,
+    Turn,
+)
+from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
+
+MOST_ERRORS = 10  # of a file that are listed
+_LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
+
+_ROLES = (SYSTEM, USER, ASSISTANT)
+_TOOL_ROLES = ("tool", "function")
+_SHAREGPT_ROLES = {
+    "human": USER,
+    "user": USER,
+    "gpt": ASSISTANT,
+    "assistant": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "bot": ASSISTANT,
+    "model": ASSISTANT,
+    "system": SYSTEM,
+}
+_TOOL_COLUMNS = ("tools", "functions")  # the second is an older name
+_NO_TOOLS = ("", "[]", "{}", "null")  # as text, which many data sets have there
+_SHAREGPT_TOOL_ROLES = ("function_call", "observation", "tool", "function")
+# What serving engines and templates call an answer's thoughts when they stand beside it.
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+Turns = tuple[Turn, ...]
+Row = Mapping[str, Any]
+
+
+class _Invalid(Exception):
+    """What is wrong with one row."""
+
+
+def read_rows(
+    records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
+) -> Iterator[Chat | Text | Dropped]:
+    """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
+
+    Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are
+    ``MOST_ERRORS``.
+    """
+    read = _READERS[format]
+    flaws: list[str] = []
+    for number, value in records:
+        try:
+            if isinstance(value, Flaw):
+                raise _Invalid(value.told)
+            weight = _weight(value, fields.weight)
+            found = read(value, fields)
+        except _Invalid as flaw:
+            flaws.append(f"{unit} {number}: {str(flaw)[:_LONGEST_FLAW]}")
+            if len(flaws) == MOST_ERRORS:
+                break
+            continue
+        if flaws:  # the task fails anyway: only look for more invalid rows
+            continue
+        if isinstance(found, Drop):
+            yield Dropped(number, found)
+        elif not weight:
+            yield Dropped(number, Drop.ZERO_WEIGHT)
+        elif isinstance(found, str):
+            yield Text(number, found, weight)
+        else:
+            yield Chat(number, found, weight)
+    if flaws:
+        more = " (and perhaps more)" if len(flaws) == MOST_ERRORS else ""
+        raise DataError(FailureReason.INVALID_ROW, f"{source} has invalid rows{more}: " + "; ".join(flaws))
+
+
+def _prompt_completion(row: Row, fields: DatasetFields) -> Turns | Drop:
+    question = _text(_column(row, fields.prompt, "prompt"), f"column {fields.prompt!r}")
+    answer = _answer(row, fields.completion, "completion")
+    return Drop.NO_ANSWER if answer is None else (Turn(USER, question), Turn(ASSISTANT, answer))
+
+
+def _alpaca(row: Row, fields: DatasetFields) -> Turns | Drop:
+    """The user's turn is the instruction and, after an empty line, its input where there is one."""
+    if row.get("history"):
+        raise _Invalid("has earlier turns in column 'history', which alpaca rows may not; use messages")
+    asked = _text(_column(row, fields.instruction, "instruction"), f"column {fields.instruction!r}")
+    given = _optional_text(row, fields.input)
+    answer = _answer(row, fields.output, "output")
+    if answer is None:
+        return Drop.NO_ANSWER
+    question = f"{asked}\n\n{given}" if given else asked
+    return (*_system_turn(row, fields), Turn(USER, question), Turn(ASSISTANT, answer))
+
+
+def _whole_text(row: Row, fields: DatasetFields) -> str | Drop:
+    value = _column(row, fields.text, "text")
+    if value is None:
+        return Drop.EMPTY_TEXT
+    text = _text(value, f"column {fields.text!r}")
+    return text if text.strip() else Drop.EMPTY_TEXT
+
+
+def _messages(row: Row, fields: DatasetFields) -> Turns | Drop:
+    messages = _list_of_turns(row, fields.messages, "messages")
+    return _turns(messages, "role", "content", {role: role for role in _ROLES}, _TOOL_ROLES, _has_tools(row))
+
+
+def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
+    messages = _list_of_turns(row, fields.conversations, "conversations")
+    turns = _turns(messages, "from", "value", _SHAREGPT_ROLES, _SHAREGPT_TOOL_ROLES, _has_tools(row))
+    if isinstance(turns, Drop):
+        return turns
+    system = _system_turn(row, fields)
+    if system and turns[0].role == SYSTEM:
+        raise _Invalid(f"has a system turn and a column {fields.system!r}: leave one of them out")
+    return (*system, *turns)
+
+
+_READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str | Drop]]] = {
+    DatasetFormat.PROMPT_COMPLETION: _prompt_completion,
+    DatasetFormat.MESSAGES: _messages,
+    DatasetFormat.SHAREGPT: _sharegpt,
+    DatasetFormat.ALPACA: _alpaca,
+    DatasetFormat.TEXT: _whole_text,
+}
+
+
+def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
+    """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
+    weight = () if fields.weight is None else (fields.weight,)
+    return _columns_of(format, fields) + weight
+
+
+def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
+    match format:
+        case DatasetFormat.PROMPT_COMPLETION:
+            return fields.prompt, fields.completion
+        case DatasetFormat.MESSAGES:
+            return fields.messages, *_TOOL_COLUMNS
+        case DatasetFormat.SHAREGPT:
+            return fields.conversations, fields.system, *_TOOL_COLUMNS
+        case DatasetFormat.ALPACA:
+            return fields.instruction, fields.input, fields.output, fields.system, "history"
+        case DatasetFormat.TEXT:
+            return (fields.text,)
+
+
+def _turns(
+    messages: list[Any],
+    role_key: str,
+    content_key: str,
+    roles: Mapping[str, str],
+    tool_roles: tuple[str, ...],
+    has_tools: bool,
+) -> Turns | Drop:
+    """Rules, in this order: 1. a malformed turn is invalid; 2. tools anywhere drop the row; 3. so do thoughts in a field
+    of their own; 4. an assistant turn without text drops it, wherever it stands; 5. what comes after the last answer
+    that is learnt is cut.
+    """
+    turns: list[Turn] = []
+    blank = reasons = weightless = False
+    for number, message in enumerate(messages, start=1):
+        where = f"turn {number}"
+        if not isinstance(message, dict):
+            raise _Invalid(f"{where} is {_kind(message)}, not an object with {role_key} and {content_key}")
+        given, content = message.get(role_key), message.get(content_key)
+        if given in tool_roles or message.get("tool_calls") or message.get("function_call"):
+            has_tools = True
+            continue
+        role = roles.get(given) if isinstance(given, str) else None
+        if role is None:
+            shown = json.dumps(given)[:40]
+            raise _Invalid(f"{where} has {role_key} {shown}; known are {', '.join(roles)}")
+        reasons |= any(message.get(name) for name in _REASONING)
+        if role == ASSISTANT and content is None:
+            blank = True
+            continue
+        learnt = role != ASSISTANT or _is_learnt(message.get("weight"), where)
+        weightless |= not learnt
+        turns.append(Turn(role, _text(content, f"{content_key} of {where}"), learnt))
+        blank |= role == ASSISTANT and not turns[-1].content.strip()
+    if has_tools:
+        return Drop.TOOL_CALLS
+    if reasons:
+        return Drop.REASONING
+    while turns and not (turns[-1].role == ASSISTANT and turns[-1].learnt):
+        turns.pop()
+    if blank or not turns:
+        return Drop.NO_ANSWER if blank or not weightless else Drop.ZERO_WEIGHT
+    return tuple(turns)
+
+
+def _is_learnt(weight: Any, where: str) -> bool:
+    """``weight`` is that of an answer: 0 or 1, as OpenAI's fine-tuning has it."""
+    if weight not in (None, 0, 1):
+        raise _Invalid(f"{where} has weight {json.dumps(weight, default=str)[:40]}; that of a turn is 0 or 1")
+    return weight is None or bool(weight)
+
+
+def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
+    messages = _column(row, column, field)
+    if not isinstance(messages, list):
+        raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")
+    return messages
+
+
+def _has_tools(row: Row) -> bool:
+    found = [row.get(name) for name in _TOOL_COLUMNS]
+    return any(one.strip() not in _NO_TOOLS if isinstance(one, str) else bool(one) for one in found)
+
+
+def _system_turn(row: Row, fields: DatasetFields) -> Turns:
+    told = _optional_text(row, fields.system)
+    return (Turn(SYSTEM, told),) if told else ()
+
+
+def _answer(row: Row, name: str, field: str) -> str | None:
+    """None where there is none to learn."""
+    value = _column(row, name, field)
+    if value is None:
+        return None
+    answer = _text(value, f"column {name!r}")
+    return answer if answer.strip() else None
+
+
+def _optional_text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if value is None:
+        return ""
+    text = _text(value, f"column {name!r}")
+    return text if text.strip() else ""
+
+
+def _weight(row: Row, name: str | None) -> float:
+    """A number, or a text that is one as CSV has it."""
+    if name is None:
+        return 1.0
+    value = _column(row, name, "weight")
+    try:
+        weight = (
+            float(value)
+            if isinstance(value, int | float | Decimal | str) and not isinstance(value, bool)
+            else None
+        )
+    except (ValueError, OverflowError):
+        weight = None
+    if weight is None:
+        raise _Invalid(f"column {name!r} is {_kind(value)}, not a number to weigh the row by")
+    if not math.isfinite(weight) or weight < 0:
+        raise _Invalid(f"column {name!r} is {weight}; a weight is 0 or more, and finite")
+    return weight
+
+
+def _column(row: Row, name: str, field: str) -> Any:
+    if name not in row:
+        found = ", ".join(map(repr, sorted(row)[:10])) or "none"
+        raise _Invalid(
+            f"has no column {name!r}; it has {found}; name the right one in dataset.fields.{field}"
+        )
+    return row[name]
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise _Invalid(f"{what} is {_kind(value)}, not text")
+    if not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise _Invalid(f"{what} has half a surrogate pair, which is no character") from None
+    return value
+
+
+def _kind(value: Any) -> str:
+    """A value's kind in a user's words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, int | float):
+        return "a number"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list):
+        return "a list"
+    return "an object" if isinstance(value, dict) else type(value).__name__

@@ -1,0 +1,89 @@
+"""What became of the rows, as users see it, and what to do where none is left."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.row_types import Drop
+from mlora_worker.data.training_rows.token_rows import TokenRows
+from mlora_worker.protocol import DataCounts, FailureReason
+
+FIRST_LINES = 10  # of dropped rows that are named per rule
+
+_ADVICE = {
+    Drop.NO_ANSWER: "the answers are empty: check dataset.fields and the file",
+    Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
+    Drop.TOOL_CALLS: "rows with tool calls are not supported",
+    Drop.REASONING: "put an answer's thoughts into its content, written as the model writes them",
+    Drop.ALREADY_RENDERED: "turns hold what the chat template writes around them, which would be there twice: give the "
+    "text of each turn alone, or rendered rows with dataset.format text",
+    Drop.TEMPLATE_MISMATCH: "the chat template does not show which tokens are the answer",
+    Drop.ZERO_WEIGHT: "all weights are 0: check dataset.fields.weight",
+    Drop.TOO_LONG: "raise training.maxSeqLength or set training.overlong to truncate",
+    Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts every answer off: raise it",
+}
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.used = 0
+        self.truncated = 0
+        self.special = 0
+        self._dropped: Counter[str] = Counter()
+        self._first: defaultdict[str, list[int]] = defaultdict(list)
+
+    def drop(self, rule: Drop, line: int) -> None:
+        self._dropped[rule.value] += 1
+        if len(self._first[rule.value]) < FIRST_LINES:
+            self._first[rule.value].append(line)
+
+    def use(self, *, truncated: bool, special: bool) -> None:
+        self.used += 1
+        self.truncated += truncated
+        self.special += special
+
+    @property
+    def read(self) -> int:
+        return self.used + self._dropped.total()
+
+    def counts(self, rows: TokenRows) -> DataCounts:
+        return DataCounts(
+            rows=self.read,
+            used=len(rows),
+            dropped=dict(self._dropped),
+            first_dropped={rule: tuple(lines) for rule, lines in self._first.items()},
+            truncated=self.truncated,
+            special_tokens=self.special or None,
+            **_tokens(rows),
+        )
+
+
+def selected_counts(all_rows: DataCounts, train: TokenRows, held_out: int, beyond: int) -> DataCounts:
+    """Counts of what is trained on, when ``all_rows`` are those of the usable rows together."""
+    return all_rows.model_copy(
+        update={"used": len(train), "held_out": held_out, "beyond_limit": beyond, **_tokens(train)}
+    )
+
+
+def _tokens(rows: TokenRows) -> dict[str, int]:
+    return {
+        "tokens": int(rows.lengths.sum()),
+        "supervised_tokens": int(rows.supervised.sum(dtype=np.int64)),
+    }
+
+
+def nothing_left(source: str, counts: DataCounts, mismatch: str | None = None) -> DataError:
+    """``mismatch``: what is wrong with most rows that were dropped as TemplateMismatch, and what to do."""
+    advice = _ADVICE | ({Drop.TEMPLATE_MISMATCH: mismatch} if mismatch else {})
+    if not counts.rows:
+        return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} holds no rows")
+    told = "; ".join(
+        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}): {advice[Drop(rule)]}"
+        for rule, count in counts.dropped.items()
+    )
+    masked = Drop.NO_SUPERVISED_TOKENS.value in counts.dropped
+    reason = FailureReason.NO_TRAINABLE_TOKENS if masked else FailureReason.NO_TRAINABLE_ROWS
+    return DataError(reason, f"none of the {counts.rows} rows of {source} can be trained on: {told}")
