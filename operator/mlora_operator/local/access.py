@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlora_operator.api.meta import Storage
-from mlora_operator.reconcile.assignment.eligibility import HUB_TOKEN, access_with
+from mlora_operator.reconcile.state.references import HUB_TOKEN, access_with
 from mlora_worker.protocol import StorageAccess
 
 

@@ -12,8 +12,10 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.local.adapt import World
 from mlora_operator.manifests.pipeline import pipeline_manifest
 from mlora_operator.reconcile.admission.admit import ordered
-from mlora_operator.reconcile.assignment.eligibility import ACCESS_KEY, SECRET_KEY, Acceptance, accept
+from mlora_operator.reconcile.assignment.eligibility import accept
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decode import config_maps_wanted, read_pipeline, read_task, secrets_wanted
+from mlora_operator.reconcile.state.references import ACCESS_KEY, SECRET_KEY
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, SecretData, Snapshot, Task
 
 

@@ -22,7 +22,7 @@ from mlora_operator.page.documents import (
     TaskList,
 )
 from mlora_operator.page.order import TRAINING_STATES, Lists, Standing
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.admission.workload import waits_since
 from mlora_operator.reconcile.state.snapshot import condition, is_true

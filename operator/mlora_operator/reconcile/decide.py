@@ -13,29 +13,26 @@ from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.admission.pipeline_view import View, view
 from mlora_operator.reconcile.admission.spec_checks import looked_into
 from mlora_operator.reconcile.assignment.assign import acceptances
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
 from mlora_operator.reconcile.assignment.replicas import Family, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.cache import Memo
-from mlora_operator.reconcile.plan import Sources, known_generation, next_plan
+from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.plan import Counted, Sources, known_generation, next_plan
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Decision, Event, Manifest
+from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.status.closed_ports import explained
 from mlora_operator.reconcile.status.conditions import news
 from mlora_operator.reconcile.status.incremental import Judged
-from mlora_operator.reconcile.status.isolation import Apart, pipeline_status_apart
 from mlora_operator.reconcile.status.lifetime import as_leaving, outlived
-from mlora_operator.reconcile.status.pipeline import (
-    invalid_status,
-    pipeline_status,
-    pods_to_delete,
-    size,
-    workers,
-)
+from mlora_operator.reconcile.status.pipeline import invalid_status, pipeline_status
 from mlora_operator.reconcile.status.pipeline_summary import scene
 from mlora_operator.reconcile.status.retries import told, tried_again
+from mlora_operator.reconcile.status.undecided import pipeline_status_apart
 from mlora_operator.reconcile.workers.demand import Crew, crew_of
 from mlora_operator.reconcile.workers.gang import Applicant, Turn, applicant, bystander, turns
 from mlora_operator.reconcile.workers.health import health
+from mlora_operator.reconcile.workers.scale import pods_to_delete, size, workers
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.settings import CatalogueModel, Settings
 from mlora_worker.protocol import TaskPhase
@@ -72,7 +69,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         if not task.finished and not task.deleting
     ]
     snapshot = looked_into(snapshot, open_tasks, memo.judging)
-    accepted = acceptances(open_tasks, snapshot, settings, memo, apart)
+    accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, apart)
     understood = [apart.as_judged(task) for task in open_tasks]
     shared = families(accepted, understood, snapshot)
     accepted = dealt(accepted, understood, shared, snapshot, apart)
@@ -83,13 +80,21 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         if not pipeline.deleting and pipeline.key not in apart.pipelines:
             own = tuple(members.get(pipeline.key, ()))
             look = partial(_look, pipeline, snapshot, settings, now)
-            crew = apart.of_pipeline(pipeline, partial(crew_of, own, look, memo, now, apart), None)
+            crew = apart.of_pipeline(pipeline, partial(crew_of, own, look, memo.places, now, apart), None)
             if crew is not None:
                 crews[pipeline.key] = crew
     may = turns(_applicants(crews, snapshot, apart), now)
-    judged = Judged(accepted, snapshot.told_lately, memo, settings.network_policy, now, apart)
+    judged = Judged(accepted, snapshot.told_lately, memo.statuses, settings.network_policy, now, apart)
     decided = [
-        _decide_one(pipeline, crews.get(pipeline.key), members.get(pipeline.key, ()), may, judged, snapshot)
+        _decide_one(
+            pipeline,
+            crews.get(pipeline.key),
+            members.get(pipeline.key, ()),
+            may,
+            judged,
+            snapshot,
+            memo.plans,
+        )
         for pipeline in snapshot.pipelines
         if not pipeline.deleting
     ]
@@ -169,13 +174,14 @@ def _decide_one(
     may: Mapping[Key, Turn],
     judged: Judged,
     snapshot: Snapshot,
+    plans: Answers[Counted],
 ) -> Decision:
     """Of one that stands apart, that it does."""
     apart, decided = judged.apart, None
     if crew is not None and pipeline.key not in apart.pipelines:
         turn = may.get(pipeline.key, Turn())
         decided = apart.of_pipeline(
-            pipeline, partial(_decide_pipeline, crew, turn, judged, snapshot, judged.now), None
+            pipeline, partial(_decide_pipeline, crew, turn, judged, snapshot, plans, judged.now), None
         )
     if decided is not None:
         return decided
@@ -186,7 +192,9 @@ def _decide_one(
     )
 
 
-def _decide_pipeline(crew: Crew, turn: Turn, judged: Judged, snapshot: Snapshot, now: datetime) -> Decision:
+def _decide_pipeline(
+    crew: Crew, turn: Turn, judged: Judged, snapshot: Snapshot, plans: Answers[Counted], now: datetime
+) -> Decision:
     seen, placed, wanting = crew.view, crew.placed, crew.wanting
     key = seen.pipeline.key
     if seen.pipeline.spec is None:
@@ -194,7 +202,7 @@ def _decide_pipeline(crew: Crew, turn: Turn, judged: Judged, snapshot: Snapshot,
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wish = size(seen, wanting, fares, turn, now)
     sources = Sources(snapshot.secrets, snapshot.config_maps, snapshot.texts_kept)
-    planned = next_plan(seen, wanting, placed, sources, judged.plans, judged.apart)
+    planned = next_plan(seen, wanting, placed, sources, plans, judged.apart)
     plan = planned.plan
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wish)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.assignment.eligibility import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.state.isolation import Apart
+from mlora_operator.reconcile.state.references import dataset_text, storage_access, template_text
 from mlora_operator.reconcile.state.snapshot import Key, SecretData, Task, Text
-from mlora_operator.reconcile.status.isolation import Apart
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
 

@@ -16,12 +16,7 @@ from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.follow import follow
 from mlora_operator.cli.task_table import row
 from mlora_operator.download import Access
-from mlora_operator.reconcile.assignment.eligibility import (
-    ACCESS_KEY,
-    CA_CERTIFICATE,
-    SECRET_KEY,
-    SESSION_TOKEN,
-)
+from mlora_operator.reconcile.state.references import ACCESS_KEY, CA_CERTIFICATE, SECRET_KEY, SESSION_TOKEN
 
 
 def adapter_of_task(

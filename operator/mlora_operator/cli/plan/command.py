@@ -28,7 +28,7 @@ from mlora_operator.local.manifests import Manifests, PipelineManifest, read_man
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
 from mlora_operator.memory.origin import named_origin, origin_of
-from mlora_operator.reconcile.assignment.eligibility import storage_access
+from mlora_operator.reconcile.state.references import storage_access
 from mlora_operator.reconcile.state.snapshot import Key, Task
 from mlora_worker.protocol import (
     HUB_ENDPOINT,

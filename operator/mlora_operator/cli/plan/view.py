@@ -7,7 +7,7 @@ from typing import Any
 
 from mlora_operator.api.units import show_bytes
 from mlora_operator.local.forecast import PipelineForecast, StageForecast, TaskForecast
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.snapshot import Task
 
 

@@ -10,9 +10,10 @@ from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_duration
 from mlora_operator.manifests.statefulset import lineage
-from mlora_operator.reconcile.assignment.eligibility import Acceptance, keys_of_pipeline, secret_problem
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
+from mlora_operator.reconcile.state.references import keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.state.serving import claims_in_vain
 from mlora_operator.reconcile.state.snapshot import (
     Contact,

@@ -9,13 +9,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mlora_operator.api import conditions
-from mlora_operator.reconcile.assignment.eligibility import Acceptance, accept
+from mlora_operator.reconcile.assignment.cache import AssignmentCache
+from mlora_operator.reconcile.assignment.eligibility import accept
 from mlora_operator.reconcile.assignment.fit import Suitability
 from mlora_operator.reconcile.assignment.output_claims import Claims
 from mlora_operator.reconcile.assignment.output_conflicts import misplaced, settle
 from mlora_operator.reconcile.assignment.queue_limits import within_queues
-from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
+from mlora_operator.reconcile.state.isolation import Apart, culprits
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Group,
@@ -26,12 +28,11 @@ from mlora_operator.reconcile.state.snapshot import (
     Task,
     Text,
 )
-from mlora_operator.reconcile.status.isolation import Apart, culprits
 from mlora_operator.settings import Settings
 
 
 def acceptances(
-    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: Memo, apart: Apart
+    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: AssignmentCache, apart: Apart
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
@@ -108,7 +109,7 @@ class _Judge:
         open_tasks: Sequence[Task],
         snapshot: Snapshot,
         settings: Settings,
-        memo: Memo,
+        memo: AssignmentCache,
         apart: Apart,
     ) -> None:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances

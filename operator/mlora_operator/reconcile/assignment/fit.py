@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlora_operator.memory.room import ModelRoom, room_of
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 

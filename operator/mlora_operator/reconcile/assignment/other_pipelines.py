@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mlora_operator.memory.room import ModelRoom, room_of
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 

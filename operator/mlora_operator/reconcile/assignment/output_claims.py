@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from mlora_operator.api import conditions
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.output_folders import Folder, is_whole_bucket, output_of
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Task, condition
 from mlora_operator.rights import Rights

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mlora_operator.api import conditions
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
 from mlora_operator.reconcile.assignment.output_claims import Claims, Proof, proof, was_told
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.output_folders import (
     Folder,
     folder,

@@ -1,15 +1,13 @@
-"""How much of a pipeline one namespace may take: ``spec.namespaceLimits``. Pure."""
+"""How many tasks of one namespace may wait for a pipeline: ``spec.namespaceLimits.waiting``. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
 from mlora_operator.api import conditions
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task, is_true
-from mlora_operator.scheduling.entrant import Entrant, State
-from mlora_operator.scheduling.first_come import first_come
 from mlora_operator.scheduling.order import in_order
 
 
@@ -50,26 +48,6 @@ def within_queues(
                 "(spec.namespaceLimits.waiting): this one is taken by itself once there are fewer",
             )
     return kept
-
-
-def held_up(entrants: Sequence[Entrant], most: int | None) -> frozenset[str]:
-    """The uids of those that may not get a place now, since ``most`` tasks of their namespace have one.
-
-    Who is inside stays, and counts until it is out. Of those that wait, the first in order may follow; that its namespace
-    is at its limit lets nobody of it take the place of another one of it.
-    """
-    if most is None:
-        return frozenset()
-    inside = Counter(one.task.namespace for one in entrants if one.state is not State.WAITING)
-    over: set[str] = set()
-    for one in first_come(entrants):
-        if one.state is not State.WAITING:
-            continue
-        if inside[one.task.namespace] >= most:
-            over.add(one.uid)
-        else:
-            inside[one.task.namespace] += 1
-    return frozenset(over)
 
 
 def _most_waiting(pipeline: Pipeline) -> int | None:

@@ -18,11 +18,11 @@ from mlora_operator.api.pipeline import Replicas
 from mlora_operator.manifests.names import replica_name
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
 from mlora_operator.reconcile.assignment.other_pipelines import Rooms
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Manifest
+from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
-from mlora_operator.reconcile.status.isolation import Apart
 from mlora_operator.scheduling.order import in_order
 from mlora_worker.protocol import TaskPhase
 

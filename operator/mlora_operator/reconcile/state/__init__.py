@@ -2,6 +2,9 @@
 
 ``snapshot``        all that is known at one moment
 ``decision``        all that shall be done
+``acceptance``      whether a task is served, and where
+``references``      Secrets and ConfigMaps that tasks and pipelines name
+``isolation``       an object about which no decision can be made, beside all others
 ``decode``          objects of the API server become tasks and pipelines
 ``pods``            the pods of a pipeline become one group of workers
 ``serving``         whose tasks a pipeline takes

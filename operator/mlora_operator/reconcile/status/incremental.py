@@ -8,16 +8,17 @@ from functools import partial
 
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
-from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Event, Fault
+from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Key, Task
 from mlora_operator.reconcile.status.admission_message import seat
 from mlora_operator.reconcile.status.conditions import news
-from mlora_operator.reconcile.status.isolation import Apart, task_status_apart, task_status_at
 from mlora_operator.reconcile.status.lifetime import overdue
 from mlora_operator.reconcile.status.pipeline_summary import Scene
 from mlora_operator.reconcile.status.task import task_status
+from mlora_operator.reconcile.status.undecided import task_status_apart, task_status_at
 from mlora_operator.scheduling.admission import Place
 from mlora_operator.settings import NetworkPolicySettings
 from mlora_worker.protocol import TaskPhase, TaskReport
@@ -30,15 +31,15 @@ class Judged:
         self,
         accepted: Mapping[Key, Acceptance],
         told_lately: frozenset[str],
-        memo: Memo,
+        known: Answers[tuple[TaskStatus, tuple[Event, ...]]],
         policy: NetworkPolicySettings,
         now: datetime,
         apart: Apart,
     ) -> None:
         self._accepted, self._told_lately = accepted, told_lately
-        self._known, self._stamp = memo.statuses, timestamp(now)
+        self._known, self._stamp = known, timestamp(now)
         self.now, self.apart = now, apart
-        self.plans, self.policy = memo.plans, policy
+        self.policy = policy
         self.news: dict[Key, tuple[Event, ...]] = {}
 
     def status(

@@ -1,90 +1,23 @@
-"""How many workers a pipeline shall have, which of them must go, and its status. Pure."""
+"""The status of a pipeline. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import NamespacesFrom, timestamp
 from mlora_operator.api.pipeline import PipelineStatus
-from mlora_operator.api.units import parse_duration
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.state.decision import Workers
-from mlora_operator.reconcile.state.decode import not_ahead, parse_time
-from mlora_operator.reconcile.state.snapshot import Pod, Task, condition
+from mlora_operator.reconcile.state.decode import not_ahead
+from mlora_operator.reconcile.state.snapshot import condition
 from mlora_operator.reconcile.status.conditions import Truth, Wish, conclude
 from mlora_operator.reconcile.status.pipeline_summary import GRACE, never_gone, starting_message
 from mlora_operator.reconcile.workers.gang import Turn, given_back_message
 from mlora_operator.reconcile.workers.health import Health
-from mlora_operator.scheduling.admission import Outcome, Place
-
-_HOPELESS = (Outcome.NEVER_FITS, Outcome.REFUSED)
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    replicas: int
-    idle_since: str | None
-
-
-def wanted_by(view: View, places: Mapping[str, Place]) -> tuple[Task, ...]:
-    """The tasks for which the workers run: not those that can never fit memory or model, nor the suspended once they
-    are out. One whose spec is not understood is here only because it trains.
-    """
-    return tuple(
-        task
-        for task in view.tasks
-        if (task.spec is None or not task.spec.suspend or task.uid in view.active)
-        and (task.uid not in places or places[task.uid].outcome not in _HOPELESS)
-    )
-
-
-def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: datetime) -> Size:
-    """All stages while a task wants them and they may have them, none after ``idleTimeout`` without one, or when another
-    group needs what they hold, none once they are given up.
-
-    Workers that are to be replaced keep their number until they are free.
-    """
-    spec, status = view.pipeline.spec, view.pipeline.status
-    assert spec is not None
-    present = view.group.replicas if view.group is not None else 0
-    if fares.given_up is not None or (view.blocked is not None and not view.active):
-        return Size(0, status.idle_since)
-    if turn.given_back:
-        return Size(0, None)
-    if wanting:
-        return Size(present if view.draining else spec.stages, None)
-    if present == 0:
-        return Size(0, status.idle_since)
-    since = not_ahead(status.idle_since, now) or timestamp(now)
-    over = turn.yields or now - parse_time(since) >= parse_duration(spec.idle_timeout)
-    return Size(0 if over else present, since)
-
-
-def workers(view: View, wish: Size) -> Workers | None:
-    """The group to apply, or None to leave everything as it is: nothing there and nothing wanted, or in use
-    with a former configuration."""
-    nothing = view.group is None or view.group.gone
-    if view.draining or (nothing and wish.replicas == 0):
-        return None
-    return Workers(view.pipeline, wish.replicas)
-
-
-def pods_to_delete(view: View, fares: Health) -> tuple[Pod, ...]:
-    """All workers of a group that stands still, so that it meets anew under another run id. Else the workers of a former
-    configuration, once the group itself has the new one: it never replaces them by itself (``updateStrategy: OnDelete``),
-    not even those that cannot start.
-    """
-    if fares.stalled is not None and fares.given_up is None and view.group is not None:
-        return tuple(pod for pod in view.group.pods if not pod.deleting)
-    if view.group is None or view.revision is None or view.group.revision != view.revision or view.draining:
-        return ()
-    return tuple(pod for pod in view.group.pods if pod.revision != view.revision and not pod.deleting)
+from mlora_operator.reconcile.workers.scale import Size
 
 
 def pipeline_status(

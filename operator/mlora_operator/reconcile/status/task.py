@@ -9,7 +9,7 @@ from typing import Any
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.snapshot import Task, condition, is_true
 from mlora_operator.reconcile.status.admission_message import Seat
 from mlora_operator.reconcile.status.conditions import Wish, conclude

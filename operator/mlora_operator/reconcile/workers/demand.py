@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from mlora_operator.reconcile.admission.admit import places
+from mlora_operator.reconcile.admission.admit import Known, places
 from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.cache import Memo
+from mlora_operator.reconcile.state.isolation import Apart, culprits
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.reconcile.status.isolation import Apart, culprits
-from mlora_operator.reconcile.status.pipeline import wanted_by
+from mlora_operator.reconcile.workers.scale import wanted_by
 from mlora_operator.scheduling.admission import Place
 
 Look = Callable[[tuple[Task, ...]], View]
@@ -26,17 +25,17 @@ class Crew:
     wanting: tuple[Task, ...]
 
 
-def crew_of(tasks: tuple[Task, ...], look: Look, memo: Memo, now: datetime, apart: Apart) -> Crew:
+def crew_of(tasks: tuple[Task, ...], look: Look, known: Known, now: datetime, apart: Apart) -> Crew:
     """``look``: at the pipeline with some tasks. Raises what is the pipeline's own; tasks that are the cause stand apart.
 
     1. What raises without any task is the pipeline's; so is what raises with each of several.
     2. Else the causes are the tasks with which it raises though they are alone.
     """
     try:
-        return _crew(look(tasks), memo, now)
+        return _crew(look(tasks), known, now)
     except Exception:
-        _crew(look(()), Memo(), now)
-        found = culprits(tasks, lambda task: _crew(look((task,)), Memo(), now))
+        _crew(look(()), Known(), now)
+        found = culprits(tasks, lambda task: _crew(look((task,)), Known(), now))
         if not found or len(found) == len(tasks) > 1:
             raise
     for task in tasks:
@@ -44,11 +43,11 @@ def crew_of(tasks: tuple[Task, ...], look: Look, memo: Memo, now: datetime, apar
             apart.task(task, found[task.key])
     contact = look(()).contact
     kept = tuple(apart.as_judged(task) for task in tasks if task.key not in found or contact.keeps(task))
-    return _crew(look(kept), memo, now)
+    return _crew(look(kept), known, now)
 
 
-def _crew(one: View, memo: Memo, now: datetime) -> Crew:
+def _crew(one: View, known: Known, now: datetime) -> Crew:
     if one.pipeline.spec is None:
         return Crew(one, {}, ())
-    placed = places(one, now, memo.places)
+    placed = places(one, now, known)
     return Crew(one, placed, wanted_by(one, placed))

@@ -10,7 +10,7 @@ import pytest
 from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import View, view
 from mlora_operator.reconcile.assignment.fit import Suitability
 from mlora_operator.reconcile.assignment.other_pipelines import Rooms

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.admission.admit import Known, memory_model, places
+from mlora_operator.reconcile.admission.admit import Known, places
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.admission.workload import progress_of, served_tokens, state_of
 from mlora_operator.reconcile.decide import decide

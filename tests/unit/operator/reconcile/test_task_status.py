@@ -10,8 +10,8 @@ import pytest
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.admission.workload import candidate
-from mlora_operator.reconcile.assignment.eligibility import Acceptance
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.snapshot import Contact, Key, PodProblem
 from mlora_operator.reconcile.status.admission_message import seat
 from mlora_operator.reconcile.status.pipeline_summary import scene

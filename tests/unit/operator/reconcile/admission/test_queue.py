@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.admission.admit import Known, fresh_places, memory_model, places
+from mlora_operator.reconcile.admission.admit import Known, fresh_places, places
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import View, view
 from mlora_operator.reconcile.admission.queue import Rosters, fresh_roster, roster
 from mlora_operator.reconcile.state.snapshot import Contact, Task

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from mlora_operator.manifests.pipeline import pipeline_manifest
-from mlora_operator.reconcile.assignment.eligibility import accept, storage_access
+from mlora_operator.reconcile.assignment.eligibility import accept
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.state.references import storage_access
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Replica
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel

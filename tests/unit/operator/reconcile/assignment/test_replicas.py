@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mlora_operator.api.pipeline import Replicas
 from mlora_operator.manifests.names import NAME_LIMIT, replica_name
-from mlora_operator.reconcile.admission.admit import memory_model
+from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.assignment.replicas import wanted
 from mlora_operator.reconcile.decide import decide

@@ -1,0 +1,28 @@
+"""Whether a task is served, and where. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlora_operator.api import conditions
+from mlora_operator.reconcile.state.snapshot import Pipeline
+from mlora_operator.settings import CatalogueModel
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first; ``held`` when the
+    workers that had the task may still train it, or when it is looked at later: nothing is done about it, and its status
+    stays as it is.
+    """
+
+    reason: str
+    message: str
+    pipeline: Pipeline | None = None
+    wanted: CatalogueModel | None = None
+    held: bool = False
+
+    @property
+    def unread(self) -> bool:
+        """Nobody knows whether the task could be accepted."""
+        return self.reason == conditions.REASON_UNREADABLE

@@ -1,0 +1,84 @@
+"""What a decision cannot be made about stands apart: one object, not all others. Pure.
+
+A report, a spec or a status may be such that something raises that nobody thought of. Bounds and rules keep what is known
+out; this is for what is not. Everybody else is decided about as if that object had said nothing:
+
+1. A task: it is as one whose spec is not understood. It trains on where it trains; nothing else begins with it.
+2. A pipeline: its workers, its plan and its tasks stay as they are.
+
+What raises is found where it raises, or, among the tasks of a pipeline, by looking at each alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from mlora_operator.reconcile.state.decision import Fault
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
+
+T = TypeVar("T")
+
+
+class Apart:
+    """Of one decision."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[Key, Fault] = {}
+        self.pipelines: dict[Key, Fault] = {}
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return (*self.pipelines.values(), *self.tasks.values())
+
+    def task(self, task: Task, error: Exception) -> None:
+        self.tasks.setdefault(task.key, Fault("LoRATask", task.key, task.uid, error))
+
+    def pipeline(self, pipeline: Pipeline, error: Exception) -> None:
+        self.pipelines.setdefault(pipeline.key, Fault("LoRAPipeline", pipeline.key, pipeline.uid, error))
+
+    def of_task(self, task: Task, work: Callable[[], T], otherwise: T) -> T:
+        """What ``work`` says, which is about this task alone."""
+        try:
+            return work()
+        except Exception as error:
+            self.task(task, error)
+            return otherwise
+
+    def of_pipeline(self, pipeline: Pipeline, work: Callable[[], T], otherwise: T) -> T:
+        """What ``work`` says, which is about this pipeline alone."""
+        try:
+            return work()
+        except Exception as error:
+            self.pipeline(pipeline, error)
+            return otherwise
+
+    def as_judged(self, task: Task) -> Task:
+        """A task that stands apart, as one whose spec is not understood."""
+        fault = self.tasks.get(task.key)
+        if fault is None or task.spec is None:
+            return task
+        return not_understood(task, fault)
+
+
+def not_understood(task: Task, fault: Fault) -> Task:
+    return replace(task, spec=None, problem=in_words(fault))
+
+
+def culprits(tasks: Iterable[Task], alone: Callable[[Task], object]) -> Mapping[Key, Exception]:
+    """Those about which ``alone`` raises."""
+    found: dict[Key, Exception] = {}
+    for task in tasks:
+        try:
+            alone(task)
+        except Exception as error:
+            found[task.key] = error
+    return found
+
+
+def in_words(fault: Fault) -> str:
+    return (
+        f"the operator cannot decide about this task ({fault.words}): it stays as it is, and it is tried again all the "
+        "time. The operator's log says more; if something in its spec is unusual, make it anew without that"
+    )

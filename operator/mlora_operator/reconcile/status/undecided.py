@@ -1,0 +1,64 @@
+"""The statuses of objects that stand apart (``state.isolation``): what they have, and a condition that says so. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from mlora_operator.api import conditions as c
+from mlora_operator.api.meta import Condition
+from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.task import TaskStatus
+from mlora_operator.reconcile.state.decision import Fault
+from mlora_operator.reconcile.state.isolation import in_words
+from mlora_operator.reconcile.state.snapshot import Pipeline, Task, condition
+from mlora_operator.reconcile.status.conditions import Wish, conclude
+
+
+def task_status_apart(task: Task, fault: Fault, now: datetime) -> TaskStatus:
+    """Its status with the word that it stands apart; all else that it says stays."""
+    return _told(task, in_words(fault), now)
+
+
+def task_status_at(task: Task, fault: Fault, now: datetime) -> TaskStatus:
+    """Of a task whose pipeline stands apart. One that has been told of its pipeline keeps what it has."""
+    if condition(task.status.conditions, c.ACCEPTED) is not None:
+        return task.status
+    return _told(
+        task,
+        f"{fault.about} serves it, but the operator cannot decide about that pipeline at present (its condition Ready says "
+        "why); nothing has to be done here: it is tried again all the time",
+        now,
+    )
+
+
+def pipeline_status_apart(pipeline: Pipeline, fault: Fault, now: datetime) -> PipelineStatus:
+    """Its status with the word that it stands apart; all else that it says stays."""
+    held = pipeline.status
+    words = (
+        f"the operator cannot decide about this pipeline ({fault.words}): its workers and tasks stay as they are, and it "
+        "is tried again all the time. The operator's log says more; if its workers report what cannot be, end them, and "
+        "others are started"
+    )
+    wish = Wish(c.READY, "Unknown", c.REASON_UNDECIDED, words)
+    conditions = _with(held.conditions, wish, pipeline.generation, now)
+    return held.model_copy(update={"conditions": conditions, "state": "Failed"})
+
+
+def _told(task: Task, words: str, now: datetime) -> TaskStatus:
+    held = task.status
+    accepted = condition(held.conditions, c.ACCEPTED)
+    wish = Wish(c.ACCEPTED, accepted.status if accepted is not None else "Unknown", c.REASON_UNDECIDED, words)
+    status = held.model_copy(
+        update={
+            "conditions": _with(held.conditions, wish, task.generation, now),
+            "state": held.state or "Pending",
+            "reason": held.reason or c.REASON_UNDECIDED,
+        }
+    )
+    return held if status == held else status
+
+
+def _with(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """``held`` with one condition as it is wished for, first; the others are not touched."""
+    others = (one for one in held if one.type != wish.type)
+    return (*conclude(held, (wish,), generation, now), *others)
