@@ -1,0 +1,196 @@
+"""What the operator and a pipeline's coordinator say to each other; the one door between the two houses.
+
+``PUT /v1/plan``    a ``Plan``: the operator's whole wish for this pipeline. Idempotent; an older generation is ignored.
+``GET /v1/report``  a ``Report``: the whole truth about this pipeline. ``?after=SEQUENCE&wait=SECONDS`` long-polls.
+                    ``X-MLoRA-Report: N``: the format that the asker understands (``as_understood_by``); without it, 1.
+``PUT /v1/texts/SHA256``  rows or a chat template of a ConfigMap that a plan names by digest and the report ``lacks``.
+``GET /v1/timeline``  what every stage did lately: a ``Timeline`` (stream/timeline.py). ``?microbatches=N``: the newest.
+``GET /healthz``    200 while the coordinator's threads live; needs no token.
+
+All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
+The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
+from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
+are not numbers.
+
+Both read addresses with one parser (``addresses.py``) and apply one rule about networks, too: ``is_refused``; and one about
+what may be shown: ``without_credentials``.
+
+Every number, text and list in here has bounds (``bounds.py``); a test walks all types.
+
+Its files:
+
+``message``        The base of all that crosses a process border, and the version of what is said
+``adapter_config`` The adapter that a user asks for, in PEFT's names (part of the LoRATask spec)
+``dataset``        The rows that a user names (part of the LoRATask spec)
+``training``       How a user's task is trained and evaluated (part of the LoRATask spec)
+``plan``           The plan: operator to coordinator
+``model``          The shape of a base model, and its stages
+``report``         The report: coordinator to operator
+``worker_config``  How a rank is started
+``questions``      What the operator's commands ask the worker's commands over its standard input
+``manifest``       The manifest of a finished adapter, which is written last
+``networks``       Addresses that only a worker can reach: the operator judges what is written, a worker what it is led to
+``redaction``      What may be shown in logs, statuses and events
+
+Who uses it imports from here, not from them. Pure: pydantic only.
+"""
+
+from __future__ import annotations
+
+from mlora_worker.bounds import Amount, Count, Real
+from mlora_worker.protocol.adapter_config import (
+    SERVED_RANKS,
+    AdapterDtype,
+    Alpha,
+    Entry,
+    InitFrom,
+    InitialWeights,
+    LoRAConfig,
+    Rank,
+)
+from mlora_worker.protocol.dataset import (
+    ColumnName,
+    ConfigMapReference,
+    Dataset,
+    DatasetFields,
+    DatasetFormat,
+    FileFormat,
+    TrainOn,
+)
+from mlora_worker.protocol.manifest import MANIFEST_NAME, AdapterManifest, ManifestFile
+from mlora_worker.protocol.message import (
+    CONFIG_KEY,
+    DNS_NAME,
+    PROTOCOL_VERSION,
+    REPORT_FORMAT,
+    REPORT_HEADER,
+    ConfigKey,
+    DatasetUri,
+    EndpointUrl,
+    FolderUri,
+    Message,
+    ModelUri,
+    ObjectName,
+)
+from mlora_worker.protocol.model import ModelFacts, ModelSource, ModuleShape, StageReport
+from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
+from mlora_worker.protocol.plan import Addressing, Checksums, Plan, StorageAccess, StoreKey, TaskPlan
+from mlora_worker.protocol.questions import (
+    MOST_SHOWN,
+    HistogramBar,
+    LookAnswer,
+    LookQuestion,
+    MergeAnswer,
+    MergeQuestion,
+    RowSummary,
+    ShownPart,
+    StageShape,
+    SurveyAnswer,
+    SurveyQuestion,
+    TaskAnswer,
+    TaskQuestion,
+)
+from mlora_worker.protocol.redaction import indented, one_line, without_credentials, without_keys
+from mlora_worker.protocol.report import (
+    MOST_SAMPLES,
+    AdapterInfo,
+    DataCounts,
+    EvaluationRecord,
+    Failure,
+    FailureReason,
+    MemoryExhausted,
+    MemorySample,
+    Report,
+    StepRecord,
+    TaskPhase,
+    TaskReport,
+    WireReport,
+)
+from mlora_worker.protocol.training import EarlyStopping, Evaluation, Overlong, Schedule, Training
+from mlora_worker.protocol.worker_config import HUB_ENDPOINT, WorkerConfig
+
+__all__ = [
+    "CONFIG_KEY",
+    "DNS_NAME",
+    "HUB_ENDPOINT",
+    "MANIFEST_NAME",
+    "METADATA_SERVICES",
+    "MOST_SAMPLES",
+    "MOST_SHOWN",
+    "PROTOCOL_VERSION",
+    "REPORT_FORMAT",
+    "REPORT_HEADER",
+    "SERVED_RANKS",
+    "AdapterDtype",
+    "AdapterInfo",
+    "AdapterManifest",
+    "Addressing",
+    "Alpha",
+    "Amount",
+    "Checksums",
+    "ColumnName",
+    "ConfigKey",
+    "ConfigMapReference",
+    "Count",
+    "DataCounts",
+    "Dataset",
+    "DatasetFields",
+    "DatasetFormat",
+    "DatasetUri",
+    "EarlyStopping",
+    "EndpointUrl",
+    "Entry",
+    "Evaluation",
+    "EvaluationRecord",
+    "Failure",
+    "FailureReason",
+    "FileFormat",
+    "FolderUri",
+    "HistogramBar",
+    "InitFrom",
+    "InitialWeights",
+    "LoRAConfig",
+    "LookAnswer",
+    "LookQuestion",
+    "ManifestFile",
+    "MemoryExhausted",
+    "MemorySample",
+    "MergeAnswer",
+    "MergeQuestion",
+    "Message",
+    "ModelFacts",
+    "ModelSource",
+    "ModelUri",
+    "ModuleShape",
+    "ObjectName",
+    "Overlong",
+    "Plan",
+    "Rank",
+    "Real",
+    "Report",
+    "RowSummary",
+    "Schedule",
+    "ShownPart",
+    "StageReport",
+    "StageShape",
+    "StepRecord",
+    "StorageAccess",
+    "StoreKey",
+    "SurveyAnswer",
+    "SurveyQuestion",
+    "TaskAnswer",
+    "TaskPhase",
+    "TaskPlan",
+    "TaskQuestion",
+    "TaskReport",
+    "TrainOn",
+    "Training",
+    "WireReport",
+    "WorkerConfig",
+    "embedded_ipv4",
+    "indented",
+    "is_refused",
+    "one_line",
+    "without_credentials",
+    "without_keys",
+]

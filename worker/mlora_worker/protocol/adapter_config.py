@@ -1,0 +1,102 @@
+"""The adapter that a user asks for, in PEFT's names (part of the LoRATask spec). Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import (
+    Field,
+)
+
+from mlora_worker.bounds import Amount as Amount
+from mlora_worker.bounds import Count as Count
+from mlora_worker.bounds import Real as Real
+from mlora_worker.protocol.message import FolderUri, Message
+
+Entry = Annotated[str, Field(min_length=1, max_length=256)]  # name or pattern of modules: stream/targets.py
+Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
+Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
+
+
+class InitialWeights(StrEnum):
+    """How A starts; B starts at zero, so that the adapter begins as the base model."""
+
+    DEFAULT = "default"
+    GAUSSIAN = "gaussian"
+
+
+class LoRAConfig(Message):
+    """The adapter's shape, in PEFT's words."""
+
+    rank: Rank = Field(default=16, description="Rank r of the low-rank product; more is a larger adapter.")
+    alpha: Alpha = Field(
+        default=32,
+        description="Scaling: the product is multiplied by alpha / rank, or by alpha / sqrt(rank) with useRslora.",
+    )
+    dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
+        default=0.0,
+        description="Probability that an element of the adapter's input is zeroed while training.",
+    )
+    target_modules: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)] = Field(
+        default=("q_proj", "v_proj"),
+        description="The linear modules that get an adapter: names such as q_proj or ends of paths such as "
+        "self_attn.q_proj; patterns, which must match a whole path such as model.layers.3.self_attn.q_proj; or the single "
+        "entry all-linear: every linear module of the decoder layers (never the head, never the embeddings).",
+    )
+    exclude_modules: Annotated[tuple[Entry, ...], Field(max_length=64)] = Field(
+        default=(), description="Names or patterns of modules that targetModules has and that get none."
+    )
+    layers_to_transform: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], Field(max_length=1024)
+    ] = Field(default=(), description="Numbers of the decoder layers that get an adapter, from 0; none: all.")
+    rank_pattern: Annotated[dict[Entry, Rank], Field(max_length=64)] = Field(
+        default={},
+        description="Other ranks: names, ends of paths or patterns of them, each with the rank of the modules whose path "
+        "ends so.",
+    )
+    alpha_pattern: Annotated[dict[Entry, Alpha], Field(max_length=64)] = Field(
+        default={}, description="Other alphas, in the same way."
+    )
+    use_rslora: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
+        description="Multiply by alpha / sqrt(rank), which keeps large ranks learning (rsLoRA).",
+    )
+    init_lora_weights: InitialWeights = Field(
+        default=InitialWeights.DEFAULT,
+        description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
+    )
+
+    @property
+    def served_rank(self) -> int:
+        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there."""
+        largest = max((self.rank, *self.rank_pattern.values()))
+        return next(rank for rank in SERVED_RANKS if rank >= largest)
+
+    def __hash__(self) -> int:
+        """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
+        by one."""
+        figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
+        modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
+        return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+# The values that vLLM takes for --max-lora-rank.
+SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+class InitFrom(Message):
+    """An adapter to go on from."""
+
+    uri: FolderUri = Field(
+        description="A PEFT folder with adapter_config.json and adapter_model.safetensors, in the store of the task: "
+        "s3://bucket/prefix. Rank, alpha and modules must be those of lora."
+    )
+
+
+class AdapterDtype(StrEnum):
+    """In which numbers the adapter's file is written; training is in float32 whatever it says."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"

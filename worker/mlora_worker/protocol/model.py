@@ -1,0 +1,111 @@
+"""The shape of a base model, and its stages. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import (
+    Field,
+    model_validator,
+)
+
+from mlora_worker.bounds import (
+    MOST_MODULES,
+    MOST_PARTS,
+    MOST_PATHS,
+    Layer,
+    Layers,
+    LongName,
+    Name,
+    Stage,
+    Width,
+    Word,
+)
+from mlora_worker.bounds import Amount as Amount
+from mlora_worker.bounds import Count as Count
+from mlora_worker.bounds import Real as Real
+from mlora_worker.protocol.message import Message, ModelUri
+
+
+class ModuleShape(Message):
+    """A linear module that may be targeted, with its place in the pipeline; the same in consecutive layers of a stage."""
+
+    stage: Stage = Field(description="The stage that holds it.")
+    name: Name = Field(description="Last part of the module's path, such as q_proj.")
+    in_features: Width = Field(description="Length of its input.")
+    out_features: Width = Field(description="Length of its output.")
+    count: Layers = Field(description="How many such modules the stage holds, one in each layer.")
+    path: LongName = Field(
+        default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj."
+    )
+    first_layer: Layer = Field(default=0, description="First of the layers that have it.")
+
+    @property
+    def inside(self) -> str:
+        """Its path in the layer."""
+        return self.path.partition(".*.")[2] or self.name
+
+    def path_in(self, layer: int) -> str:
+        return self.path.replace("*", str(layer), 1) if self.path else f"layers.{layer}.{self.name}"
+
+
+class ModelFacts(Message):
+    """What the memory model needs to know of the base model."""
+
+    hidden_size: Width = Field(description="Length of a token's hidden state.")
+    intermediate_size: Width = Field(description="Width of the feed-forward part.")
+    layers: Layers = Field(description="Decoder layers of all stages.")
+    attention_heads: Width = Field(description="Query heads of a layer.")
+    vocab_size: Width = Field(description="Entries of the vocabulary.")
+    max_positions: Width = Field(description="Longest row in tokens that the model knows positions for.")
+    dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
+        description="Bytes of one frozen weight."
+    )
+    modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] = Field(
+        description="The linear modules that may be targeted."
+    )
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> ModelFacts:
+        """Whoever counts modules goes through all layers of each, and keeps the path of each and all ends of that."""
+        if sum(module.count for module in self.modules) > MOST_MODULES:
+            raise ValueError(f"modules: more than {MOST_MODULES} in all layers together")
+        if sum(module.count * len(module.path) for module in self.modules) > MOST_PATHS:
+            raise ValueError(f"modules: their paths have more than {MOST_PATHS} characters together")
+        for module in self.modules:
+            if module.path.count(".") >= MOST_PARTS or module.name.count(".") >= MOST_PARTS:
+                raise ValueError(f"modules: a path has more than {MOST_PARTS} parts")
+            if module.path and module.first_layer + module.count > self.layers:
+                raise ValueError(
+                    f"modules: {module.path} would be in layer {module.first_layer + module.count - 1}, and there are "
+                    f"{self.layers} layers"
+                )
+        return self
+
+    def __hash__(self) -> int:
+        """Answers are remembered by it: of all modules, it would cost more than they do."""
+        return hash((self.hidden_size, self.layers, self.vocab_size, self.dtype_bytes, len(self.modules)))
+
+
+class StageReport(Message):
+    stage: Stage = Field(description="Number of the stage, from 0.")
+    first_layer: Layer = Field(description="First decoder layer, from 0.")
+    last_layer: Layer = Field(description="Last decoder layer, inclusive.")
+    device: Word = Field(description="What it computes on, such as cuda:0.")
+    resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
+    capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
+    input_groups: Annotated[
+        tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES, fail_fast=True)], ...],
+        Field(max_length=4096, fail_fast=True),
+    ] = Field(
+        default=(),
+        description="Linear modules of a layer that read the same input, in the order of their calls.",
+    )
+
+
+class ModelSource(Message):
+    name: Name  # the name users write as baseModel, and what adapter_config.json says
+    uri: ModelUri  # folder with config.json, tokenizer and *.safetensors: s3://, file://, http(s)://, hf://OWNER/NAME
+    revision: Word | None = None
+    commit: Word | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"

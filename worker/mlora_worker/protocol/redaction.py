@@ -1,0 +1,50 @@
+"""What may be shown in logs, statuses and events. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from mlora_worker.bounds import Amount as Amount
+from mlora_worker.bounds import Count as Count
+from mlora_worker.bounds import Real as Real
+from mlora_worker.protocol.plan import StorageAccess
+
+# What ends a line somewhere, moves a terminal's cursor, turns text around, or cannot be written at all.
+_NOT_OF_A_LINE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def one_line(text: str) -> str:
+    """``text`` with everything that is no part of a line spelt out, such as ``\\n``: a text from outside makes no second
+    line of a log, and says nothing to a terminal.
+    """
+    return _NOT_OF_A_LINE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+
+
+def indented(text: str) -> str:
+    """Several lines of a log that belong to the record above them, such as a traceback."""
+    return "\n".join(f"  {one_line(line)}" for line in text.split("\n"))
+
+
+_USER_OF_A_URL = re.compile(r"(?<=://)[^/\s'\"]+@")  # to the last @: a password may have one
+_QUERY_OF_A_URL = re.compile(r"(https?://[^\s?'\"]+)\?[^\s\"]*[^\s\"']")  # but the quote that ends it
+
+
+def without_credentials(text: str) -> str:
+    """``text`` with user, password and query of each web address in it as ``***``: a query may be a signature."""
+    if "://" not in text:
+        return text
+    return _QUERY_OF_A_URL.sub(r"\1?***", _USER_OF_A_URL.sub("***@", text))
+
+
+def without_keys(text: str, access: StorageAccess) -> str:
+    """The same, and without the keys of ``access``, which a store may send back in an error."""
+    for key in (access.secret_key, access.session_token, access.hub_token, access.access_key):
+        value = key.get_secret_value() if key is not None else ""
+        if len(value) >= _SHORTEST_KEY:
+            text = text.replace(value, "***")
+    return without_credentials(text)
+
+
+_SHORTEST_KEY = 4  # what is shorter is a word in a trial, and would blot out half of the text

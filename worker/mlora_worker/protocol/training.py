@@ -1,0 +1,115 @@
+"""How a user's task is trained and evaluated (part of the LoRATask spec). Pure."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import (
+    Field,
+)
+
+from mlora_worker.bounds import Amount as Amount
+from mlora_worker.bounds import Count as Count
+from mlora_worker.bounds import Real as Real
+from mlora_worker.protocol.message import DatasetUri, Message
+
+
+class Schedule(StrEnum):
+    """How the learning rate moves after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Overlong(StrEnum):
+    """What happens to a row of more than maxSeqLength tokens."""
+
+    TRUNCATE = "truncate"
+    TRUNCATE_LEFT = "truncateLeft"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+class Training(Message):
+    """How to train; the names are those of transformers' TrainingArguments where it has one."""
+
+    batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
+        default=8, description="Rows per mini-batch."
+    )
+    gradient_accumulation_steps: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
+        default=1,
+        description="Mini-batches per optimizer step; the loss is the mean over all their supervised tokens.",
+    )
+    epochs: Annotated[int, Field(strict=True, ge=1, le=10000)] = Field(
+        default=1, description="Passes over the rows."
+    )
+    max_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] | None = Field(
+        default=None, description="Stop after this many optimizer steps; overrides epochs."
+    )
+    learning_rate: Annotated[float, Field(strict=True, gt=0, le=10)] = Field(
+        default=2e-4, description="Peak learning rate of AdamW."
+    )
+    schedule: Schedule = Field(
+        default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up."
+    )
+    warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default=0, description="Steps in which the learning rate rises from zero."
+    )
+    weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
+        default=0.0, description="AdamW's decoupled weight decay."
+    )
+    max_grad_norm: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
+        default=1.0, description="Global gradient norm of this adapter to clip to; 0 switches clipping off."
+    )
+    max_seq_length: Annotated[int, Field(strict=True, ge=2, le=1_048_576)] = Field(
+        default=512, description="Longest row in tokens."
+    )
+    overlong: Overlong = Field(
+        default=Overlong.TRUNCATE,
+        description="truncate (keep the beginning), truncateLeft (keep the end), skip or fail on a longer row; counted in "
+        "status.data.",
+    )
+    seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(
+        default=42, description="Of the adapter's initial weights, the order of rows and dropout."
+    )
+    checkpoint_every_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
+        default=50,
+        description="Optimizer steps between two checkpoints, which bound what a failure costs; 0: only when the task "
+        "is preempted or its worker ends.",
+    )
+
+
+class EarlyStopping(Message):
+    """When to stop before the last step."""
+
+    patience: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
+        default=3, description="Evaluations in a row without an improvement, after which training stops."
+    )
+    min_delta: Annotated[float, Field(strict=True, ge=0, le=1000)] = Field(
+        default=0.0, description="By how much a loss must be lower to be an improvement."
+    )
+
+
+class Evaluation(Message):
+    """Rows to evaluate on while training: those of uri, else those that dataset.heldOut keeps from training."""
+
+    uri: DatasetUri | None = Field(
+        default=None,
+        description="Where the rows lie, in the format, with the fields and from the store of dataset; absent: what "
+        "dataset.heldOut keeps from training.",
+    )
+    limit: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = Field(
+        default=None, description="Use at most this many of the rows, the first ones."
+    )
+    every_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] = Field(
+        default=50, description="Optimizer steps between two evaluations; the last step is always evaluated."
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None, description="Stop when the loss improves no more; absent: never before the last step."
+    )
+    keep_best: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
+        description="True: publish the adapter after the step that evaluated best, not after the last one.",
+    )
