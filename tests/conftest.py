@@ -1,5 +1,13 @@
 """Fixtures for all tests; each file of ``tests/fixtures`` has one kind."""
 
+from __future__ import annotations
+
+from hypothesis import settings
+
+# How long an example takes is the machine's affair: a busy one must fail no test.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 pytest_plugins = [
     "tests.fixtures.bench_rows",
     "tests.fixtures.browser",
