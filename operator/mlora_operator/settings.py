@@ -58,7 +58,6 @@ from mlora_operator.api.meta import Model, Storage
 from mlora_operator.api.pipeline import (
     BaseModelSource,
     Checkpoints,
-    Duration,
     LoRAPipelineSpec,
     Memory,
     NamespaceLimits,
@@ -69,6 +68,7 @@ from mlora_operator.api.pipeline import (
     Worker,
 )
 from mlora_operator.api.problem import describe
+from mlora_operator.api.quantities import Duration
 from mlora_operator.api.rules import COORDINATOR_URL, PIPELINE_RULES, broken
 from mlora_operator.rights import OutputSettings, Rights, ServingSettings, rights_of
 from mlora_worker import addresses

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from mlora_operator.api import GROUP, VERSION, pipeline, task
+from mlora_operator.api import GROUP, VERSION, pipeline, pipeline_status, task
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES
 from mlora_operator.api.schema import structural, with_rules
 
@@ -81,7 +81,7 @@ def pipeline_crd() -> dict[str, Any]:
         "lp",
         "One frozen base model, split over stages, on which many LoRATasks train at once.",
         with_rules(structural(pipeline.LoRAPipelineSpec, defaults=True), PIPELINE_RULES),
-        _status(pipeline.PipelineStatus),
+        _status(pipeline_status.PipelineStatus),
         _PIPELINE_COLUMNS,
     )
 

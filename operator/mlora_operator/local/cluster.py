@@ -11,7 +11,7 @@ from typing import Any
 from mlora_operator.api import conditions
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.local.adapt import World
 from mlora_operator.local.fits import beside_models, recall, remember

@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from mlora_operator.api import pipeline as lorapipeline
-from mlora_operator.api.pipeline import LearnedMemory, LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import LearnedMemory, PipelineStatus
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects
 from mlora_operator.memory.fit import StageFit

@@ -18,7 +18,8 @@ from pydantic import ValidationError
 from mlora_operator.api import API_VERSION, GROUP, pipeline, task
 from mlora_operator.api.meta import Model
 from mlora_operator.api.patterns import wrong_patterns
-from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.schema import structural

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from mlora_operator.api.pipeline import LearnedLine, LearnedMemory
+from mlora_operator.api.pipeline_status import LearnedLine, LearnedMemory
 from mlora_operator.memory.fit import Coefficients, Line, StageFit, fit_stage
 from mlora_operator.memory.model import MemoryModel
 from mlora_worker.protocol import MemoryExhausted, MemorySample

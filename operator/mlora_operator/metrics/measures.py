@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.metrics import families as f
 from mlora_operator.metrics.priorities import labels_of, step_of

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from mlora_operator.api import conditions
-from mlora_operator.api.pipeline import BaseModelSource, LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import BaseModelSource, LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.coordinator.progress import heard
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod

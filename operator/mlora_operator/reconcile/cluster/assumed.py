@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from mlora_operator.api.meta import Status
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.state.snapshot import Pipeline, Task
 

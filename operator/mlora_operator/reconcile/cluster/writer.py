@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.cluster.assumed import Written
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone, no_text

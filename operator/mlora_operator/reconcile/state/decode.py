@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from mlora_operator.api.meta import NamespacesFrom, timestamp
 from mlora_operator.api.meta import parse_time as parse_time  # of objects and statuses
-from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.readable import readable
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken

@@ -13,7 +13,8 @@ from pydantic_core import to_json
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Condition
-from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
 from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskPlan, TaskReport

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import NamespacesFrom, timestamp
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.admission.capacity import memory_model

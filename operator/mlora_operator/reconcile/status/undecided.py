@@ -6,7 +6,7 @@ from datetime import datetime
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.state.decision import Fault
 from mlora_operator.reconcile.state.isolation import in_words

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from mlora_operator.api.meta import timestamp
-from mlora_operator.api.pipeline import StartSeen
+from mlora_operator.api.pipeline_status import StartSeen
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
-from mlora_operator.api.pipeline import WorkersSeen
+from mlora_operator.api.pipeline_status import WorkersSeen
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time

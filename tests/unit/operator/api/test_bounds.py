@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from mlora_operator.api import pipeline, task
+from mlora_operator.api import pipeline, pipeline_status, task
 from mlora_operator.api.bounded import DEEPEST, MOST_CHARACTERS, MOST_VALUES
 from mlora_operator.api.crd import pipeline_crd, task_crd
 from mlora_operator.api.meta import Condition
@@ -29,7 +29,7 @@ OPAQUE = (
 
 @pytest.mark.parametrize(
     "model",
-    [task.LoRATaskSpec, task.TaskStatus, pipeline.LoRAPipelineSpec, pipeline.PipelineStatus],
+    [task.LoRATaskSpec, task.TaskStatus, pipeline.LoRAPipelineSpec, pipeline_status.PipelineStatus],
     ids=lambda one: one.__name__,
 )
 def test_every_number_text_and_list_of_specs_and_statuses_has_bounds(model):
@@ -157,7 +157,9 @@ def test_what_of_a_status_is_out_of_its_bounds_is_absent_and_the_rest_holds(wron
 @pytest.mark.parametrize(
     "document", [None, [], "?", 7, {"conditions": "?"}, {"conditions": [[[]]]}, {"data": []}]
 )
-@pytest.mark.parametrize("model", [task.TaskStatus, pipeline.PipelineStatus], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "model", [task.TaskStatus, pipeline_status.PipelineStatus], ids=lambda one: one.__name__
+)
 def test_a_status_that_is_none_at_all_is_an_empty_one(model, document):
     assert readable(model, document) == model()
 
@@ -187,12 +189,14 @@ _JSON = st.recursive(
     ),
     max_leaves=12,
 )
-_NAMES = sorted({name for model in (task.TaskStatus, pipeline.PipelineStatus) for name in _aliases(model)})
+_NAMES = sorted(
+    {name for model in (task.TaskStatus, pipeline_status.PipelineStatus) for name in _aliases(model)}
+)
 
 
 @given(document=st.dictionaries(st.sampled_from([*_NAMES, "other"]), _JSON, max_size=6))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_status_makes_its_reader_fail(document):
-    for model in (task.TaskStatus, pipeline.PipelineStatus):
+    for model in (task.TaskStatus, pipeline_status.PipelineStatus):
         read = readable(model, {**document, "conditions": [DONE]})
         assert [one.type for one in read.conditions] == ["Succeeded"]

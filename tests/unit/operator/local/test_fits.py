@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mlora_operator.api import API_VERSION
 from mlora_operator.api import pipeline as lorapipeline
-from mlora_operator.api.pipeline import LoRAPipelineSpec, PipelineStatus
+from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.local.fits import Fits, Known, beside_models, local_origin, recall, remember
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.objects import Objects

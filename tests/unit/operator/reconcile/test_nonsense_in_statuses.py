@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.schema import structural
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.memory.origin import origin_of

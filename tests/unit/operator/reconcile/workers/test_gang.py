@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlora_operator.api.pipeline import StartSeen
+from mlora_operator.api.pipeline_status import StartSeen
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.snapshot import Key, PodProblem

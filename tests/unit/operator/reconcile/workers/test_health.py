@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.api.pipeline import PipelineStatus
+from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Ending, Key

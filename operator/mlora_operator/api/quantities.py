@@ -1,0 +1,64 @@
+"""Quantities, durations, networks and labels, as manifests have them. Pure."""
+
+from __future__ import annotations
+
+from ipaddress import ip_network
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from mlora_operator.api.pod_parts import pod_part
+from mlora_operator.api.rules import NETWORK
+
+if TYPE_CHECKING:
+    Resources = dict[str, Any]
+    Toleration = dict[str, Any]
+    Affinity = dict[str, Any]
+    EnvVar = dict[str, Any]
+    Volume = dict[str, Any]
+    VolumeMount = dict[str, Any]
+    LocalObjectReference = dict[str, Any]
+else:
+    Resources = pod_part("resources")
+    Toleration = pod_part("toleration")
+    Affinity = pod_part("affinity")
+    EnvVar = pod_part("envVar")
+    Volume = pod_part("volume")
+    VolumeMount = pod_part("volumeMount")
+    LocalObjectReference = pod_part("localObjectReference")
+
+
+def _network(text: str) -> str:
+    """The network that an address with a prefix lies in, as people write it: 10.0.0.1/8 is 10.0.0.0/8."""
+    try:
+        return str(ip_network(text, strict=False))
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no network such as 10.0.0.0/8: {error}") from error
+
+
+def _as_text(value: object) -> object:
+    """A quantity without a unit may be written as a number, as everywhere in Kubernetes."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_INT_OR_STRING = Field(json_schema_extra={"x-kubernetes-int-or-string": True})
+Quantity = Annotated[
+    str,
+    Field(max_length=32, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
+    BeforeValidator(_as_text),
+    _INT_OR_STRING,
+]
+# Less than a byte is none; the m of 500m is a thousandth, and stands where M was meant.
+Size = Annotated[
+    str,
+    Field(max_length=32, pattern=r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$"),
+    BeforeValidator(_as_text),
+    _INT_OR_STRING,
+]
+Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
+Weight = Annotated[float, Field(ge=0.001, le=1000)]
+Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
+LabelValue = Annotated[str, Field(max_length=63)]
+LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name
+AnnotationValue = Annotated[str, Field(max_length=4096)]
+NamespaceName = Annotated[str, Field(max_length=253)]
