@@ -143,7 +143,7 @@ class _Judge:
                 (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None
             )
             stays = bound is not None and self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
-            return Acceptance(conditions.REASON_UNDECIDED, "", bound if stays else None, held=not stays)
+            return Acceptance(conditions.REASON_RECONCILE_ERROR, "", bound if stays else None, held=not stays)
 
     def _acceptance(self, task: Task) -> Acceptance:
         heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)

@@ -54,7 +54,11 @@ def proof(task: Task, found: Acceptance | None, contacts: Mapping[Key, Contact],
 def was_told(task: Task) -> bool:
     """It was proven once, and learnt that another namespace's task has the place. No worker has it since."""
     held = condition(task.status.conditions, conditions.ACCEPTED)
-    return held is not None and held.status == "False" and held.reason == conditions.REASON_OUTPUT_TAKEN
+    return (
+        held is not None
+        and held.status == "False"
+        and held.reason == conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE
+    )
 
 
 class Claims:

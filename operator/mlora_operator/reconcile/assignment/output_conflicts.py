@@ -79,7 +79,9 @@ def settle(
         refusal = None if task.uid in holders else _refusal(task, reserved, claims)
         if refusal is None and (shown is not Proof.NONE or was_told(task)) and claims.stranger(task):
             told = f"a task of another namespace writes there, or above or below it: {_OTHER}"
-            refusal = Acceptance(conditions.REASON_OUTPUT_TAKEN, f"spec.output.uri: {told}")
+            refusal = Acceptance(
+                conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE, f"spec.output.uri: {told}"
+            )
         if refusal is not None:
             settled[task.key] = refusal
         elif not _is_idle(task):

@@ -43,7 +43,7 @@ def within_queues(
         over = list(in_order(task.candidate for task in new.values()))[max(0, most - len(held)) :]
         for one in over:
             kept[new[one.uid].key] = Acceptance(
-                conditions.REASON_NAMESPACE_LIMIT,
+                conditions.REASON_NAMESPACE_LIMIT_REACHED,
                 f"{most} tasks of namespace {namespace} wait for {pipeline.key} already, and it takes no more "
                 "(spec.namespaceLimits.waiting): this one is taken by itself once there are fewer",
             )

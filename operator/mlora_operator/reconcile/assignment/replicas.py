@@ -223,7 +223,7 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
 
 def _waits_for_room(task: Task) -> bool:
     held = task.admitted
-    reasons = (conditions.REASON_WAITING_FOR_MEMORY, conditions.REASON_NAMESPACE_LIMIT)
+    reasons = (conditions.REASON_WAITING_FOR_MEMORY, conditions.REASON_NAMESPACE_LIMIT_REACHED)
     return held is not None and held.status == "False" and held.reason in reasons
 
 

@@ -28,7 +28,7 @@ PROGRESS = frozenset(
 )
 
 # Reasons of a task that waits in a queue: their words change with everybody who comes and goes before it.
-QUEUED = frozenset({c.REASON_WAITING_FOR_MEMORY, c.REASON_NAMESPACE_LIMIT})
+QUEUED = frozenset({c.REASON_WAITING_FOR_MEMORY, c.REASON_NAMESPACE_LIMIT_REACHED})
 NOTHING = timedelta(0)
 
 

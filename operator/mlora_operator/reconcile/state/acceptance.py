@@ -25,4 +25,4 @@ class Acceptance:
     @property
     def unread(self) -> bool:
         """Nobody knows whether the task could be accepted."""
-        return self.reason == conditions.REASON_UNREADABLE
+        return self.reason == conditions.REASON_READ_ERROR

@@ -60,7 +60,7 @@ def _readable(raw: Raw) -> Pod:
         return read_pod(raw)
     except Exception as error:
         problem = PodProblem(
-            "Unreadable", f"its status cannot be read ({type(error).__name__}: {error})"[:400]
+            "ReadError", f"its status cannot be read ({type(error).__name__}: {error})"[:400]
         )
         meta = raw["metadata"]
         revision = (meta.get("annotations") or {}).get(REVISION, "")

@@ -24,7 +24,7 @@ CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 def _unread(field: str, what: str, cause: str | None = None) -> Acceptance:
     why = f" ({cause})" if cause else ""
     message = f"{field}: the operator cannot read {what} at present{why}; it tries again by itself"
-    return Acceptance(conditions.REASON_UNREADABLE, message)
+    return Acceptance(conditions.REASON_READ_ERROR, message)
 
 
 def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Acceptance:

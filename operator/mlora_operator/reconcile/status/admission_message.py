@@ -24,7 +24,7 @@ class Seat(NamedTuple):
 _ADMITTED, _SUSPENDED = Seat(Outcome.ADMITTED), Seat(Outcome.SUSPENDED)
 _UNTOLD = Seat(
     Outcome.UNTOLD,
-    c.REASON_PLAN_FULL,
+    c.REASON_PLAN_LIMIT_REACHED,
     "the tasks before it fill what the workers are told at once (16 MiB of specs): it follows by itself once some of those "
     "have finished. Large tasks are those with long rows in dataset.inline, or a long dataset.chatTemplate: a file or a "
     "ConfigMap takes no room there",
@@ -42,7 +42,9 @@ def seat(task: Task, place: Place | None, *, words_stay: bool) -> Seat | None:
         case Outcome.SUSPENDED:
             return _SUSPENDED
         case Outcome.WAITING:
-            reason = c.REASON_NAMESPACE_LIMIT if place.limit is not None else c.REASON_WAITING_FOR_MEMORY
+            reason = (
+                c.REASON_NAMESPACE_LIMIT_REACHED if place.limit is not None else c.REASON_WAITING_FOR_MEMORY
+            )
             held = task.admitted
             if words_stay and held is not None and (held.status, held.reason) == ("False", reason):
                 return Seat(place.outcome, reason, held.message)

@@ -57,7 +57,7 @@ def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wis
         return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
     if held.status == "True" and reported is not None:
         message = "the store is not in the way any more"
-        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_GOES_ON, message),)
+        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_RESUMED, message),)
     return (Wish(held.type, held.status, held.reason, held.message),)
 
 

@@ -122,25 +122,32 @@ def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     if held is None:
         return ()
     if held.status == "True" and (view.report is not None or fares.given_up is not None):
-        return (Wish(c.STALLED, "False", c.REASON_STARTED_ANEW, "the workers were started anew"),)
+        return (Wish(c.STALLED, "False", c.REASON_RESTARTED, "the workers were started anew"),)
     return (Wish(held.type, held.status, held.reason, held.message),)
 
 
 def _serves_others(view: View) -> tuple[Wish, ...]:
     """Spoken of once it has meant to without the right, and as long as it means to."""
     if view.claims_in_vain is not None:
-        return (Wish(c.SERVES_OTHERS, "False", c.REASON_OWN_NAMESPACE_ONLY, view.claims_in_vain),)
+        return (Wish(c.SERVES_OTHERS, "False", c.REASON_CROSS_NAMESPACE_NOT_ALLOWED, view.claims_in_vain),)
     assert view.pipeline.spec is not None
     means_to = view.pipeline.spec.allowed_namespaces.from_ is not NamespacesFrom.SAME
     if not means_to or condition(view.pipeline.status.conditions, c.SERVES_OTHERS) is None:
         return ()
-    return (Wish(c.SERVES_OTHERS, "True", c.REASON_RIGHT_GIVEN, "it may serve tasks of other namespaces"),)
+    return (
+        Wish(
+            c.SERVES_OTHERS,
+            "True",
+            c.REASON_CROSS_NAMESPACE_ALLOWED,
+            "it may serve tasks of other namespaces",
+        ),
+    )
 
 
 def _available(view: View, wish: Size, now: datetime) -> Wish:
     stuck = never_gone(view, now)
     if stuck is not None:
-        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_ENDING, stuck)
+        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_STUCK_TERMINATING, stuck)
     if view.pod_problem is not None:
         return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message)
     ready = view.group.ready if view.group is not None else 0

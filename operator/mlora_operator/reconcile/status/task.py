@@ -23,8 +23,8 @@ from mlora_worker.protocol import Failure, FailureReason, TaskPhase, TaskReport
 # States of tasks that are not accepted yet, and will be without anybody's doing.
 _BY_ITSELF = {
     c.REASON_CREATING_PIPELINE: "Pending",
-    c.REASON_UNREADABLE: "Pending",
-    c.REASON_NAMESPACE_LIMIT: "Queued",
+    c.REASON_READ_ERROR: "Pending",
+    c.REASON_NAMESPACE_LIMIT_REACHED: "Queued",
 }
 
 

@@ -39,7 +39,7 @@ def pipeline_status_apart(pipeline: Pipeline, fault: Fault, now: datetime) -> Pi
         "is tried again all the time. The operator's log says more; if its workers report what cannot be, end them, and "
         "others are started"
     )
-    wish = Wish(c.READY, "Unknown", c.REASON_UNDECIDED, words)
+    wish = Wish(c.READY, "Unknown", c.REASON_RECONCILE_ERROR, words)
     conditions = _with(held.conditions, wish, pipeline.generation, now)
     return held.model_copy(update={"conditions": conditions, "state": "Failed"})
 
@@ -47,12 +47,14 @@ def pipeline_status_apart(pipeline: Pipeline, fault: Fault, now: datetime) -> Pi
 def _told(task: Task, words: str, now: datetime) -> TaskStatus:
     held = task.status
     accepted = condition(held.conditions, c.ACCEPTED)
-    wish = Wish(c.ACCEPTED, accepted.status if accepted is not None else "Unknown", c.REASON_UNDECIDED, words)
+    wish = Wish(
+        c.ACCEPTED, accepted.status if accepted is not None else "Unknown", c.REASON_RECONCILE_ERROR, words
+    )
     status = held.model_copy(
         update={
             "conditions": _with(held.conditions, wish, task.generation, now),
             "state": held.state or "Pending",
-            "reason": held.reason or c.REASON_UNDECIDED,
+            "reason": held.reason or c.REASON_RECONCILE_ERROR,
         }
     )
     return held if status == held else status

@@ -116,7 +116,7 @@ def stall(view: View, now: datetime) -> Verdict | None:
     if now - since < max(patience, SILENCE):
         return None
     return Verdict(
-        c.REASON_SILENT,
+        c.REASON_NOT_RESPONDING,
         f"the workers are ready, but their coordinator did not answer for {spec.stall_timeout} "
         f"(spec.stallTimeout): {contact.error}",
     )

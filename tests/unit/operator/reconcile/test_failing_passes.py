@@ -143,7 +143,7 @@ async def test_what_stands_apart_is_said_in_the_log_and_in_the_condition(
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
             assert await loop.step()
-    assert reasons(cluster.api)["odd"] == {"Ready": "Undecided"}
+    assert reasons(cluster.api)["odd"] == {"Ready": "ReconcileError"}
     assert reasons(cluster.api)["fine"]["Ready"] == "Idle"
     told = [record for record in caplog.records if "stands apart" in record.message]
     assert len(told) == 1

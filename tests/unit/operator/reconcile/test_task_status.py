@@ -281,9 +281,9 @@ def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
 def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_runs_again(make: Any) -> None:
     past = lived(make, *TRAINED, run="run-1")
     leaving = displaced(make, "Training", past, Outcome.PREEMPTED, by="urgent")
-    assert said(leaving)["Preempted"] == "True/PreemptedByPriority"
+    assert said(leaving)["Preempted"] == "True/Preempted"
     assert said(leaving)["Running"] == "True/Training"  # to the end of its step
-    assert said(leaving)["Admitted"] == "False/PreemptedByPriority"
+    assert said(leaving)["Admitted"] == "False/Preempted"
     assert "urgent" in message(leaving, "Preempted")
     assert leaving.preemptions == 1
     later = displaced(
@@ -292,7 +292,7 @@ def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_r
     assert later == leaving
 
     out = displaced(make, "Preempted", kept(leaving), checkpoint_step=7)
-    assert (out.state, out.reason, out.preemptions) == ("Preempted", "PreemptedByPriority", 1)
+    assert (out.state, out.reason, out.preemptions) == ("Preempted", "Preempted", 1)
     assert said(out)["Running"] == "False/WaitingForMemory"
     assert message(out, "Preempted") == message(leaving, "Preempted")
     assert (out.step, out.checkpoint_step, out.run) == (7, 7, None)
@@ -306,7 +306,7 @@ def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_r
 
 def test_a_preemption_whose_decision_was_lost_with_an_operator_is_told_all_the_same(make: Any) -> None:
     status = displaced(make, "Preempted", lived(make, *TRAINED, run="run-1"))
-    assert said(status)["Preempted"] == "True/PreemptedByPriority"
+    assert said(status)["Preempted"] == "True/Preempted"
     assert (status.state, status.preemptions) == ("Preempted", 1)
 
 
@@ -328,15 +328,15 @@ def test_a_task_that_saves_is_not_suspended_any_more(make: Any) -> None:
 
 
 def test_a_group_that_ends_while_a_task_is_out_does_not_restart_that_task(make: Any) -> None:
-    past = lived(make, *TRAINED[:1], ("Preempted", "True", "PreemptedByPriority"), preemptions=1)
+    past = lived(make, *TRAINED[:1], ("Preempted", "True", "Preempted"), preemptions=1)
     contact = Contact(report=make.report(make.reported("Prepared"), run="run-2"))
     status = status_of(make, task=past, group=make.group(), contact=contact)
     assert (status.restarts, status.preemptions) == (None, 1)
-    assert said(status)["Preempted"] == "True/PreemptedByPriority"
+    assert said(status)["Preempted"] == "True/Preempted"
 
 
 def test_a_displaced_task_that_ends_is_not_displaced_any_more(make: Any) -> None:
-    past = lived(make, *TRAINED, ("Preempted", "True", "PreemptedByPriority"), run="run-1")
+    past = lived(make, *TRAINED, ("Preempted", "True", "Preempted"), run="run-1")
     contact = Contact(report=make.report(make.reported("Succeeded", step=50)))
     status = status_of(make, task=past, group=make.group(), contact=contact)
     assert said(status)["Preempted"] == "False/Finished"
@@ -365,7 +365,7 @@ def test_a_refused_upload_is_shown_with_the_stores_words_until_it_goes_on(make: 
     for phase, state in (("Saving", "Saving"), ("Succeeded", "Succeeded")):
         contact = Contact(report=make.report(make.reported(phase, step=50)))
         after = status_of(make, task=kept(status), group=make.group(), contact=contact)
-        assert (after.state, said(after)["UploadBlocked"]) == (state, "False/UploadGoesOn")
+        assert (after.state, said(after)["UploadBlocked"]) == (state, "False/UploadResumed")
 
 
 def test_a_task_that_trains_on_while_its_checkpoint_is_refused_is_training(make: Any) -> None:

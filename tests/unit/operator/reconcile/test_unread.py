@@ -33,13 +33,13 @@ def accepted(make: Any, **spec: Any) -> dict[str, Any]:
 )
 def test_an_accepted_task_stays_so_and_a_new_one_waits(make: Any, task: Any, pipeline: Any) -> None:
     catalogue = (CatalogueModel(name=make.model, uri="s3://models/toy"),)
-    for fields, reason in ((accepted(make, **task), "Accepted"), (task, "Unreadable")):
+    for fields, reason in ((accepted(make, **task), "Accepted"), (task, "ReadError")):
         one = make.task(**fields)
         snapshot = make.snapshot(one, pipelines=(make.pipeline(**pipeline),))
         assert accept(one, snapshot, catalogue, RIGHTS).reason == reason
     settings = make.settings(serving={"namespaces": ["team-a"]})
     status = decide(snapshot, settings, make.now).task_statuses[one.key]
-    assert (status.state, status.reason) == ("Pending", "Unreadable")
+    assert (status.state, status.reason) == ("Pending", "ReadError")
 
 
 def test_a_new_task_goes_where_no_labels_have_to_be_read(make: Any) -> None:
@@ -88,7 +88,7 @@ def test_workers_stay_while_the_keys_of_their_store_cannot_be_read(
     group = decision.workers.get(TOY)
     assert (group.replicas if group is not None else None) == wanted, story
     ready = next(one for one in decision.pipeline_statuses[TOY].conditions if one.type == "Ready")
-    assert (ready.reason == "Unreadable") is (story == "there are none yet")
+    assert (ready.reason == "ReadError") is (story == "there are none yet")
 
 
 def test_a_preempted_task_keeps_its_steps_while_its_secret_is_missing(make: Any) -> None:
@@ -113,7 +113,7 @@ def test_a_task_that_waits_for_something_unreadable_says_the_cause(make: Any) ->
         unread={("Secret", KEYS): "403: secrets is forbidden"},
     )
     found = accept(task, snapshot, (), RIGHTS)
-    assert found.reason == "Unreadable"
+    assert found.reason == "ReadError"
     assert found.message.startswith(
         "spec.storage.secretRef: the operator cannot read Secret keys in namespace team-a"
     )

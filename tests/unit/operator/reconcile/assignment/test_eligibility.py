@@ -213,13 +213,13 @@ def served(make: Any, allowed: str, *, given: bool = False, before: Any = ()) ->
 @pytest.mark.parametrize("allowed", ["All", "Selector"])
 def test_a_claim_in_vain_is_told_with_what_the_platform_team_must_set(make: Any, allowed: str) -> None:
     said, events = served(make, allowed)
-    assert (said.status, said.reason) == ("False", "OwnNamespaceOnly")
+    assert (said.status, said.reason) == ("False", "CrossNamespaceNotAllowed")
     for words in (f"from: {allowed}", f"adding {MALLORY} to serving.namespaces", "set from: Same"):
         assert words in said.message
-    assert "OwnNamespaceOnly" in [event.reason for event in events]
+    assert "CrossNamespaceNotAllowed" in [event.reason for event in events]
     again, events = served(make, allowed, before=[said.model_dump(by_alias=True)])
     assert again == said
-    assert "OwnNamespaceOnly" not in [event.reason for event in events]
+    assert "CrossNamespaceNotAllowed" not in [event.reason for event in events]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_claim_in_vain_is_told_with_what_the_platform_team_must_set(make: Any,
     [
         ("nothing is claimed", "Same", False, None, None),
         ("it has the right, as ever", "All", True, None, None),
-        ("it was given the right", "All", True, "False", ("True", "RightGiven")),
+        ("it was given the right", "All", True, "False", ("True", "CrossNamespaceAllowed")),
         ("it claims nothing any more", "Same", False, "False", None),
     ],
 )

@@ -78,7 +78,7 @@ def test_who_only_names_a_place_keeps_nobody_of_another_namespace_away(make: Any
 @pytest.mark.parametrize(
     ("story", "phase", "data", "expected"),
     [
-        ("its worker has just written there", "Prepared", False, "OutputTaken"),
+        ("its worker has just written there", "Prepared", False, "OutputInUseByOtherNamespace"),
         ("it is being prepared", "Preparing", False, "Accepted"),
         ("its worker could not write there", "Failed", False, "Failed"),
         ("nobody has heard of it yet", None, False, "Accepted"),
@@ -95,7 +95,7 @@ def test_a_task_learns_that_the_place_is_taken_once_it_has_shown_that_it_may_wri
     status = made.task_statuses[asker.key]
     found = "Failed" if status.state == "Failed" else status.conditions[0].reason
     assert found == expected, story
-    if expected == "OutputTaken":
+    if expected == "OutputInUseByOtherNamespace":
         assert asker.uid not in [one.uid for one in made.plans[SHARED].tasks]
 
 
@@ -107,7 +107,7 @@ def test_the_message_names_neither_task_nor_path_of_the_other(make: Any, place: 
     asker = task(make, "asker", "team-m", place)
     made = decided(make, owner, asker, reports=prepared(make, owner, asker))
     status = made.task_statuses[asker.key]
-    assert status.reason == "OutputTaken"
+    assert status.reason == "OutputInUseByOtherNamespace"
     told = status.model_dump_json() + "".join(
         event.message for event in made.events if event.about == asker.key
     )
@@ -135,7 +135,7 @@ def test_of_two_that_prove_it_at_once_the_older_has_the_place(make: Any) -> None
     old, young = task(make, "old", "team-b", age=9), task(make, "young", "team-m", age=1)
     for both in ((old, young), (young, old)):
         found = reasons(make, *both, reports=prepared(make, *both))
-        assert found == {"old": "Accepted", "young": "OutputTaken"}
+        assert found == {"old": "Accepted", "young": "OutputInUseByOtherNamespace"}
 
 
 @pytest.mark.parametrize(("told", "phase"), [(("young",), "Prepared"), ((), "Training"), ((), "Preempted")])
@@ -145,7 +145,7 @@ def test_who_may_have_begun_is_not_thrown_out_by_an_older_one_that_comes_later(
     old, young = task(make, "old", "team-b", age=9), task(make, "young", "team-m", age=1)
     reports = [*prepared(make, old), *prepared(make, young, phase=phase)]
     found = reasons(make, old, young, reports=reports, told=told)
-    assert found == {"old": "OutputTaken", "young": "Accepted"}
+    assert found == {"old": "OutputInUseByOtherNamespace", "young": "Accepted"}
 
 
 def test_what_a_tenants_own_pipeline_says_proves_nothing_to_others(make: Any) -> None:
@@ -175,7 +175,9 @@ def test_a_finished_adapter_keeps_its_place_against_all(make: Any) -> None:
     ended = [make.condition("Accepted", "True"), make.condition("Succeeded", "True", "AdapterUploaded")]
     done = task(make, "done", "team-b", data=True, status={"conditions": ended})
     asker = task(make, "asker", "team-m")
-    assert reasons(make, done, asker, reports=prepared(make, asker)) == {"asker": "OutputTaken"}
+    assert reasons(make, done, asker, reports=prepared(make, asker)) == {
+        "asker": "OutputInUseByOtherNamespace"
+    }
 
 
 def test_one_that_was_told_stays_out_without_being_prepared_again_and_follows_once_the_place_is_free(
@@ -187,7 +189,7 @@ def test_one_that_was_told_stays_out_without_being_prepared_again_and_follows_on
     for _ in range(3):
         made = decided(make, owner, out, reports=prepared(make, owner))
         out = replace(out, status=made.task_statuses[out.key])
-        assert out.status.reason == "OutputTaken"
+        assert out.status.reason == "OutputInUseByOtherNamespace"
         assert [one.name for one in planned(make, owner, out)] == ["owner"]
     made = decided(make, replace(owner, deleting=True), out)
     assert made.task_statuses[out.key].conditions[0].reason == "Accepted"

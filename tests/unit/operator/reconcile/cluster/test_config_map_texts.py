@@ -185,7 +185,7 @@ def test_workers_of_a_former_version_are_told_of_as_many_tasks_as_their_plans_ha
     assert room == 2
     assert [task.name for task in first.plans[TOY].tasks] == ["t00", "t01"]
     waiting = [first.task_statuses[task.key] for task in tasks[room:]]
-    assert {(status.state, status.reason) for status in waiting} == {("Queued", "PlanFull")}
+    assert {(status.state, status.reason) for status in waiting} == {("Queued", "PlanLimitReached")}
     assert "the tasks before it fill what the workers are told at once" in waiting[0].conditions[1].message
     heard = make.report(make.reported("Preparing", "t00"), make.reported("Preparing", "t01"), lacks=None)
     then = decided(make, tasks, told(Contact(report=heard), first.plans[TOY]), rows)
@@ -202,13 +202,13 @@ def test_tasks_beyond_a_plans_size_wait_in_their_order(make: Any) -> None:
     assert MOST_BYTES * 0.9 < len(plan.to_json()) <= MOST_BYTES
     inside = [task.name for task in plan.tasks]
     assert inside == ["late", *sorted(task.key.name for task in tasks)[: len(inside) - 1]]
-    over = {key.name for key, status in first.task_statuses.items() if status.reason == "PlanFull"}
+    over = {key.name for key, status in first.task_statuses.items() if status.reason == "PlanLimitReached"}
     assert over == {task.key.name for task in tasks} - set(inside)
     # Who is there stays, whoever comes before it; and there is room once one has finished.
     earlier = make.task("earlier", priority=9, dataset=inline)
     then = decided(make, [earlier, *tasks, late], told(contact, plan), Text.of("x"))
     assert not then.plans
-    assert then.task_statuses[earlier.key].reason == "PlanFull"
+    assert then.task_statuses[earlier.key].reason == "PlanLimitReached"
     gone = [task for task in tasks if task.key.name != "t00"]
     after = decided(make, [earlier, *gone, late], told(contact, plan), Text.of("x")).plans[TOY]
     assert [task.name for task in after.tasks] == ["earlier", *(name for name in inside if name != "t00")]
@@ -234,4 +234,4 @@ def test_what_is_read_with_a_later_pass_is_not_called_unreadable(make: Any, kind
     waits = make.snapshot(task, later=frozenset({(kind, ROWS)}))
     assert decide(waits, make.settings(), make.now).task_statuses[task.key] == task.status
     failed = decide(make.snapshot(task), make.settings(), make.now).task_statuses[task.key]
-    assert failed.reason == "Unreadable"
+    assert failed.reason == "ReadError"

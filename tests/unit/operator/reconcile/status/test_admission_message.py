@@ -21,7 +21,7 @@ def waiting(make: Any, status: str, reason: str) -> Any:
         ("told so a moment ago", "False", "WaitingForMemory", True, True),
         ("told so long ago", "False", "WaitingForMemory", False, False),
         ("told something else", "False", "PreparingData", True, False),
-        ("it waits for its namespace's turn no more", "False", "NamespaceLimit", True, False),
+        ("it waits for its namespace's turn no more", "False", "NamespaceLimitReached", True, False),
         ("it has just lost its place", "True", "WaitingForMemory", True, False),
     ],
 )

@@ -52,7 +52,7 @@ def test_what_is_blocked_stays_so_while_nobody_answers(make: Any) -> None:
 
 @pytest.mark.parametrize("end", ["Succeeded", "Failed"])
 def test_a_displaced_task_that_ends_is_preempted_no_more(make: Any, end: str) -> None:
-    held = {"conditions": [make.condition("Preempted", "True", "PreemptedByPriority")], "state": "Preempted"}
+    held = {"conditions": [make.condition("Preempted", "True", "Preempted")], "state": "Preempted"}
     assert said(status(make, end, held), "Preempted") == ("False", "Finished", "")
 
 

@@ -142,7 +142,7 @@ def test_a_pipeline_about_which_something_raises_stands_apart(
     ]
     ready = condition(decision.pipeline_statuses[ODD].conditions, "Ready")
     assert ready is not None
-    assert (ready.status, ready.reason) == ("Unknown", "Undecided")
+    assert (ready.status, ready.reason) == ("Unknown", "ReconcileError")
     assert WORDS in ready.message
     assert ODD not in decision.workers
     assert ODD not in decision.plans
@@ -153,9 +153,9 @@ def test_a_pipeline_about_which_something_raises_stands_apart(
     assert told["waits"] is held["waits"]
     new = condition(told["new"].conditions, "Accepted")
     assert new is not None
-    assert (new.status, new.reason) == ("Unknown", "Undecided")
+    assert (new.status, new.reason) == ("Unknown", "ReconcileError")
     events = [event for event in decision.events if event.about == ODD and event.kind == "LoRAPipeline"]
-    assert [(event.type, event.reason) for event in events] == [("Warning", "Undecided")]
+    assert [(event.type, event.reason) for event in events] == [("Warning", "ReconcileError")]
 
 
 def test_what_stood_apart_is_decided_about_again_as_soon_as_it_can_be(
@@ -204,7 +204,7 @@ def test_a_task_about_which_something_raises_stands_apart(
     told = decision.task_statuses[Key("team-a", which)]
     accepted = condition(told.conditions, "Accepted")
     assert accepted is not None
-    assert accepted.reason == "Undecided"
+    assert accepted.reason == "ReconcileError"
     assert WORDS in accepted.message
     held = next(task.status for task in snapshot.tasks if task.key == Key("team-a", which))
     before = condition(held.conditions, "Accepted")

@@ -255,7 +255,7 @@ def test_a_pod_that_a_lost_node_keeps_is_named_and_not_forced(make: Any, seconds
     lost = replace(group.pods[1], deleting=True, gone_by=make.now - timedelta(seconds=seconds))
     made = decision(make, running(make), group=replace(group, pods=(group.pods[0], lost)))
     available = made.pipeline_statuses[TOY].conditions[1]
-    assert (available.reason == "PodNotEnding") is stuck
+    assert (available.reason == "PodStuckTerminating") is stuck
     assert ("mlora-toy-1" in available.message) is stuck
     assert made.delete_pods == ()
 

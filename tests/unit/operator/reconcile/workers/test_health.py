@@ -267,7 +267,7 @@ def test_a_stall_is_counted_once_though_the_pods_take_their_time(days: Days) -> 
     days.look(ready=0, uids=("a", "b"), contact=away)
     assert days.stalled() == ("True", "NoProgress")
     status = days.look(uids=("a", "b"), contact=days.training("run-2"))
-    assert days.stalled() == ("False", "StartedAnew")
+    assert days.stalled() == ("False", "Restarted")
     assert status.restarts == 1
     days.look(uids=("a", "b"), contact=days.training("run-2", still=10))
     assert days.status["restarts"] == 2
@@ -314,7 +314,7 @@ def test_a_coordinator_that_does_not_answer_though_its_pod_is_ready(
     since = days.now - timedelta(minutes=ready_for)
     days.make.group = lambda **fields: group(**fields, ready_since=since)
     days.look(ready=ready, contact=contact)
-    assert (days.stalled() == ("True", "CoordinatorSilent")) is stalled, story
+    assert (days.stalled() == ("True", "CoordinatorNotResponding")) is stalled, story
     assert bool(days.decision.delete_pods) is stalled, story
 
 
