@@ -1,0 +1,59 @@
+"""Files and folders of the source that a page names are in the tree."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = ("operator", "worker", "tests", "bench", "examples", "charts")
+# Scripts of llama.cpp, and a place holder.
+ELSEWHERE = {"convert_lora_to_gguf.py", "convert_hf_to_gguf.py", "bench/NAME.py"}
+_CODE = re.compile(r"`([^`\n]+)`")
+_FILE = re.compile(r"[\w./-]*\w\.py\b")
+_FOLDER = re.compile(r"(?:\w+/)+")
+
+
+@cache
+def tree() -> tuple[frozenset[str], frozenset[str]]:
+    """Files and folders, each by every path that ends at it: ``a/b.py`` is also ``b.py``."""
+    files, folders = set(), set()
+    for path in (path for source in SOURCES for path in (ROOT / source).rglob("*.py")):
+        parts = path.relative_to(ROOT).parts
+        files.update("/".join(parts[start:]) for start in range(len(parts)))
+        for end in range(1, len(parts)):
+            folders.update("/".join(parts[start:end]) for start in range(end))
+    return frozenset(files), frozenset(folders)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_python_file_that_a_page_names_is_there(page: Path) -> None:
+    files, _ = tree()
+    named = {name for code in _CODE.findall(page.read_text()) for name in _FILE.findall(code)}
+    assert sorted(named - files - ELSEWHERE) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "contributors").rglob("*.md"))],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_every_folder_that_a_page_for_contributors_names_is_there(page: Path) -> None:
+    _, folders = tree()
+    named = {code for code in _CODE.findall(page.read_text()) if _FOLDER.fullmatch(code)}
+    assert sorted(name for name in named if name.rstrip("/") not in folders) == []
+
+
+def test_the_picture_of_the_rooms_has_every_room() -> None:
+    page = (ROOT / "docs" / "contributors" / "architecture.md").read_text()
+    picture = page.partition("## The rooms")[2].partition("### Operator")[0]
+    rooms = {
+        path.parent.name
+        for house in ("operator/mlora_operator", "operator/mlora_operator/reconcile", "worker/mlora_worker")
+        for path in (ROOT / house).glob("*/__init__.py")
+    }
+    assert sorted(room for room in rooms if not re.search(rf"\b{room}\b", picture)) == []
