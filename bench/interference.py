@@ -2,18 +2,24 @@
 
 A real rank trains one task whose rows are all the same, so that every step is the same work. In turns nothing else happens,
 or a task comes with a file of GSM8K's rows with other digits in each, which are read, rendered and tokenised meanwhile and
-never trained on. The lengths of steps are read off the rank's own timeline.
+never trained on. In a third turn the same file is prepared by a process that has nothing to do with the rank: what steps
+take longer then is what the machine itself takes from two programs at a time (caches, memory, the clock of its cores), and
+no design of ours. The lengths of steps are read off the rank's own timeline.
 
 ``training_ratio``            steps per second with the preparation over those without
+``training_ratio_stranger``   the same beside the process that has nothing to do with the rank
+``training_ratio_over_stranger``  the first over the second: what is ours
 ``largest_step_over_median``  the longest step beside a preparation over the median of those beside it
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +31,16 @@ from bench.ranks import MODEL_NAME, Ranks
 from bench.report import last_line, table
 from bench.rows import FIELDS, GSM8K, MAX_SEQ_LENGTH
 from bench.sides import LEARNING_RATE, Setting, in_turns
-from mlora_worker.protocol import Dataset, TaskPhase, TaskPlan, Training
+from mlora_worker.preparing.client import RowProcess
+from mlora_worker.preparing.messages import Setup
+from mlora_worker.protocol import Dataset, ModelSource, TaskPhase, TaskPlan, Training, WorkerConfig
 
 ROWS, QUICK_ROWS = 250_000, 5_000
 GOALS = {"training_ratio": 0.95, "largest_step_over_median": 1.3}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 BATCH, WARM = 2, 2
 LEAST_STEPS = 20  # of a window
-WITH, WITHOUT = "with", "without"
+WITH, WITHOUT, STRANGER = "with", "without", "stranger"
 
 
 @dataclass(frozen=True)
@@ -71,25 +79,37 @@ def main(arguments: list[str]) -> int:
         folder = cut_folder(smollm2_folder(), 2, scratch / "model") if options.quick else smollm2_folder()
         file = scratch / "large.jsonl"
         write_rows(file, rows)
-        with Ranks(folder, options.stages, scratch / "ranks", options.threads) as ranks:
+        with (
+            Ranks(folder, options.stages, scratch / "ranks", options.threads) as ranks,
+            stranger(folder, scratch / "stranger") as rows_of_a_stranger,
+        ):
             trains = training_task(scratch)
             ranks.plan([trains])
             wait_for_steps(ranks, WARM)
             for repetition in range(count):
                 pair: dict[str, Window] = {}
-                for side in in_turns((WITHOUT, WITH), repetition):
+                for side in in_turns((WITHOUT, WITH, STRANGER), repetition):
+                    prepares = preparing_task(file, repetition, scratch)
                     if side == WITH:
-                        pair[side] = beside(ranks, trains, preparing_task(file, repetition, scratch))
+                        pair[side] = beside(ranks, trains, prepares)
+                    elif side == STRANGER:
+                        pair[side] = beside_stranger(ranks, rows_of_a_stranger, prepares)
                     else:
                         pair[side] = alone(ranks)
                 pairs.append(pair)
                 print(f"pair {repetition + 1}: {told(pair)}", flush=True)
     result = {
         "training_ratio": statistics.median(pair[WITH].rate / pair[WITHOUT].rate for pair in pairs),
+        "training_ratio_stranger": statistics.median(
+            pair[STRANGER].rate / pair[WITHOUT].rate for pair in pairs
+        ),
+        "training_ratio_over_stranger": statistics.median(
+            pair[WITH].rate / pair[STRANGER].rate for pair in pairs
+        ),
         "largest_step_over_median": max(pair[WITH].largest_over_median for pair in pairs),
         "largest_step_over_median_without": max(pair[WITHOUT].largest_over_median for pair in pairs),
         "step_seconds": {
-            side: statistics.median(pair[side].median for pair in pairs) for side in (WITHOUT, WITH)
+            side: statistics.median(pair[side].median for pair in pairs) for side in (WITHOUT, WITH, STRANGER)
         },
         "preparation_seconds": statistics.median(sum(pair[WITH].seconds) for pair in pairs),
         "rows": rows,
@@ -162,6 +182,44 @@ def beside(ranks: Ranks, trains: TaskPlan, prepares: TaskPlan) -> Window:
     ended = time.monotonic_ns()
     ranks.plan([trains])
     return Window(steps_since(ranks, begun, ended), rows)
+
+
+@contextmanager
+def stranger(folder: Path, scratch: Path) -> Iterator[RowProcess]:
+    """A preparation process as a rank has one, of no rank."""
+    scratch.mkdir()
+    token = scratch / "token"
+    token.write_text("0" * 32)
+    config = WorkerConfig(
+        pipeline="bench/stranger",
+        coordinator_host="127.0.0.1",
+        stages=1,
+        model=ModelSource(name=MODEL_NAME, uri=folder.as_uri()),
+        microbatch_tokens=1024,
+        token_file=str(token),
+        allow_file_uris=True,
+        cache_dir=str(scratch / "cache"),
+    )
+    facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    rows = RowProcess().start()
+    try:
+        rows.set_up(
+            Setup(
+                config=config,
+                folder=str(folder),
+                max_positions=facts["max_position_embeddings"],
+                vocabulary=facts["vocab_size"],
+            )
+        )
+        yield rows
+    finally:
+        rows.close()
+
+
+def beside_stranger(ranks: Ranks, rows: RowProcess, prepares: TaskPlan) -> Window:
+    begun = time.monotonic_ns()
+    found = rows.make(prepares, None, lambda: True)
+    return Window(steps_since(ranks, begun, time.monotonic_ns()), found.counts.used)
 
 
 def steps_since(ranks: Ranks, begun: int, ended: int) -> list[float]:

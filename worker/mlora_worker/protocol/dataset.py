@@ -10,9 +10,6 @@ from pydantic import (
     model_validator,
 )
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.message import ConfigKey, DatasetUri, Message, ObjectName
 
 

@@ -8,14 +8,13 @@ from pydantic import (
     Field,
 )
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import (
+    Amount,
     LongName,
     Name,
+    Real,
     Word,
 )
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.message import Message
 from mlora_worker.protocol.report import EvaluationRecord
 

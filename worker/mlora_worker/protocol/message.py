@@ -13,9 +13,6 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from mlora_worker import addresses
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 
 PROTOCOL_VERSION = 1
 # 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS

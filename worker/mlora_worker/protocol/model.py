@@ -13,6 +13,7 @@ from mlora_worker.bounds import (
     MOST_MODULES,
     MOST_PARTS,
     MOST_PATHS,
+    Amount,
     Layer,
     Layers,
     LongName,
@@ -21,9 +22,6 @@ from mlora_worker.bounds import (
     Width,
     Word,
 )
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.message import Message, ModelUri
 
 

@@ -11,10 +11,6 @@ from ipaddress import (
     ip_address,
 )
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
-
 # Metadata services that are not link-local: AWS over IPv6, Alibaba, Oracle, Azure, Google over IPv6.
 METADATA_SERVICES = {
     ip_address(address)

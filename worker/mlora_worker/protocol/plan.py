@@ -16,15 +16,13 @@ from pydantic import (
 from mlora_worker.bounds import (
     MOST_KEY,
     MOST_TASKS,
+    Amount,
     Digest,
     Name,
     Text,
     Whole,
     Word,
 )
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.adapter_config import AdapterDtype, InitFrom, LoRAConfig
 from mlora_worker.protocol.dataset import Dataset
 from mlora_worker.protocol.message import EndpointUrl, FolderUri, Message

@@ -13,8 +13,10 @@ from mlora_worker.bounds import (
     MOST_STAGES,
     MOST_TASKS,
     MOST_TEXT,
+    Amount,
     Layer,
     LocalPath,
+    Real,
     Stage,
     Stages,
     Text,
@@ -22,9 +24,6 @@ from mlora_worker.bounds import (
     Words,
     cut_to,
 )
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.adapter_config import LoRAConfig
 from mlora_worker.protocol.dataset import Dataset
 from mlora_worker.protocol.message import EndpointUrl, Message

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import re
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.plan import StorageAccess
 
 # What ends a line somewhere, moves a terminal's cursor, turns text around, or cannot be written at all.

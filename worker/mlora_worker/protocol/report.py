@@ -14,7 +14,10 @@ from mlora_worker.bounds import (
     MOST_LACKING,
     MOST_STAGES,
     MOST_TASKS,
+    Amount,
+    Count,
     Digest,
+    Real,
     Seconds,
     Stage,
     Uri,
@@ -22,9 +25,6 @@ from mlora_worker.bounds import (
     Words,
     at_most,
 )
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.adapter_config import Rank
 from mlora_worker.protocol.message import Message
 from mlora_worker.protocol.model import ModelFacts, StageReport

@@ -9,9 +9,6 @@ from pydantic import (
     Field,
 )
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.message import DatasetUri, Message
 
 

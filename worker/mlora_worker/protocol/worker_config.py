@@ -8,16 +8,15 @@ from pydantic import (
     Field,
 )
 
-from mlora_worker.bounds import Amount as Amount
-from mlora_worker.bounds import Count as Count
 from mlora_worker.bounds import (
+    Amount,
+    Count,
     LocalPath,
     LongName,
     Port,
     Stages,
     Word,
 )
-from mlora_worker.bounds import Real as Real
 from mlora_worker.protocol.message import EndpointUrl, FolderUri, Message
 from mlora_worker.protocol.model import ModelSource
 from mlora_worker.protocol.plan import Addressing, Checksums
