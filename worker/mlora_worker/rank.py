@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mlora_worker.coordinator.http.server import coordinator_app, health_app, serve_in_thread
@@ -36,7 +34,7 @@ from mlora_worker.pipeline.budget import limit_memory
 from mlora_worker.pipeline.calibrate import calibrate
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
-from mlora_worker.pipeline.frames import Header, LinkClosed
+from mlora_worker.pipeline.frames import Header, LinkClosed, Payload
 from mlora_worker.pipeline.hello import Membership, Trust
 from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub, Spoke
@@ -61,6 +59,7 @@ from mlora_worker.runtime.allocator import give_back_freed_memory, keep_freed_me
 from mlora_worker.runtime.termination import Termination
 from mlora_worker.runtime.threads import started_pool
 from mlora_worker.runtime.tls import client_context, server_context
+from mlora_worker.storage.artifacts.aside import Aside, tensors_in
 from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAccess, pinned
 from mlora_worker.storage.base_model.model_source import open_model as open_model_files
@@ -123,6 +122,8 @@ class _FirstRank:
         self._spans: collect.SpanCollector | None = None
         self._ready: dict[int, StageReport] = {}
         self._samples = SampleBook(config.stages)
+        self._aside = aside_of(config, device)
+        self._held: dict[int, int] = {}  # bytes that each other rank holds of tasks that do not train
         self._wire: dict[int, int] = {}  # payload bytes that each rank has sent, as last heard
         self._changed = threading.Condition()
 
@@ -153,7 +154,7 @@ class _FirstRank:
             if self._coordinator is None:
                 self._leave(error)
 
-        hub.start(self._heard, lost)
+        hub.start(self._heard, lost, self._aside.buffer)
 
         backend = choose_backend(config, self._device)
         _rendezvous_if_needed(config, 0, run_id, backend)
@@ -168,7 +169,7 @@ class _FirstRank:
             with self._changed:
                 self._samples.add(sample)
 
-        engine = _measured_engine(config, stage, sampled)
+        engine = _measured_engine(config, stage, sampled, self._aside)
         self._note_ready(0, stage_report(0, stage, self._device, engine.group_names))
         with self._changed:
             self._changed.wait_for(lambda: len(self._ready) == config.stages or mailbox.failed)
@@ -181,7 +182,7 @@ class _FirstRank:
             )
         )
 
-        def announce(item: Item, payloads: Mapping[int, bytes]) -> None:
+        def announce(item: Item, payloads: Mapping[int, Payload]) -> None:
             if config.stages > 1:
                 hub.broadcast(item.model_dump(mode="json", by_alias=True), payloads)
                 if isinstance(item, Train):
@@ -212,6 +213,8 @@ class _FirstRank:
                 end=mailbox.fail,
                 checkpoint_place=checkpoint_place(config),
                 kept=kept_work(config),
+                aside=self._aside,
+                held=self._held_bytes,
                 kept_bytes=kept_bytes(config, self._device),
                 costs=stage_costs(facts, config.stages, launch_tokens(self._device.type)),
                 timeline=self._spans.collect,
@@ -245,23 +248,27 @@ class _FirstRank:
     def _told(self) -> Report | None:
         return self._coordinator.wait_report(-1, 0.0) if self._coordinator is not None else None
 
+    def _held_bytes(self) -> tuple[int, ...]:
+        return (self._aside.held, *(self._held.get(rank, 0) for rank in range(1, self._config.stages)))
+
     def _note_ready(self, rank: int, report: StageReport) -> None:
         with self._changed:
             self._ready[rank] = report
             self._changed.notify_all()
 
-    def _heard(self, rank: int, header: Header, payload: bytes) -> None:
+    def _heard(self, rank: int, header: Header, payload: Payload) -> None:
         """A message of another rank; called by its link's thread."""
+        self._held[rank] = int(header.get("held", self._held.get(rank, 0)))
         match header["kind"]:
             case "ready":
                 self._note_ready(rank, StageReport.model_validate(header["stage"]))
             case "adapter":
                 self._wire[rank] = int(header["payloadBytes"])
                 assert self._coordinator is not None
-                self._coordinator.exported(rank, header["task"], load_safetensors(payload))
+                self._coordinator.exported(rank, header["task"], tensors_in(payload))
             case "checkpoint":
                 assert self._coordinator is not None
-                part = StageState(int(header["updates"]), load_safetensors(payload))
+                part = StageState(int(header["updates"]), tensors_in(payload))
                 self._coordinator.checkpointed(rank, header["task"], int(header["number"]), part)
             case "evaluated":
                 assert self._coordinator is not None
@@ -270,7 +277,7 @@ class _FirstRank:
                 self._coordinator.evaluated(int(header["number"]), scores)
             case "kept":
                 assert self._coordinator is not None
-                number, tensors = int(header["number"]), load_safetensors(payload)
+                number, tensors = int(header["number"]), tensors_in(payload)
                 self._coordinator.keep(rank, header["task"], number, tensors)
             case "terminating":
                 log.info("rank %d was asked to stop: the group ends", rank)
@@ -281,7 +288,10 @@ class _FirstRank:
                     self._coordinator.wind_down()
             case collect.ANSWER:
                 assert self._spans is not None
-                self._spans.heard(rank, header, payload)
+                self._spans.heard(rank, header, bytes(payload))
+            case "held":
+                assert self._coordinator is not None
+                self._coordinator.held_changed()
             case "memory":
                 with self._changed:
                     self._samples.add(MemorySample.model_validate(header["sample"]))
@@ -301,13 +311,14 @@ def _run_later_rank(
     last = rank == config.stages - 1
     mailbox = Mailbox(threading.Condition(), turns=_turns(config, rank))
     transport: Transport | None = None
+    aside = aside_of(config, device)
 
     recorder = SpanRecorder(rank, marks_of(device))
     _serve_metrics(config, rank, recorder, None)
 
     answer = collect.answering(recorder, spoke.send, started_pool(1, "spans"))
 
-    def heard(_: int, header: Header, payload: bytes) -> None:
+    def heard(_: int, header: Header, payload: Payload) -> None:
         if header["kind"] == collect.QUESTION:
             answer(header)
             return
@@ -331,8 +342,9 @@ def _run_later_rank(
         lambda sample: spoke.send(
             {"kind": "memory", "sample": sample.model_dump(mode="json", by_alias=True)}
         ),
+        aside,
     )
-    spoke.start(heard, mailbox.fail)
+    spoke.start(heard, mailbox.fail, aside.buffer)
     spoke.send(
         {
             "kind": "ready",
@@ -344,12 +356,12 @@ def _run_later_rank(
         assert transport is not None
         spoke.send(
             {"kind": "adapter", "task": task, "payloadBytes": transport.payload_bytes},
-            save_safetensors(tensors),
+            aside.payload(tensors),
         )
 
     def kept(item: Keep, tensors: dict[str, Tensor]) -> None:
         header = {"kind": "kept", "task": item.task, "number": item.number}
-        spoke.send(header, save_safetensors(tensors))
+        spoke.send(header, aside.payload(tensors))
 
     def evaluated(number: int, scores: Tensor) -> None:
         spoke.send({"kind": "evaluated", "number": number, "scores": [repr(one) for one in scores.tolist()]})
@@ -357,10 +369,17 @@ def _run_later_rank(
     sending = started_pool(1, "checkpoints")  # the loop goes on meanwhile
 
     def checkpointed(item: Checkpoint, part: StageState) -> None:
+        left = [part]  # it is let go of before it has been sent: a link may be slow
+
         def send() -> None:
             try:
                 header = {"kind": "checkpoint", "task": item.task, "number": item.number}
-                spoke.send(header | {"updates": part.updates}, save_safetensors(part.tensors))
+                header |= {"updates": left[0].updates, "held": aside.held}
+                payload = aside.payload(left.pop().tensors)
+                spoke.send(header, payload)
+                del payload
+                if header["held"]:
+                    spoke.send({"kind": "held", "held": aside.held})
             except Exception as error:  # rank 0 would wait for it for ever
                 mailbox.fail(error)
 
@@ -376,7 +395,11 @@ def _run_later_rank(
         on_returned=_never,
         on_exported=exported,
         on_fault=lambda fault: spoke.send(
-            {"kind": "fault", "fault": fault.model_dump(mode="json", by_alias=True)}
+            {
+                "kind": "fault",
+                "fault": fault.model_dump(mode="json", by_alias=True),
+                "held": aside.held,
+            }
         ),
         on_checkpoint=checkpointed,
         on_evaluated=LateReader(device_of(device), evaluated, mailbox.fail).read,
@@ -419,10 +442,12 @@ def _serve_metrics(
     return meter
 
 
-def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample) -> MeteredEngine:
+def _measured_engine(config: WorkerConfig, stage: Stage, deliver: OnSample, aside: Aside) -> MeteredEngine:
     """The engine of ``stage``, measured before it serves and limited to its budget."""
     sampling = Sampling(config.measure_every)
-    engine = MeteredEngine(stage, deliver, recompute=config.recompute_activations, sampling=sampling)
+    engine = MeteredEngine(
+        stage, deliver, recompute=config.recompute_activations, sampling=sampling, aside=aside
+    )
     if config.calibrate:
         calibrate(engine, config.microbatch_tokens)
     if config.memory_budget is not None:
@@ -491,6 +516,14 @@ def kept_work(config: WorkerConfig) -> KeptWork:
     kept = KeptWork(Path(config.cache_dir) / "kept")
     kept.clean(time.time())
     return kept
+
+
+def aside_of(config: WorkerConfig, device: torch.device) -> Aside:
+    """Where what nobody computes with goes: into files where the process has a budget of all its memory."""
+    counts = device.type == "cpu" and config.memory_budget is not None
+    made = Aside(Path(config.cache_dir) / "aside" if counts else None)
+    made.clean()
+    return made
 
 
 def kept_bytes(config: WorkerConfig, device: torch.device) -> int:

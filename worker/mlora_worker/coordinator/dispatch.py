@@ -17,8 +17,10 @@ and once these are in the store the stream stops.
 A step of which any microbatch came back with a fault is void: no update follows, and it is issued again with the word to
 discard what it left behind. ``trials.py`` finds out whose fault it was.
 
-A task whose adapter cannot be made, updated or saved is broken on that stage. It fails; but when memory lacked and others
-were there, it leaves, and goes on from its newest checkpoint when there is more room.
+A task whose adapter cannot be made, updated or saved is broken on that stage. It fails; but when memory lacked, it leaves,
+and goes on from its newest checkpoint when there is more room. Memory may lack because others are there, because tasks that
+are out have not let go of all yet, or because the process has not given back what they let go of. So a task fails for want
+of memory only when that has happened twice in a row, the second time on a stage that was emptied before.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from mlora_worker.coordinator.task.fault_message import explain
 from mlora_worker.coordinator.task.known_good import WITNESS, witness
 from mlora_worker.coordinator.task.run import Snapshot, TaskRun
 from mlora_worker.pipeline.faults import Fault
+from mlora_worker.pipeline.frames import Payload
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
 from mlora_worker.runtime.log_lines import fields_of
@@ -60,10 +63,11 @@ from mlora_worker.stream.rule import IssueRule
 log = logging.getLogger(__name__)
 
 _MOST_EXHAUSTED = 8
+LOOK_AGAIN = 1.0  # seconds, while a task waits for memory that tasks which are out still hold
 _EVALUATIONS_AHEAD = 2  # microbatches of evaluations in the pipeline, for each stage
 
 # Sends an item to all other ranks, and to some stages a payload with it: labels to the last one, states to be taken up.
-Announce = Callable[[Item, Mapping[int, bytes]], None]
+Announce = Callable[[Item, Mapping[int, Payload]], None]
 
 
 class PipelineFault(RuntimeError):
@@ -86,10 +90,13 @@ class Dispatcher:
         on_wanted: Callable[[TaskRun], None] | None = None,
         costs: Sequence[StageCost] | None = None,
         on_stepped: Callable[[float], None] = lambda _: None,
+        held: Callable[[], Sequence[int]] = tuple,
+        look_again: Callable[[], None] = lambda: None,
     ) -> None:
         """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them.
         ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``; ``on_stepped``, how
-        many seconds each step took that came back whole.
+        many seconds each step took that came back whole. ``held``: bytes on each stage that tasks hold which are not in the
+        stream; ``look_again`` has ``supply`` asked a little later, when that may be less.
         """
         self._stages = stages
         self._tasks = tasks
@@ -97,6 +104,7 @@ class Dispatcher:
         self._announce, self._on_change, self._clock = announce, on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
         self._on_stepped = on_stepped
+        self._held, self._look_again, self._looks_at = held, look_again, 0.0
         self._winding_down = self._stopped = False
         # Thousands may wait. What is asked for each microbatch looks at those in the stream alone, in the plan's order, and
         # passes over the others once.
@@ -281,10 +289,13 @@ class Dispatcher:
                 PipelineFault(f"every task fails in {fault.phase} on stage {fault.stage}: {fault.error}")
             )
         for uid, fault in verdict.convicted.items():
-            if self._lacks_room(self._tasks[uid], fault):
-                self._make_room(fault, (uid,))
+            task = self._tasks[uid]
+            if not self._lacks_room(task, fault):
+                self._fail(task, fault)
+            elif self._is_alone(task, fault):
+                self._crowd_out(task, fault)
             else:
-                self._fail(self._tasks[uid], fault)
+                self._make_room(fault, (uid,))
         for uid, tokens in verdict.narrowed.items():
             self._narrow(self._tasks[uid], tokens)
         if verdict.full is not None:
@@ -336,19 +347,31 @@ class Dispatcher:
             extra=fields_of(task.plan),
         )
         together = {one.uid for one in self._inside} | {task.uid}
+        held = self._held_on(fault.stage)
         task.crowded_out = max(2, len(together))
         self._crowded_out[task.uid] = task
-        if (
-            len(together) > 1
-        ):  # told late, it may be the last one: of those that were there nothing is known any more
+        if held:
+            task.waits_for = fault.stage, held
+        elif self._is_alone(task, fault):
+            task.lacked += 1
+        # Told late, it may be the last one: of those that were there nothing is known any more. And where tasks that are
+        # out held some, those that were there may well fit together.
+        if len(together) > 1 and not held:
             self.exhausted.append(MemoryExhausted(stage=fault.stage, tasks=tuple(sorted(together))))
 
     def _lacks_room(self, task: TaskRun, fault: Fault) -> bool:
-        """Memory ran out and ``task`` is not, or was not then, alone: who else is there holds memory, even if it does not
-        compute."""
-        return fault.out_of_memory and (
-            fault.number <= self._shared or any(other is not task for other in self._inside)
-        )
+        """Memory ran out, and waiting may mend that."""
+        if not fault.out_of_memory:
+            return False
+        return not self._is_alone(task, fault) or self._held_on(fault.stage) > 0 or not task.lacked
+
+    def _is_alone(self, task: TaskRun, fault: Fault) -> bool:
+        """It was then, too: who else is there holds memory, even if it does not compute."""
+        return fault.number > self._shared and all(other is task for other in self._inside)
+
+    def _held_on(self, stage: int) -> int:
+        held = self._held()
+        return held[stage] if stage < len(held) else 0
 
     def _came_or_left(self) -> None:
         self._inside = [task for task in self._tasks.values() if task.in_stream]
@@ -359,9 +382,24 @@ class Dispatcher:
         for uid, task in list(self._crowded_out.items()):
             if task.in_stream:  # not gone yet
                 continue
+            if self._waits_for_memory(task):
+                continue
             if task.withdrawn or not task.plan.admitted or inside < task.crowded_out - 1:
                 task.crowded_out = 0
                 del self._crowded_out[uid]
+
+    def _waits_for_memory(self, task: TaskRun) -> bool:
+        """Tasks that are out hold as much as they did when it left."""
+        if task.waits_for is None:
+            return False
+        stage, held = task.waits_for
+        if task.withdrawn or not task.plan.admitted or self._held_on(stage) < held:
+            task.waits_for = None
+            return False
+        if self._clock() >= self._looks_at:  # nobody may tell
+            self._looks_at = self._clock() + LOOK_AGAIN
+            self._look_again()
+        return True
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
         log.warning(

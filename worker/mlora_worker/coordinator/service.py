@@ -10,21 +10,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor
 
-from mlora_worker.coordinator.dispatch import Announce, Dispatcher
+from mlora_worker.coordinator.dispatch import LOOK_AGAIN, Announce, Dispatcher
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.preparation.texts import Texts
 from mlora_worker.coordinator.task.failure_reason import told_of
 from mlora_worker.coordinator.task.report import told
-from mlora_worker.coordinator.task.run import Outcome, PreparedTask, TaskRun
+from mlora_worker.coordinator.task.run import InitialState, Outcome, PreparedTask, TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
 from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
 from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
@@ -50,6 +50,7 @@ from mlora_worker.protocol import (
     WireReport,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
+from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.artifacts.task_state import TaskState
 from mlora_worker.storage.object_store.store import Store
@@ -84,6 +85,9 @@ class Surroundings:
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
     checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
     kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
+    aside: Aside = field(default_factory=Aside)  # for what of tasks no stage computes with
+    # Bytes on each stage that its budget counts and no task in training has: see ``Aside.held``.
+    held: Callable[[], tuple[int, ...]] = tuple
     kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda *_: Timeline(stages=0, spans=())
@@ -121,6 +125,7 @@ class Coordinator:
             shapes_of=self._shapes_of,
             kept=surroundings.kept,
             kept_bytes=surroundings.kept_bytes,
+            aside=surroundings.aside,
             lane=surroundings.storing,
             patience=self._patience,
             changed=changed,
@@ -138,6 +143,8 @@ class Coordinator:
             on_wanted=self._checkpoints.want,
             costs=surroundings.costs,
             on_stepped=surroundings.meter.stepped,
+            held=surroundings.held,
+            look_again=lambda: surroundings.later(LOOK_AGAIN, self.held_changed),
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
@@ -240,6 +247,11 @@ class Coordinator:
                 task.parts = {}
                 self._publish(task, task.outcome(), parts)
 
+    def held_changed(self) -> None:
+        """What a stage holds of tasks that do not train may have become less."""
+        with self._changed:
+            self._note_change()
+
     def evaluated(self, number: int, scores: Tensor) -> None:
         with self._changed:
             self._dispatcher.evaluated(number, scores)
@@ -296,8 +308,16 @@ class Coordinator:
         )
         if not isinstance(made, PreparedTask):
             return made, 0, None
+        if made.initial is not None:
+            made = replace(made, initial=self._laid_aside(made.initial))
         step = self._checkpoints.find(plan, made.fingerprint)
         return made, step, self._checkpoints.kept_state(plan, made.fingerprint, newer_than=step)
+
+    def _laid_aside(self, initial: InitialState) -> InitialState:
+        """A task may wait for long with it."""
+        aside = self._with.aside
+        payloads = {stage: aside.put_bytes(part) for stage, part in initial.payloads.items()}
+        return InitialState(aside.put(initial.own), payloads)
 
     def _prepared(self, task: TaskRun, found: tuple[Found, int, TaskState | None]) -> None:
         result, step, state = found
@@ -331,7 +351,15 @@ class Coordinator:
             Attempt(
                 task,
                 "joining the adapter",
-                work=partial(finished_adapter, task.plan, task.prepared, outcome, parts, self._with.base),
+                work=partial(
+                    finished_adapter,
+                    task.plan,
+                    task.prepared,
+                    outcome,
+                    parts,
+                    self._with.base,
+                    self._with.aside,
+                ),
                 done=partial(self._upload, task),
                 lost=partial(self._lost, task),
             ),
@@ -441,6 +469,7 @@ class Coordinator:
                 *(_not_understood(uid, what) for uid, what in self._beyond.items()),
             ),
             memory=self._with.memory(),
+            held=held if any(held := self._with.held()) else None,
             exhausted=tuple(self._dispatcher.exhausted),
             lacks=self._texts.lacks,
             wire=WireReport(

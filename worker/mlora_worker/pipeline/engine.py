@@ -25,6 +25,7 @@ from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
+from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
 
@@ -103,11 +104,20 @@ class _Flight:
 
 class StageEngine:
     """Not thread-safe: one thread calls it. ``recompute``: keep less for the backward, which then computes each
-    layer's forward again. ``products``: others than those of the stage's device.
+    layer's forward again. ``products``: others than those of the stage's device. ``aside``: where copies of what tasks
+    have learnt go.
     """
 
-    def __init__(self, stage: Stage, *, recompute: bool = False, products: Products | None = None) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        recompute: bool = False,
+        products: Products | None = None,
+        aside: Aside | None = None,
+    ) -> None:
         self.stage = stage
+        self._aside = aside if aside is not None else Aside()
         self._recompute = recompute
         self._products = products if products is not None else products_for(stage.device)
         self._bound = Bound()
@@ -150,8 +160,10 @@ class StageEngine:
         self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer, adapted)
 
     def unload(self, task: str) -> None:
-        """A task leaves; its microbatches in flight may still come back."""
+        """A task leaves; its microbatches in flight may still come back. All that it held is free then."""
         self._tasks.pop(task, None)
+        self._bound.groups = ()  # of the newest microbatch, which may be its last one
+        self._aside.tidy()
 
     def apply(self, task: str, update: Update) -> None:
         """Close a step of ``task``."""
@@ -178,7 +190,8 @@ class StageEngine:
 
     def export(self, task: str) -> dict[str, Tensor]:
         """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
-        return self._task(task).adapter.export()
+        adapter = self._task(task).adapter
+        return adapter.named(self._aside.copy(adapter.parameters.detach()))
 
     def snapshot(self, task: str) -> StageState:
         """A copy, on the CPU, of all that this stage needs to take the task up again after its last update."""
@@ -190,7 +203,7 @@ class StageEngine:
             {
                 prefix + name: view
                 for prefix, flat in zip(PREFIXES, flats, strict=True)
-                for name, view in own.adapter.named(flat.to("cpu", copy=True)).items()
+                for name, view in own.adapter.named(self._aside.copy(flat)).items()
             },
         )
 
@@ -306,6 +319,7 @@ class StageEngine:
         self._bound.groups = ()
         for group in self._groups:
             group.forget()
+        self._aside.tidy()
 
     def blank(self, tokens: int) -> Tensor:
         """[tokens, size] zeros: what travels in the place of hidden states or gradients that could not be computed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+from collections.abc import Callable
 from typing import Any, Protocol
 
 _LENGTHS = struct.Struct("!IQ")
@@ -15,6 +16,8 @@ _MAX_HEADER = 64 * 2**20
 _MAX_PAYLOAD = 64 * 2**30
 
 Header = dict[str, Any]
+Payload = bytes | memoryview
+MakeBuffer = Callable[[int], memoryview]
 
 
 class LinkClosed(ConnectionError):
@@ -29,7 +32,11 @@ class Connection(Protocol):
     def recv_into(self, buffer: memoryview, /) -> int: ...
 
 
-def send_frame(sock: Connection, header: Header, payload: bytes | memoryview = b"") -> int:
+def plain_buffer(size: int) -> memoryview:
+    return memoryview(bytearray(size))
+
+
+def send_frame(sock: Connection, header: Header, payload: Payload = b"") -> int:
     """Send one message whole; returns the bytes that went out. Raises ``LinkClosed``."""
     head = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     prefix = _LENGTHS.pack(len(head), len(payload)) + head
@@ -43,24 +50,28 @@ def send_frame(sock: Connection, header: Header, payload: bytes | memoryview = b
 
 
 def receive_frame(
-    sock: Connection, max_header: int = _MAX_HEADER, max_payload: int = _MAX_PAYLOAD
-) -> tuple[Header, bytes]:
-    """Block until one message is here whole. Raises ``LinkClosed``."""
-    head_length, payload_length = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size))
+    sock: Connection,
+    max_header: int = _MAX_HEADER,
+    max_payload: int = _MAX_PAYLOAD,
+    buffer: MakeBuffer = plain_buffer,
+) -> tuple[Header, memoryview]:
+    """Block until one message is here whole. ``buffer``: gives the memory that the payload is received into. Raises
+    ``LinkClosed``, and what ``buffer`` raises."""
+    head_length, payload_length = _LENGTHS.unpack(_receive_exactly(sock, _LENGTHS.size, plain_buffer))
     if head_length > max_header or payload_length > max_payload:
         raise LinkClosed("a peer announced a message beyond the limits")
     try:
-        header = json.loads(_receive_exactly(sock, head_length))
+        header = json.loads(bytes(_receive_exactly(sock, head_length, plain_buffer)))
     except (ValueError, RecursionError) as error:
         raise LinkClosed(f"a peer sent a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise LinkClosed("a peer sent a header that is no JSON object")
-    return header, _receive_exactly(sock, payload_length)
+    return header, _receive_exactly(sock, payload_length, buffer)
 
 
-def _receive_exactly(sock: Connection, length: int) -> bytes:
-    buffer = bytearray(length)
-    view = memoryview(buffer)
+def _receive_exactly(sock: Connection, length: int, buffer: MakeBuffer) -> memoryview:
+    whole = buffer(length)
+    view = whole
     while view:
         try:
             count = sock.recv_into(view)
@@ -69,7 +80,7 @@ def _receive_exactly(sock: Connection, length: int) -> bytes:
         if not count:
             raise LinkClosed("the peer closed the link")
         view = view[count:]
-    return bytes(buffer)
+    return whole
 
 
 def keep_alive(sock: socket.socket) -> None:

@@ -21,7 +21,16 @@ from collections.abc import Callable, Mapping
 
 from mlora_worker.pipeline.channel import Channel
 from mlora_worker.pipeline.door import PATIENCE, Door, DoorClosed
-from mlora_worker.pipeline.frames import Header, LinkClosed, keep_alive, receive_frame, send_frame
+from mlora_worker.pipeline.frames import (
+    Header,
+    LinkClosed,
+    MakeBuffer,
+    Payload,
+    keep_alive,
+    plain_buffer,
+    receive_frame,
+    send_frame,
+)
 from mlora_worker.pipeline.hello import Membership, Met, Trust, Words, call, welcome
 from mlora_worker.pipeline.listening import listen
 from mlora_worker.pipeline.proof import Unproven, digest_of
@@ -31,7 +40,7 @@ _PAUSE_UNPROVEN = (
     1.0  # the same, where who answered has proven nothing: the kubelet needs a while to bring a new token
 )
 
-OnMessage = Callable[[int, Header, bytes], None]
+OnMessage = Callable[[int, Header, Payload], None]
 OnLost = Callable[[LinkClosed], None]
 
 
@@ -79,16 +88,20 @@ class Hub:
             send_frame(channel, {"run": run_id, "told": told or {}})
         return cls(peers, door, run_id)
 
-    def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
-        """Read every link in a thread of its own; a further caller means that a rank restarted, so the group is over."""
+    def start(self, on_message: OnMessage, on_lost: OnLost, buffer: MakeBuffer = plain_buffer) -> None:
+        """Read every link in a thread of its own; a further caller means that a rank restarted, so the group is over.
+        ``buffer``: where payloads are received."""
         for rank, channel in self._peers.items():
             threading.Thread(
-                target=_read, args=(rank, channel, on_message, on_lost), name=f"link-{rank}", daemon=True
+                target=_read,
+                args=(rank, channel, on_message, on_lost, buffer),
+                name=f"link-{rank}",
+                daemon=True,
             ).start()
         if self._door is not None:
             threading.Thread(target=_watch, args=(self._door, on_lost), name="link-door", daemon=True).start()
 
-    def broadcast(self, header: Header, payload_for: Mapping[int, bytes]) -> None:
+    def broadcast(self, header: Header, payload_for: Mapping[int, Payload]) -> None:
         """Send a descriptor to every rank; ``payload_for`` has the ranks that also get a payload."""
         for rank, channel in self._peers.items():
             self.sent_bytes += send_frame(channel, header, payload_for.get(rank, b""))
@@ -145,12 +158,12 @@ class Spoke:
             raise LinkClosed("rank 0 has proven one run and named another")
         return cls(channel, run_id, header["told"])
 
-    def start(self, on_message: OnMessage, on_lost: OnLost) -> None:
+    def start(self, on_message: OnMessage, on_lost: OnLost, buffer: MakeBuffer = plain_buffer) -> None:
         threading.Thread(
-            target=_read, args=(0, self._channel, on_message, on_lost), name="link-0", daemon=True
+            target=_read, args=(0, self._channel, on_message, on_lost, buffer), name="link-0", daemon=True
         ).start()
 
-    def send(self, header: Header, payload: bytes = b"") -> None:
+    def send(self, header: Header, payload: Payload = b"") -> None:
         with self._lock:
             self.sent_bytes += send_frame(self._channel, header, payload)
 
@@ -203,11 +216,10 @@ def _missed(missing: list[int], timeout: float, door: Door) -> str:
     return words
 
 
-def _read(rank: int, channel: Channel, on_message: OnMessage, on_lost: OnLost) -> None:
+def _read(rank: int, channel: Channel, on_message: OnMessage, on_lost: OnLost, buffer: MakeBuffer) -> None:
     try:
-        while True:
-            header, payload = receive_frame(channel)
-            on_message(rank, header, payload)
+        while True:  # a payload is not held here while the next message is waited for
+            on_message(rank, *receive_frame(channel, buffer=buffer))
     except LinkClosed as error:
         on_lost(error)
     except Exception as error:  # a message that cannot be handled must not leave a deaf rank behind

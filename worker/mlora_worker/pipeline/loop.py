@@ -88,32 +88,35 @@ class StageLoop:
 
     def run(self) -> None:
         """Work until ``Stop``. Raises what ended the group otherwise."""
-        while True:
-            work = self._mailbox.take()
-            if isinstance(work, Returned):
-                self._backward(work.number, work.gradient, work.stats)
-                continue
-            item = work.item
-            match item:
-                case Train():
-                    self._forward(item, work)
-                case Evaluate():
-                    self._evaluate(item, work)
-                case Keep():
-                    self._of_task(item.number, item.task, Phase.KEEP, partial(self._keep, item))
-                case Load():
-                    self._of_task(
-                        item.number, item.task, Phase.LOAD, partial(self._engine.load, item, work.state)
-                    )
-                case Checkpoint():
-                    self._of_task(item.number, item.task, Phase.CHECKPOINT, partial(self._checkpoint, item))
-                case Save():
-                    self._of_task(item.number, item.task, Phase.SAVE, partial(self._save, item))
-                case Unload():
-                    self._broken.pop(item.task, None)
-                    self._engine.unload(item.task)
-                case Stop():
-                    return
+        while self._do(self._mailbox.take()):
+            pass  # nothing of what was done is held while there is nothing to do: it may be a task's whole state
+
+    def _do(self, work: Returned | Entry) -> bool:
+        """False once the stream has stopped."""
+        if isinstance(work, Returned):
+            self._backward(work.number, work.gradient, work.stats)
+            return True
+        item = work.item
+        match item:
+            case Train():
+                self._forward(item, work)
+            case Evaluate():
+                self._evaluate(item, work)
+            case Keep():
+                self._of_task(item.number, item.task, Phase.KEEP, partial(self._keep, item))
+            case Load():
+                load = partial(self._engine.load, item, work.state)
+                self._of_task(item.number, item.task, Phase.LOAD, load)
+            case Checkpoint():
+                self._of_task(item.number, item.task, Phase.CHECKPOINT, partial(self._checkpoint, item))
+            case Save():
+                self._of_task(item.number, item.task, Phase.SAVE, partial(self._save, item))
+            case Unload():
+                self._broken.pop(item.task, None)
+                self._engine.unload(item.task)
+            case Stop():
+                return False
+        return True
 
     def _forward(self, item: Train, entry: Entry) -> None:
         passing = self._passing[item.number] = _Passing(item, faults=0, arrived=entry.hidden)

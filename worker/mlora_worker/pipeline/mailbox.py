@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
+from mlora_worker.pipeline.frames import Payload
 from mlora_worker.pipeline.transport import Forwarded, Returned
+from mlora_worker.storage.artifacts.aside import tensors_in
 from mlora_worker.stream.items import Evaluate, Item, Load, Train
 from mlora_worker.stream.turns import Turns
 
@@ -60,11 +61,11 @@ class Mailbox:
         self._returned: deque[Returned] = deque()
         self._error: Exception | None = None
 
-    def put_item(self, item: Item, payload: bytes) -> None:
+    def put_item(self, item: Item, payload: Payload) -> None:
         """``payload``: labels as int64, for the last stage; a Load's state as safetensors."""
         labels = state = None
         if payload and isinstance(item, Load):
-            state = load_safetensors(payload)
+            state = tensors_in(payload)
         elif payload:
             labels = torch.frombuffer(bytearray(payload), dtype=torch.int64)
         with self.changed:

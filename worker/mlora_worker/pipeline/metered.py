@@ -16,6 +16,7 @@ from mlora_worker.pipeline.allocations import Ledger, bytes_of, ledger_for, resi
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
 from mlora_worker.protocol import MemorySample
 from mlora_worker.runtime.precision import product_dtype
+from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.stream.footprint import (
     exact_parts,
     floor_bytes,
@@ -92,9 +93,10 @@ class MeteredEngine(StageEngine):
         recompute: bool = False,
         products: Products | None = None,
         sampling: Sampling | None = None,
+        aside: Aside | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        super().__init__(stage, recompute=recompute, products=products)
+        super().__init__(stage, recompute=recompute, products=products, aside=aside)
         self._deliver, self._clock = deliver, clock
         self._sampling = sampling if sampling is not None else Sampling()
         self._measured: dict[int, _Measured] = {}

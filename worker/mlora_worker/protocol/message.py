@@ -16,7 +16,8 @@ from mlora_worker import addresses
 
 PROTOCOL_VERSION = 1
 # 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 4
+# 5: Report.held
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 5
 
 
 class Message(BaseModel):

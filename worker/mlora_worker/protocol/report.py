@@ -226,6 +226,9 @@ class Report(Message):
     wire: WireReport = WireReport()
     # From format 3 on: digests of texts that it needs next. Left out: it takes texts in plans alone.
     lacks: Annotated[tuple[Digest, ...], Field(max_length=MOST_LACKING, fail_fast=True)] | None = None
+    # From format 5 on, or left out: bytes of each stage's budget that tasks hold which do not train there now, such as
+    # states on their way to a store. What a task in training takes is not in it.
+    held: Annotated[tuple[Amount, ...], Field(max_length=MOST_STAGES, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _is_of_these_stages(self) -> Report:
@@ -241,7 +244,8 @@ class Report(Message):
         """Without the fields that came after ``format``: an operator refuses a whole report with a field that it does not
         know, and would take its workers for lost. Whoever adds a field counts ``REPORT_FORMAT`` up, and leaves it out here.
         """
-        known = self if format >= 3 or self.lacks is None else self.model_copy(update={"lacks": None})
+        later = [name for name, since in (("lacks", 3), ("held", 5)) if format < since]
+        known = self.model_copy(update=dict.fromkeys(later)) if later else self
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

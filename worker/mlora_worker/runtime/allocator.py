@@ -49,6 +49,16 @@ def give_back_freed_memory() -> bool:
     return set_all
 
 
+def give_back_small_blocks() -> bool:
+    """What is free in the heap goes back to the kernel now. False where the C library cannot."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return False
+    trim(0)
+    return True
+
+
 def ask_for_huge_pages() -> None:
     """For large blocks, where the kernel leaves the choice to programs. Getting them anew each time then costs 512 times
     fewer page faults. Takes effect only before torch's first allocation."""

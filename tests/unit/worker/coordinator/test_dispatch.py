@@ -77,6 +77,8 @@ class Play:
     ) -> None:
         """``at_once``: checkpoints are gathered and written as soon as they are taken."""
         self.at_once = at_once
+        self.held = [0] * stages  # bytes that tasks hold which are out
+        self.looks = 0  # times that it wants to be asked again
         self.taken: list[int] = []
         self.tasks = {task.uid: task for task in tasks}
         self.announced: list[Item] = []
@@ -91,7 +93,12 @@ class Play:
             on_change=lambda: None,
             on_pipeline_fault=self.ended.append,
             clock=lambda: self.time,
+            held=lambda: self.held,
+            look_again=self.look,
         )
+
+    def look(self) -> None:
+        self.looks += 1
 
     def run(self, items: int = 100) -> list[Item]:
         """Until nothing is left to issue; gives what was issued."""
@@ -346,17 +353,87 @@ def test_a_fault_that_names_its_task_fails_it_at_once_and_its_neighbour_repeats_
     assert good.steps_done == 2
 
 
-def test_a_task_that_is_alone_and_finds_no_memory_for_its_adapter_fails() -> None:
+def test_a_task_that_is_alone_fails_for_want_of_memory_only_on_a_stage_that_was_emptied_before() -> None:
     task = prepared_task("a", max_steps=3)
     play = Play(task)
     play.run(items=1)
     alone = next_train(play)
     play.dispatcher.faulted(fault(alone.number, Phase.UPDATE, "a", memory=True))
     come_back(play, alone, faults=1)
+    assert task.failure is None
+    assert kinds(play.run(items=2)) == ["unload", "load"], "its stage gives back what the process has kept"
+    play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
     assert task.failure is not None
     assert task.failure.reason is FailureReason.OUT_OF_MEMORY
-    assert "stage 0 ran out of memory in the optimizer step before step 1" in task.failure.message
+    assert "stage 0 ran out of memory while its adapter was made" in task.failure.message
     assert not play.dispatcher.exhausted
+
+
+def test_a_whole_step_between_two_lacks_of_memory_begins_the_count_anew() -> None:
+    task = prepared_task("a", max_steps=9)
+    play = Play(task)
+    for _ in range(3):
+        assert kinds(play.run(items=1)) == ["load"]
+        play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
+        assert kinds(play.run(items=2)) == ["unload", "load"]
+        come_back(play, next_train(play))
+        assert task.steps_done == 1
+        task.restart()
+        assert kinds(play.run(items=1)) == ["unload"]
+    assert task.failure is None
+
+
+def test_rows_that_find_no_memory_alone_are_tried_once_more_on_an_emptied_stage() -> None:
+    task = prepared_task("a", rows=[row(10, 4)], batch_size=1, max_steps=3)
+    play = Play(task)
+    play.run(items=1)
+    for _ in range(2):  # the step, and its trial
+        train = next_train(play)
+        play.dispatcher.faulted(fault(train.number, memory=True))
+        come_back(play, train, faults=1)
+    assert task.failure is None
+    assert kinds(play.run(items=2)) == ["unload", "load"]
+    for _ in range(2):
+        train = next_train(play)
+        play.dispatcher.faulted(fault(train.number, memory=True))
+        come_back(play, train, faults=1)
+    assert task.failure is not None
+    assert task.failure.reason is FailureReason.OUT_OF_MEMORY
+
+
+def test_a_task_waits_while_tasks_that_are_out_hold_the_memory_that_it_lacks() -> None:
+    task = prepared_task("a", max_steps=3)
+    play = Play(task)
+    play.held = [100]
+    for held in (100, 60, 20):
+        play.held = [held]
+        assert kinds(play.run(items=1)) == ["load"]
+        play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
+        assert kinds(play.run(items=9)) == ["unload"], "it is not tried before something is free"
+        assert (task.failure, task.report().crowded_out) == (None, True)
+        looks = play.looks
+        play.time += 5
+        play.run()
+        assert play.looks == looks + 1, "nobody may tell when it is free"
+    play.held = [0]
+    assert kinds(play.run()) == ["load", "train", "train", "train", "save", "unload"]
+    assert not play.dispatcher.exhausted
+
+
+def test_what_tasks_that_are_out_hold_is_not_held_against_those_that_are_there() -> None:
+    a, b = prepared_task("a", max_steps=9), prepared_task("b", max_steps=9)
+    play = Play(a, b)
+    play.run(items=2)
+    play.held = [100]
+    play.dispatcher.faulted(fault(b.load_number, Phase.LOAD, "b", memory=True))
+    assert not play.dispatcher.exhausted, "they may well fit together"
+    play.run(items=2)
+    assert not b.in_stream
+    play.held = [0]
+    play.dispatcher.faulted(fault(a.load_number, Phase.SAVE, "b"))
+    a.withdrawn = True
+    play.run(items=9)
+    assert b.in_stream
 
 
 @pytest.mark.parametrize("planned_anew", [False, True])

@@ -172,6 +172,20 @@ def test_a_task_may_leave_while_a_microbatch_of_it_is_in_flight(engines: Any) ->
         there(engine, train(2, "a"))
 
 
+def test_nothing_of_a_task_that_has_left_is_held(engines: Any) -> None:
+    (engine,) = engines()
+    engine.load(load("a", "all-linear", dropout=0.1))
+    there(engine, train(1, "a"))
+    engine.backward(1, None)
+    adapter = engine._task("a").adapter
+    views = (*(stack.a for stack in adapter.compute), *(stack.a for stack in adapter.gradients))
+    held = [weakref.ref(one) for one in (adapter, adapter.parameters, adapter.gradient, *views)]
+    del adapter, views
+    engine.unload("a")
+    gc.collect()
+    assert [one() for one in held] == [None] * len(held)
+
+
 def test_an_unknown_target_leaves_no_task_behind(engines: Any) -> None:
     (engine,) = engines()
     with pytest.raises(UnknownTargetModule):

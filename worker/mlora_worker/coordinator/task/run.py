@@ -34,6 +34,7 @@ from mlora_worker.data.training_rows.learning_rate import learning_rate
 from mlora_worker.data.training_rows.row_weights import relative_weights, weighted_sum
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.pipeline.faults import Fault
+from mlora_worker.pipeline.frames import Payload
 from mlora_worker.protocol import (
     AdapterInfo,
     DataCounts,
@@ -74,7 +75,7 @@ class InitialState:
     """Another adapter's weights, by PEFT's names."""
 
     own: Mapping[str, Tensor]  # stage 0's part
-    payloads: Mapping[int, bytes]  # of each other stage, as safetensors
+    payloads: Mapping[int, Payload]  # of each other stage, as safetensors
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class Restoration:
 
     progress: Progress
     own: Mapping[str, Tensor]  # stage 0's part
-    payloads: Mapping[int, bytes]  # of each other stage, as safetensors
+    payloads: Mapping[int, Payload]  # of each other stage, as safetensors
     best: Mapping[str, Tensor] = field(default_factory=dict)
     history: History = field(default_factory=History)
 
@@ -174,6 +175,9 @@ class TaskRun:
     restoration: Restoration | None = None
     blocked: Failure | None = None
     crowded_out: int = 0  # it leaves, or left, for want of memory beside others; so many were there with it
+    lacked: int = 0  # times in a row that memory ran out for it although nobody else held any
+    # It left for want of memory while tasks that are out held so many bytes of this stage: it waits until that is less.
+    waits_for: tuple[int, int] | None = None
     evaluated: EvaluationProgress = field(default_factory=EvaluationProgress)
     assessment: Assessment | None = None  # the evaluation that is on its way
     best: Best | None = None  # the adapter to publish, where that is not simply the last one
@@ -323,7 +327,7 @@ class TaskRun:
             clip = min(1.0, training.max_grad_norm / (norm + 1e-6)) if training.max_grad_norm > 0 else 1.0
             self.update = Update(step=flight.step, learning_rate=rate, clip=clip)
             self.updates += 1
-        self.steps_done = flight.step
+        self.steps_done, self.lacked = flight.step, 0
         self.tokens_done += flight.tokens
         self.seconds = self.seconds_before + now - (self.started if self.started is not None else now)
         self.last = StepRecord(

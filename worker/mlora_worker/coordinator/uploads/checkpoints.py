@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import date
 from functools import partial
-
-from safetensors.torch import save as save_safetensors
+from pathlib import Path
 
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.preparation.fingerprint import day_in
@@ -24,16 +23,20 @@ from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.agreement import check_progress
+from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.checkpoint import (
+    SavedState,
     delete_checkpoints,
     newest_progress,
     newest_state,
+    save_state,
     stage_part,
-    write_checkpoint,
+    write_saved,
 )
 from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Fingerprint, TaskState, Wanted
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.object_store.scratch import scratch_folder
 from mlora_worker.storage.object_store.store import Store
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class Checkpoints:
         shapes_of: ShapesOf,
         kept: KeptWork | None = None,
         kept_bytes: int = KEPT_BYTES,
+        aside: Aside | None = None,
         meter: Meter | None = None,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
@@ -73,6 +77,7 @@ class Checkpoints:
         self._shapes_of = shapes_of
         self._kept = kept or KeptWork(None)
         self._kept_bytes = kept_bytes
+        self._aside = aside or Aside()
         self._meter = meter or Unmetered()
 
     # --- with the lock held -------------------------------------------------------------------------------------
@@ -226,23 +231,38 @@ class Checkpoints:
 
     def _write_newest(self, task: TaskRun) -> int:
         """The step that was written."""
+        try:
+            with scratch_folder(self._scratch_of(task), "checkpoint") as local:
+                saved = self._saved(
+                    task, local
+                )  # nothing here holds its tensors while the store takes its time
+                store, folder = self._open(task.plan)
+                with self._meter.storing("checkpoint"):
+                    write_saved(store, folder, saved)
+        except Withdrawn:
+            raise
+        except StorageError:
+            self._keep_newest(task)
+            raise
+        except Exception as error:  # whatever it is: what a task has done is not given up
+            log.exception("a checkpoint of %s cannot be written", task.name)
+            self._keep_newest(task)
+            raise StorageError(FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}") from error
+        self._kept.forget_states(task.uid)
+        return saved.progress.step
+
+    def _scratch_of(self, task: TaskRun) -> Path | None:
+        with self._changed:
+            size = task.state.bytes if task.state is not None else 0
+        return self._kept.scratch_for(size)
+
+    def _saved(self, task: TaskRun, folder: Path) -> SavedState:
+        """Its newest state, in a file."""
         with self._changed:
             state = task.state
         if state is None:  # it failed, or is published
             raise Withdrawn(task.name)
-        try:
-            store, folder = self._open(task.plan)
-            with self._meter.storing("checkpoint"):
-                write_checkpoint(store, folder, state, scratch=self._kept.scratch_for(state.bytes))
-        except StorageError:
-            self._kept.keep_state(task.uid, state)
-            raise
-        except Exception as error:  # whatever it is: what a task has done is not given up
-            log.exception("a checkpoint of %s cannot be written", task.name)
-            self._kept.keep_state(task.uid, state)
-            raise StorageError(FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}") from error
-        self._kept.forget_states(task.uid)
-        return state.progress.step
+        return save_state(state, folder)
 
     def _fetched(self, task: TaskRun) -> Restoration | None:
         state = self._newest_state(task)
@@ -277,7 +297,8 @@ class Checkpoints:
         if state is None:
             assert task.prepared is not None
             store, folder = self._open(task.plan)
-            state = newest_state(store, folder, Wanted(task.prepared.fingerprint, self._shapes_of(task.plan)))
+            wanted = Wanted(task.prepared.fingerprint, self._shapes_of(task.plan))
+            state = newest_state(store, folder, wanted, self._aside.folder)
         return state
 
     def _restoration(self, state: TaskState) -> Restoration:
@@ -290,7 +311,7 @@ class Checkpoints:
                 "checkpoint to begin anew, or choose another output.uri"
             ) from None
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
-        payloads = {stage: save_safetensors(part) for stage, part in enumerate(parts) if stage > 0}
+        payloads = {stage: self._aside.payload(part) for stage, part in enumerate(parts) if stage > 0}
         return Restoration(state.progress, parts[0], payloads, state.best, history)
 
 

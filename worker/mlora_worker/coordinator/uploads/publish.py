@@ -10,7 +10,7 @@ from mlora_worker.coordinator.preparation.expected_tensors import expected_tenso
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.task.run import Outcome, PreparedTask
 from mlora_worker.model.facts import resolve_targets
-from mlora_worker.protocol import AdapterInfo, FailureReason, TaskPlan
+from mlora_worker.protocol import AdapterDtype, AdapterInfo, FailureReason, TaskPlan
 from mlora_worker.storage.artifacts.adapter import (
     FinishedAdapter,
     InvalidAdapter,
@@ -21,6 +21,7 @@ from mlora_worker.storage.artifacts.adapter import (
     named_base,
     publish_adapter,
 )
+from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.store import Store
@@ -43,6 +44,7 @@ def finished_adapter(
     outcome: Outcome,
     parts: Sequence[dict[str, Tensor]],
     base: BaseModel,
+    aside: Aside | None = None,
 ) -> FinishedAdapter:
     """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
     if outcome.last is None or not outcome.updates:
@@ -52,7 +54,10 @@ def finished_adapter(
     tensors = as_written(join_parts(parts), task.output_dtype)
     check_adapter(tensors, expected_tensors(resolve_targets(base.facts, task.lora)))
     return FinishedAdapter(
-        tensors,
+        # The parts are there already; what was made of them is not.
+        aside.put(tensors)
+        if aside is not None and task.output_dtype is not AdapterDtype.FLOAT32
+        else tensors,
         adapter_config(
             task.lora,
             *named_base(task, base.source),

@@ -18,6 +18,8 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -36,6 +38,7 @@ from mlora_worker.storage.artifacts.agreement import (
     contradiction,
     most_bytes,
 )
+from mlora_worker.storage.artifacts.aside import tensors_of
 from mlora_worker.storage.artifacts.task_state import (
     CheckpointMismatch,
     Progress,
@@ -74,15 +77,36 @@ class CheckpointManifest(Message):
     files: Annotated[tuple[ManifestFile, ...], Field(max_length=64)]
 
 
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A state whose tensors are in a local file."""
+
+    progress: Progress
+    path: Path
+    sha256: str
+
+
+def save_state(state: TaskState, folder: Path) -> SavedState:
+    """In a local ``folder``. Raises StorageError where there is no room."""
+    path = save_tensors(state.filed(), folder / STATE_NAME, "checkpoint")
+    return SavedState(state.progress, path, sha256_of(path))
+
+
 def write_checkpoint(
     store: Store, folder: str, state: TaskState, scratch: Path | None = None, kept: int = KEPT
 ) -> None:
+    """``write_saved`` of ``state``. ``scratch`` is a local folder with room for the tensors (None: the system's temporary
+    one)."""
+    with scratch_folder(scratch, "checkpoint") as local:
+        write_saved(store, folder, save_state(state, local), kept)
+
+
+def write_saved(store: Store, folder: str, state: SavedState, kept: int = KEPT) -> None:
     """Write ``state`` below the task's ``folder``, then remove what it makes superfluous: all but the ``kept`` newest.
-    Raises StorageError; may be called again after one. ``scratch`` is a local folder with room for the tensors (None: the
-    system's temporary one).
+    Raises StorageError; may be called again after one.
     """
     try:
-        _write(store, _place(folder, state.progress.step), state, scratch)
+        _write(store, _place(folder, state.progress.step), state)
     except StorageError as error:
         if error.reason is FailureReason.INSUFFICIENT_SPACE:
             # The next try has the room of all but the newest one.
@@ -92,12 +116,10 @@ def write_checkpoint(
     _prune(store, folder, kept)
 
 
-def _write(store: Store, place: str, state: TaskState, scratch: Path | None) -> None:
+def _write(store: Store, place: str, state: SavedState) -> None:
     store.delete(join(place, MANIFEST_NAME))
-    with scratch_folder(scratch, "checkpoint") as local:
-        path = save_tensors(state.filed(), local / STATE_NAME, "checkpoint")
-        files = [ManifestFile(name=STATE_NAME, bytes=path.stat().st_size, sha256=sha256_of(path))]
-        store.write_file(join(place, STATE_NAME), path)
+    files = [ManifestFile(name=STATE_NAME, bytes=state.path.stat().st_size, sha256=state.sha256)]
+    store.write_file(join(place, STATE_NAME), state.path)
     progress = state.progress.model_dump_json(by_alias=True).encode()
     files.append(
         ManifestFile(name=PROGRESS_NAME, bytes=len(progress), sha256=hashlib.sha256(progress).hexdigest())
@@ -117,17 +139,20 @@ def newest_progress(store: Store, folder: str) -> Progress | None:
     return _newest_whole(store, folder, lambda manifest: _read_progress(store, folder, manifest))
 
 
-def newest_state(store: Store, folder: str, wanted: Wanted | None = None) -> TaskState | None:
+def newest_state(
+    store: Store, folder: str, wanted: Wanted | None = None, scratch: Path | None = None
+) -> TaskState | None:
     """The newest checkpoint below ``folder`` whose files are what its manifest says; None when there is none. One that is
     damaged is removed, and the one before it is taken. Raises as ``newest_progress`` does, and ``CheckpointMismatch`` for
-    what is none of the ``wanted`` task's: of that no tensor is read.
+    what is none of the ``wanted`` task's: of that no tensor is read. ``scratch``: a local folder with room for the tensors,
+    which are views of a file without a name there; None: they are in memory.
     """
 
     def read(manifest: CheckpointManifest) -> TaskState:
         progress = _read_progress(store, folder, manifest)
         if wanted is not None:
             check_progress(progress, wanted.fingerprint, folder)
-        state = _read_state(store, folder, manifest, progress, wanted)
+        state = _read_state(store, folder, manifest, progress, wanted, scratch)
         if wanted is not None:
             check_tensors(state, wanted.shapes, _place(folder, manifest.step))
         return state
@@ -258,12 +283,53 @@ def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str
     return data
 
 
+def _fetched(
+    store: Store, place: str, manifest: CheckpointManifest, scratch: Path
+) -> dict[str, Tensor] | None:
+    """The tensors, as views of a local file; None where the volume has no room for it."""
+    with ExitStack() as open_things:
+        try:
+            local = open_things.enter_context(scratch_folder(scratch, "checkpoint"))
+        except StorageError as error:
+            log.warning("a checkpoint is read into memory: %s", error)
+            return None
+        try:
+            _fetch_file(store, place, manifest, STATE_NAME, local / STATE_NAME)
+            return tensors_of(local / STATE_NAME)
+        except OSError as error:
+            log.warning("a checkpoint is read into memory: %s", error)
+            return None
+
+
+def _fetch_file(store: Store, place: str, manifest: CheckpointManifest, name: str, target: Path) -> None:
+    """``_read_file``, piece by piece into a local file."""
+    file = _listed(manifest, name)
+    where, digest, left = join(place, name), hashlib.sha256(), file.bytes
+    try:
+        with target.open("wb") as local:
+            for piece in store.pieces(where):
+                left -= len(piece)
+                if left < 0:
+                    break
+                digest.update(piece)
+                local.write(piece)
+    except ObjectNotFound:
+        raise DamagedCheckpoint(f"{where} is gone") from None
+    if left or digest.hexdigest() != file.sha256:
+        raise DamagedCheckpoint(f"{where} is not what its manifest says")
+
+
 def _listed(manifest: CheckpointManifest, name: str) -> ManifestFile:
     return next(file for file in manifest.files if file.name == name)
 
 
 def _read_state(
-    store: Store, folder: str, manifest: CheckpointManifest, progress: Progress, wanted: Wanted | None
+    store: Store,
+    folder: str,
+    manifest: CheckpointManifest,
+    progress: Progress,
+    wanted: Wanted | None,
+    scratch: Path | None,
 ) -> TaskState:
     place = _place(folder, manifest.step)
     where, size = join(place, STATE_NAME), _listed(manifest, STATE_NAME).bytes
@@ -271,9 +337,11 @@ def _read_state(
         raise contradiction(
             where, f"it has {size} bytes, more than the {most_bytes(wanted.shapes)} of such a task"
         )
-    data = _read_file(store, place, manifest, STATE_NAME)
     try:
-        return state_of(progress, dict(load_safetensors(data)))
+        tensors = _fetched(store, place, manifest, scratch) if scratch is not None else None
+        if tensors is None:
+            tensors = load_safetensors(_read_file(store, place, manifest, STATE_NAME))
+        return state_of(progress, tensors)
     except (SafetensorError, ValueError) as error:
         raise _of_another_version(where, error) from None
 
