@@ -111,9 +111,9 @@ class Answers:
     beside: dict[tuple[int, ...], Beside] = field(default_factory=dict)  # in the same way
     verdicts: dict[tuple[int, ...], Verdict] = field(default_factory=dict)  # as ``fits``, with figures
 
-    def room(self, model: MemoryModel) -> ModelRoom:
+    def room(self, model: MemoryModel, lingering: tuple[int, ...] = ()) -> ModelRoom:
         numbers = self.kinds.numbers_of(model.demands)
-        return ModelRoom(model, self, numbers, self.kinds.brought, self.of(()))
+        return ModelRoom(model, self, numbers, self.kinds.brought, self.of(()), lingering)
 
     def of(self, kinds: tuple[int, ...]) -> Beside:
         known = self.beside.get(kinds)
@@ -162,10 +162,15 @@ class ModelRoom:
     numbers: Mapping[str, int]  # of kinds, by uid
     brought: ByKind  # by these
     nobody: Beside  # of the empty set
+    lingering: tuple[int, ...] = ()  # bytes on each stage that tasks hold which are out; none: nothing
 
     def says_the_same_as(self, other: ModelRoom) -> bool:
         """Of the same model about the same tasks."""
-        return self.answers is other.answers and self.numbers is other.numbers
+        return (
+            self.answers is other.answers
+            and self.numbers is other.numbers
+            and self.lingering == other.lingering
+        )
 
     def held(self, uids: Iterable[str]) -> Held:
         listed = tuple(uids)
@@ -190,6 +195,12 @@ class ModelRoom:
     def _asked(self, kinds: tuple[int, ...], number: int, beside: Beside) -> bool:
         return self.answers.fit_beside(kinds, number, beside, self.brought)
 
+    def fits_already(self, held: Held) -> bool:
+        if not any(self.lingering):
+            return True
+        each = zip(self.model.by_stage(held.uids), self.lingering, strict=False)
+        return all(verdict.needed + left <= verdict.budget for verdict, left in each)
+
     def verdict(self, held: Held) -> Verdict:
         known = self.answers.verdicts.get(held.kinds)
         if known is None:
@@ -202,8 +213,8 @@ class ModelRoom:
         return Held(uids, kinds, self.answers.of(kinds))
 
 
-def room_of(model: MemoryModel) -> ModelRoom:
-    """The model, with what it was asked before."""
+def room_of(model: MemoryModel, lingering: tuple[int, ...] = ()) -> ModelRoom:
+    """The model, with what it was asked before. ``lingering``: bytes on each stage that tasks hold which are out."""
     learned = tuple(sorted(model.learned.items(), key=lambda item: item[0]))
     answers = _answers(
         model.facts,
@@ -214,7 +225,7 @@ def room_of(model: MemoryModel) -> ModelRoom:
         model.recompute,
         learned,
     )
-    return answers.room(model)
+    return answers.room(model, lingering)
 
 
 @lru_cache(maxsize=_MODELS)

@@ -59,10 +59,10 @@ class Place(NamedTuple):
     """What became of one task. A tuple: thousands are made for a decision.
 
     A waiting one does not fit beside others (``judged``), or stands ``behind`` another one that has waited for long, or
-    comes ``after`` one that is about to leave, or its namespace has as many tasks inside as the ``limit`` says. A refused
-    one has a ``failure``. One that must leave keeps its memory until
-    the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is None when it is
-    no more known for whom it leaves.
+    comes ``after`` one that is about to leave, or fits but for what tasks that are out still hold (``lingers``), or its
+    namespace has as many tasks inside as the ``limit`` says. A refused one has a ``failure``. One that must leave keeps its
+    memory until the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is
+    None when it is no more known for whom it leaves.
     """
 
     outcome: Outcome
@@ -72,6 +72,7 @@ class Place(NamedTuple):
     failure: Failure | None = None
     displaced_by: Candidate | None = None
     limit: int | None = None
+    lingers: bool = False
 
     @property
     def verdict(self) -> Verdict | None:

@@ -32,6 +32,10 @@ class Memory(Protocol[Held]):
         """``fits(plus(held, uid))``: what is asked most, by far."""
         ...
 
+    def fits_already(self, held: Held) -> bool:
+        """Whether what fits does so at this moment, too: tasks that are out may not have let go of all yet."""
+        ...
+
     def verdict(self, held: Held) -> Verdict: ...
 
 
@@ -51,6 +55,7 @@ class AskedAnew:
     """A memory that judges whole sets: simple, and as slow as ``judge`` is."""
 
     judge: Fits
+    judge_now: Fits | None = None  # the same with what tasks hold that are out; None: they hold nothing
 
     def held(self, uids: Iterable[str]) -> tuple[str, ...]:
         return tuple(uids)
@@ -66,6 +71,9 @@ class AskedAnew:
 
     def fits_beside(self, held: tuple[str, ...], uid: str) -> bool:
         return self.judge((*held, uid)).fits
+
+    def fits_already(self, held: tuple[str, ...]) -> bool:
+        return self.judge_now is None or self.judge_now(held).fits
 
     def verdict(self, held: tuple[str, ...]) -> Verdict:
         return self.judge(held)

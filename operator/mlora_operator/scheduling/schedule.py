@@ -18,6 +18,7 @@ from mlora_operator.scheduling.room import Beside, Held, Memory
 HOLD_BACK = timedelta(minutes=10)
 _WAITING = State.WAITING
 _ADMITTED = Place(Outcome.ADMITTED)
+_LINGERS = Place(Outcome.WAITING, lingers=True)
 _MAY_LEAVE = (State.STARTING, State.RUNNING)  # one that starts is only told so once it has begun
 
 
@@ -36,7 +37,7 @@ def schedule(
        let them in just now.
     2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
     3. The other waiting tasks are taken in the policy's order. One that fits beside all that have a place is admitted, as
-       soon as it also fits beside those that are still leaving.
+       soon as it also fits beside those that are still leaving, and beside what those that are out still hold.
     4. One that fits but for those that are leaving gets their room: nobody after it does.
     5. For one that does not fit, running tasks after it in the order have to leave as far as the policy allows: the last
        first, until it fits; then those are spared again, the first first, beside whom it still fits, also of those who
@@ -136,14 +137,14 @@ class _Room(Generic[Held]):
         self.later = self.memory.plus(self.later, one.task.uid)
         self.staying.append(one)
         self.first_end = None
-        if not self.leaving:
-            self.now = self.later
-            return _ADMITTED
-        if self.memory.fits_beside(self.now, one.uid):
-            self.now = self.memory.plus(self.now, one.uid)
-            return _ADMITTED
-        self.newcomers.append(one.task)
-        return Place(Outcome.WAITING, after=self.leaving[-1].task)
+        if self.leaving and not self.memory.fits_beside(self.now, one.uid):
+            self.newcomers.append(one.task)
+            return Place(Outcome.WAITING, after=self.leaving[-1].task)
+        now = self.memory.plus(self.now, one.uid) if self.leaving else self.later
+        if not self.memory.fits_already(now):
+            return _LINGERS
+        self.now = now
+        return _ADMITTED
 
     def make_room(self, one: Entrant, policy: Policy) -> Place | None:
         """A place once others, who come after it in the order, are out; None when that does not help."""

@@ -27,7 +27,7 @@ def holds_for(
         if one.state is not State.WAITING:
             continue
         place = places[one.task.uid]
-        if place.outcome is Outcome.ADMITTED or place.after is not None:
+        if place.outcome is Outcome.ADMITTED or place.after is not None or place.lingers:
             return NO_TIME
         if place.outcome is Outcome.WAITING and place.behind is None:
             left = hold_back - (now - one.since)

@@ -29,6 +29,11 @@ def not_yet(place: Place, namespace: str) -> str:
         )
     if place.after is not None:
         return f"gets its place once {_who(place.after, namespace)} has left the pipeline"
+    if place.lingers:
+        return (
+            "fits beside the tasks that train, but tasks that have left the pipeline still hold some of its memory, for "
+            "checkpoints or adapters on their way to a store: it follows once that is free"
+        )
     if place.behind is not None:
         return f"waits behind {_who(place.behind, namespace)}, which has waited for long and goes first"
     verdict = place.verdict

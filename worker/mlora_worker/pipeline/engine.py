@@ -25,6 +25,7 @@ from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.protocol import LoRAConfig
+from mlora_worker.runtime.allocator import give_back_small_blocks
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
@@ -163,7 +164,7 @@ class StageEngine:
         """A task leaves; its microbatches in flight may still come back. All that it held is free then."""
         self._tasks.pop(task, None)
         self._bound.groups = ()  # of the newest microbatch, which may be its last one
-        self._aside.tidy()
+        self._tidy()
 
     def apply(self, task: str, update: Update) -> None:
         """Close a step of ``task``."""
@@ -319,7 +320,12 @@ class StageEngine:
         self._bound.groups = ()
         for group in self._groups:
             group.forget()
-        self._aside.tidy()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Much was let go of: what the heap keeps of it goes back to the kernel, where that counts it."""
+        if self._aside.is_counted:
+            give_back_small_blocks()
 
     def blank(self, tokens: int) -> Tensor:
         """[tokens, size] zeros: what travels in the place of hidden states or gradients that could not be computed."""

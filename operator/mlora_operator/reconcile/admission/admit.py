@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Scheduling
 from mlora_operator.api.units import parse_duration
-from mlora_operator.memory.room import ModelRoom, room_of
-from mlora_operator.reconcile.admission.capacity import _memory, _room
+from mlora_operator.memory.room import ModelRoom
+from mlora_operator.reconcile.admission.capacity import _room, fresh_room
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.admission.queue import Roster, Rosters, fresh_roster, roster
 from mlora_operator.reconcile.admission.quota import held_up
@@ -97,7 +97,7 @@ def fresh_places(view: View, now: datetime, scheduler: Scheduler = schedule) -> 
     read = fresh_roster(view)
     if view.shape is None:
         return _unjudged(read)
-    found, _ = _judged(view, read, room_of(_memory(view, view.shape, read.demands)), now, scheduler)
+    found, _ = _judged(view, read, fresh_room(view, view.shape, read.demands), now, scheduler)
     return found
 
 

@@ -36,13 +36,20 @@ def memory_model(view: View) -> MemoryModel | None:
 def _room(view: View, shape: Shape, demands: Mapping[str, Demand], known: Answers[ModelRoom]) -> ModelRoom:
     """Of ``_memory``; the same one as long as all is the same that it is made of."""
     report, pipeline = view.present_report, view.pipeline
-    told = (report.memory, report.exhausted) if report is not None else ((), ())
+    told = (report.memory, report.exhausted, report.held) if report is not None else ((), (), None)
     # Mostly the same objects, which are not looked into.
     made_of = (pipeline.spec, pipeline.status.memory, view.image, *shape, *told, demands)
     room = known.known(pipeline.uid, made_of)
     if room is None:
-        room = known.keep(pipeline.uid, made_of, room_of(_memory(view, shape, demands)))
+        room = known.keep(pipeline.uid, made_of, fresh_room(view, shape, demands))
     return room
+
+
+def fresh_room(view: View, shape: Shape, demands: Mapping[str, Demand]) -> ModelRoom:
+    """Of ``_memory``, beside what tasks hold that do not train there."""
+    report = view.present_report
+    lingering = report.held if report is not None else None
+    return room_of(_memory(view, shape, demands), lingering or ())
 
 
 def _memory(view: View, shape: Shape, demands: Mapping[str, Demand]) -> MemoryModel:

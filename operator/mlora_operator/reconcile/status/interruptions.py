@@ -31,7 +31,9 @@ def preempted(
     out = crowded or (reported is not None and _is_out(reported))
     if out and not suspended and is_running(task) and (held is None or held.status != "True"):
         words = (
-            "memory ran out beside the other tasks" if crowded else "a task that goes first took its place"
+            "memory ran out beside what other tasks hold, or have not given back yet"
+            if crowded
+            else "a task that goes first took its place"
         )
         return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
     if held is None:

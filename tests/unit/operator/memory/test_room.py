@@ -114,3 +114,21 @@ def test_a_room_answers_also_when_kinds_have_been_forgotten_since_it_was_made() 
     held = room.held(["1", "2"])
     assert room.fits_beside(held, "3") == asked.verdict(["1", "2", "3"]).fits
     assert room.fits(room.plus(held, "3")) == asked.verdict(["1", "2", "3"]).fits
+
+
+def test_what_tasks_that_are_out_hold_counts_on_its_stage_alone_and_only_for_now() -> None:
+    each = {"a": Demand(LoRAConfig(rank=16), 512, 256), "b": Demand(LoRAConfig(rank=4), 512, 256)}
+    needed = [verdict.needed for verdict in model(each).by_stage(each)]
+    budget = max(needed) + 1000
+    asked = model(each, budget)
+    for stage, need in enumerate(needed):
+        for left, fits in ((budget - need, True), (budget - need + 1, False)):
+            lingering = tuple(left if stage == other else 0 for other in range(len(needed)))
+            room = room_of(asked, lingering)
+            held = room.held(each)
+            assert room.fits_already(held) is fits
+            assert room.fits(held)
+            assert room.fits_alone("a")
+            assert not room.says_the_same_as(room_of(asked))
+            assert room.says_the_same_as(room_of(asked, lingering))
+    assert room_of(asked).fits_already(room_of(asked).held(each))

@@ -243,7 +243,10 @@ def test_one_that_the_worker_put_out_waits_and_a_higher_one_gets_the_room(make: 
     status = decided.task_statuses[low.key]
     assert status.state == "Preempted"
     said = {one.type: (one.status, one.message) for one in status.conditions}
-    assert said["Preempted"] == ("True", "memory ran out beside the other tasks")
+    assert said["Preempted"] == (
+        "True",
+        "memory ran out beside what other tasks hold, or have not given back yet",
+    )
     assert said["Running"][0] == "False"
 
 
@@ -417,3 +420,23 @@ def _planned(make: Any, name: str, *, admitted: bool) -> Any:
     snapshot = make.snapshot(make.task(name), group=make.group(), contact=said)
     (entry,) = decide(snapshot, make.settings(), make.now).plans[TOY].tasks
     return entry.model_copy(update={"admitted": admitted})
+
+
+def test_one_that_comes_back_waits_until_what_was_left_behind_is_free_and_never_fails_for_it(
+    make: Any,
+) -> None:
+    low = make.task("low", training=BIG)
+    said = contact(make, make.reported("Preempted", "low", step=7))
+    assert said.report is not None
+    room = said.report.stages[0].capacity_bytes
+    lingers = replace(said, report=said.report.model_copy(update={"held": (0, room)}))
+    decided = decision(make, low, contact=lingers)
+    assert admitted(decided.plans[TOY]) == {"low": False}
+    told = {
+        one.type: (one.status, one.reason, one.message) for one in decided.task_statuses[low.key].conditions
+    }
+    status, reason, message = told["Admitted"]
+    assert (status, reason) == ("False", "WaitingForMemory")
+    assert "tasks that have left the pipeline still hold some of its memory" in message
+    assert "Failed" not in told
+    assert admitted(decision(make, low, contact=said).plans[TOY]) == {"low": True}

@@ -45,15 +45,19 @@ class T:
         )
 
 
-def place(tasks: Sequence[T], hold_back: float = 600, budget: int = BUDGET) -> Mapping[str, Place]:
+def place(
+    tasks: Sequence[T], hold_back: float = 600, budget: int = BUDGET, held: int = 0
+) -> Mapping[str, Place]:
+    """``held``: by tasks that are out."""
     sizes = {task.name: task.size for task in tasks}
 
-    def fits(uids: Sequence[str]) -> Verdict:
-        needed = sum(sizes[uid] for uid in uids)
+    def fits(uids: Sequence[str], more: int = 0) -> Verdict:
+        needed = sum(sizes[uid] for uid in uids) + more
         return Verdict(needed <= budget, 0, needed, budget)
 
     entrants = [task.entrant for task in tasks]
-    return schedule(entrants, AskedAnew(fits), Priority(), NOON, timedelta(seconds=hold_back))
+    memory = AskedAnew(fits, lambda uids: fits(uids, held))
+    return schedule(entrants, memory, Priority(), NOON, timedelta(seconds=hold_back))
 
 
 STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
@@ -141,6 +145,36 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
 @pytest.mark.parametrize(("story", "tasks", "expected"), STORIES, ids=[story for story, *_ in STORIES])
 def test_places(story: str, tasks: list[T], expected: dict[str, Outcome]) -> None:
     assert {uid: one.outcome for uid, one in place(tasks).items()} == expected, story
+
+
+# What tasks that are out still hold, and places beside it.
+LINGERING: list[tuple[str, int, list[T], dict[str, Outcome]]] = [
+    ("a task alone waits for what it left behind itself", 3, [T("a", 8)], {"a": WAIT}),
+    ("and is let in once that is free enough", 2, [T("a", 8)], {"a": IN}),
+    ("whatever is held, one that fits alone is never told that it never will", 10, [T("a", 10)], {"a": WAIT}),
+    ("one that never fits is told so all the same", 3, [T("a", 11)], {"a": NEVER}),
+    ("who trains keeps its place", 9, [T("a", 8, R), T("b", 2)], {"a": IN, "b": WAIT}),
+    ("who starts keeps its place", 9, [T("a", 8, S)], {"a": IN}),
+    ("its room is promised: nobody after it gets that", 3, [T("a", 8), T("b", 3)], {"a": WAIT, "b": WAIT}),
+    ("a smaller one that fits beside all may begin", 3, [T("a", 6), T("b", 4), T("c", 1)],
+     {"a": IN, "b": WAIT, "c": WAIT}),
+    ("several that have left count together", 5, [T("a", 4), T("b", 4)], {"a": IN, "b": WAIT}),
+    ("beside one that leaves, both count", 2, [T("a", 4, L), T("b", 5)], {"a": OUT, "b": WAIT}),
+    ("and one that fits beside both begins", 2, [T("a", 4, L), T("b", 4)], {"a": OUT, "b": IN}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("story", "held", "tasks", "expected"), LINGERING, ids=[one[0] for one in LINGERING])
+def test_places_beside_what_tasks_that_are_out_hold(
+    story: str, held: int, tasks: list[T], expected: dict[str, Outcome]
+) -> None:
+    assert {uid: one.outcome for uid, one in place(tasks, held=held).items()} == expected, story
+
+
+def test_one_that_waits_for_what_is_still_held_is_told_so() -> None:
+    waits = place([T("a", 8)], held=3)["a"]
+    assert waits.lingers
+    assert "tasks that have left the pipeline still hold some of its memory" in not_yet(waits, "team-a")
 
 
 def test_each_is_told_why_it_waits_or_leaves() -> None:

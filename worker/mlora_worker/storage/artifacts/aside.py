@@ -1,10 +1,10 @@
 """Large tensors that nobody computes with now, kept beside the memory that tasks train in.
 
-A task that leaves, returns, is saved or takes a checkpoint brings copies of what it has learnt: for a checkpoint three times
-its adapter. They wait for links and stores, for as long as those take, and a memory budget on a CPU (``pipeline/budget.py``)
-counts them, while the operator's memory model knows only of tasks that train. So where there is a budget they lie in files
-without a name on this rank's volume, mapped and shared: the kernel counts no such page as the process's own, and the file
-vanishes with the last tensor that is in it, whatever becomes of the process.
+A task that leaves, returns, is saved or takes a checkpoint brings copies of what it has learnt: for a checkpoint three
+times its adapter. They wait for links and stores, as long as those take, and a memory budget on a CPU
+(``pipeline/budget.py``) counts them, while the operator's memory model knows only of tasks that train. So where there is a
+budget they lie in files without a name on this rank's volume, mapped and shared: the kernel counts no such page as the
+process's own, and the file vanishes with the last tensor that is in it, whatever becomes of the process.
 
 Where the volume has no room they are in memory after all. ``held`` says how much that is, and it is told to the operator.
 """
@@ -26,7 +26,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from mlora_worker.runtime.allocator import give_back_small_blocks
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.scratch import remove_abandoned, save_tensors, scratch_folder
 
@@ -62,6 +61,11 @@ class Aside:
         return self._folder
 
     @property
+    def is_counted(self) -> bool:
+        """The process has a budget, which counts all that it has in memory."""
+        return self._folder is not None
+
+    @property
     def held(self) -> int:
         """Bytes in memory that would be in files if there were room for them."""
         return self._held
@@ -71,18 +75,13 @@ class Aside:
         if self._folder is not None:
             remove_abandoned(self._folder)
 
-    def tidy(self) -> None:
-        """Somebody has let go of much: what the heap keeps of it goes back to the kernel, where the kernel counts it."""
-        if self._folder is not None:
-            give_back_small_blocks()
-
     def copy(self, tensor: Tensor) -> Tensor:
         """On the CPU. Raises MemoryError where neither the volume nor the memory has room."""
         if self._folder is None or tensor.nbytes < _SMALL or tensor.device.type != "cpu":
             return tensor.to("cpu", copy=True)
         flat = tensor.detach().contiguous().view(-1)
         # Written, not copied into a mapping: a volume without room says so here, and would end the process there.
-        made = self._file(memoryview(flat.view(torch.uint8).numpy()))
+        made = self._file(flat.view(torch.uint8).numpy().data)
         if made is None:
             made = self._memory(tensor.nbytes)
             torch.frombuffer(made, dtype=flat.dtype).copy_(flat)
@@ -104,7 +103,8 @@ class Aside:
                     return mapped(save_tensors(tensors, folder / "part.safetensors", "state"))
             except (StorageError, OSError) as error:
                 self._say(error)
-        return save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        packed: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        return packed
 
     def payload(self, tensors: Mapping[str, Tensor]) -> bytes | memoryview:
         """``packed``, for a link."""
@@ -153,7 +153,7 @@ class Aside:
     def _nameless(self) -> BinaryIO:
         assert self._folder is not None
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return tempfile.TemporaryFile(dir=self._folder)  # type: ignore[return-value]
+        return tempfile.TemporaryFile(dir=self._folder)
 
     def _memory(self, size: int) -> mmap.mmap:
         """A mapping of its own, which goes back to the kernel as a whole."""

@@ -1,4 +1,4 @@
-"""A large file uploaded part by part, in the memory of one part, and taken up where a former try ended.
+"""A large file uploaded part by part, in next to no memory, and taken up where a former try ended.
 
 An upload that broke off for a passing reason (no connection, a full store's 503, keys that have expired) stays on the
 store, invisible to readers. The next try lists its parts and sends those alone that are not there or are not the same. A
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from mlora_worker.storage.object_store.s3_errors import code_of, is_missing, is_passing, status_of
+from mlora_worker.storage.object_store.slices import FileSlice
 
+_PIECE = 2**20
 PART = 16 * 2**20  # bytes of one part; S3 wants at least 5 MiB
 MOST_PARTS = 10_000  # S3's limit
 _MOST_PAGES = (
@@ -52,11 +53,12 @@ def _upload(client: Any, where: dict[str, str], former: str | None, path: Path, 
     upload = {**where, "UploadId": former or client.create_multipart_upload(**where)["UploadId"]}
     try:
         tags: list[dict[str, Any]] = []
-        for number, data in enumerate(_pieces(path, part), start=1):
-            tag = _same(present.get(number), data)
-            if tag is None:
-                # It is handed back as it comes: it is a digest on some stores only.
-                tag = client.upload_part(**upload, PartNumber=number, Body=data)["ETag"]
+        for number, start in enumerate(range(0, size, part), start=1):
+            with FileSlice(path, start, min(part, size - start)) as data:
+                tag = _same(present.get(number), data)
+                if tag is None:
+                    # It is handed back as it comes: it is a digest on some stores only.
+                    tag = client.upload_part(**upload, PartNumber=number, Body=data)["ETag"]
             tags.append({"PartNumber": number, "ETag": tag})
         _complete(client, upload, tags, size)
     except Exception as error:
@@ -66,23 +68,21 @@ def _upload(client: Any, where: dict[str, str], former: str | None, path: Path, 
         raise
 
 
-def _pieces(path: Path, part: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while data := file.read(part):
-            yield data
-
-
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, ClientError):
         return status_of(error) in _KEYS or is_passing(error)
     return isinstance(error, ConnectionError | HTTPClientError)
 
 
-def _same(present: tuple[str, int] | None, data: bytes) -> str | None:
+def _same(present: tuple[str, int] | None, data: FileSlice) -> str | None:
     """The tag of a part that the store has already, if it holds ``data``."""
     if present is None or present[1] != len(data):
         return None
-    digest = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    sum_ = hashlib.md5(usedforsecurity=False)
+    while piece := data.read(_PIECE):
+        sum_.update(piece)
+    data.seek(0)
+    digest = sum_.hexdigest()
     return present[0] if present[0].strip('"').lower() == digest else None
 
 

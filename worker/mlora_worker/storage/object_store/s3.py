@@ -37,6 +37,7 @@ from mlora_worker.storage.object_store.s3_client import (
     new_client,
 )
 from mlora_worker.storage.object_store.s3_errors import explain
+from mlora_worker.storage.object_store.slices import FileSlice
 from mlora_worker.storage.uri import normal_endpoint, s3_address
 from mlora_worker.storage.wire import BadAnswer
 
@@ -151,11 +152,12 @@ class S3Store:
 
     def write_file(self, uri: str, path: Path) -> None:
         size = path.stat().st_size
+        at = s3_address(uri)
+        where = {"Bucket": at.bucket, "Key": at.key}
         if size <= self._part:
-            self.write(uri, path.read_bytes())
+            with self._calling("write", uri) as client, FileSlice(path, 0, size) as data:
+                client.put_object(**where, Body=data)
         else:
-            at = s3_address(uri)
-            where = {"Bucket": at.bucket, "Key": at.key}
             with self._calling("write", uri) as client:
                 upload_in_parts(client, where, path, part_size(size, self._part), size)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,14 +31,17 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.artifacts.checkpoint import write_checkpoint
+from mlora_worker.storage.artifacts.aside import Aside
+from mlora_worker.storage.artifacts.checkpoint import newest_state, write_checkpoint
 from mlora_worker.storage.artifacts.local_spool import KeptWork
-from mlora_worker.storage.artifacts.task_state import PREFIXES, CheckpointMismatch, TaskState
+from mlora_worker.storage.artifacts.task_state import PREFIXES, CheckpointMismatch, Progress, TaskState
 from mlora_worker.storage.errors import AccessRefused
+from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.stream.planner import load_of
 from tests.fixtures.inline import inline_lane
 from tests.fixtures.memory_store import MemoryStore
+from tests.fixtures.process_memory import data_bytes
 
 PLACE = "s3://b/p/checkpoints"
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
@@ -239,3 +244,50 @@ def forge(store: MemoryStore, change: dict[str, object]) -> None:
         f"{where}progress.json": progress,
         f"{where}manifest.json": json.dumps(manifest).encode(),
     }
+
+
+def test_nothing_holds_the_tensors_of_a_state_that_is_in_a_file_while_its_store_takes_its_time(
+    tmp_path: Path,
+) -> None:
+    """But the task itself, which lets go of them when it needs them no more."""
+    play = Play(tmp_path)
+    held: list[list[object]] = []
+
+    def answer(action: str, _: str) -> None:
+        if action == "write" and not held:
+            state = play.task.state
+            assert state is not None
+            alive = [weakref.ref(tensor) for tensor in state.tensors.values()]
+            play.task.state = None
+            del state
+            gc.collect()
+            held.append([one() for one in alive])
+
+    play.store = MemoryStore(answer)
+    play.task.state = TaskState(training_task_progress(), tensors(2.0))
+    play.checkpoints._write_newest(play.task)
+    assert held == [[None, None, None]]
+
+
+def test_a_checkpoint_that_is_fetched_takes_no_memory_where_that_is_counted(tmp_path: Path) -> None:
+    folder = (tmp_path / "store").as_uri()
+    number = 4 * 2**20
+    state = TaskState(
+        training_task_progress(), {prefix + Q: torch.rand(1024, number // 1024) for prefix in PREFIXES}
+    )
+    write_checkpoint(FileStore(), folder, state)
+    before = data_bytes()
+    found = newest_state(FileStore(), folder, scratch=Aside(tmp_path / "aside").folder)
+    assert data_bytes() - before < 2**20
+    assert found is not None
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in state.tensors.items())
+    assert list((tmp_path / "aside").iterdir()) == []
+    without = newest_state(FileStore(), folder, scratch=tmp_path / "no" / "room")
+    assert without is not None
+    assert without.tensors.keys() == state.tensors.keys()
+
+
+def training_task_progress() -> Progress:
+    task = training_task()
+    task.steps_done = task.updates = 2
+    return task.progress()

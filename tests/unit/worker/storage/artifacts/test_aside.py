@@ -11,15 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from mlora_worker.storage.artifacts.aside import Aside, tensors_in, tensors_of
+from tests.fixtures.process_memory import data_bytes
 
 MIB = 2**20
 COUNT = 16 * MIB  # numbers of four bytes: 64 MiB
-
-
-def data_bytes() -> int:
-    """What RLIMIT_DATA counts."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmData:"))
 
 
 def full(tmp_path: Path) -> Aside:
