@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from bench.fuzz_parts.texts import Hostile
 
 JSON = dict[str, Any]
 ITEM, VALUE = "[]", "{}"  # steps of a path: into a list, and into a mapping with keys of one's own
+# Of one spoilt field. The API server reads 3 MiB of a request, so two of the largest are too much for it. And it compares
+# each mistake that it finds with all others, in resources of every kind: thirty thousand of them, lists in lists of what
+# lacks a field, keep it busy for half a minute, which says nothing of the operator (docs/operators/security.md).
+LARGEST = 2 * 2**20  # bytes as JSON
+MOST_ENTRIES = 1000  # of all its lists and mappings together
 _BOUNDS = frozenset(
     {
         "pattern", "x-kubernetes-validations", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
@@ -82,31 +88,29 @@ def _hostile(field: Field, hostile: Hostile, random: Random) -> Any:
     return leaf if isinstance(leaf, dict) else {hostile.text()[:200]: leaf}
 
 
-def _put(node: JSON, path: tuple[str, ...], value: Any, hostile: Hostile, random: Random) -> None:
-    """Sets what lies at ``path``; lists and mappings on the way are made with one entry, or many."""
+def _put(node: JSON, path: tuple[str, ...], value: Any, hostile: Hostile, random: Random) -> int:
+    """Sets what lies at ``path``; lists and mappings on the way are made with one entry, or many, as far as bounds allow.
+    How many entries the innermost ones have, all together."""
     name, *rest = path
     if not rest:
         node[name] = value
-        return
-    if rest[0] == ITEM:
-        many = random.choice((1, 1, 2, 70))
-        inner = rest[1:]
-        entries = []
-        for _ in range(many):
-            entry: JSON = {}
-            _put(entry, ("x", *inner), value, hostile, random)
-            entries.append(entry["x"])
-        node[name] = entries
-        return
-    if rest[0] == VALUE:
-        inner = rest[1:]
-        mapping: JSON = {}
-        for _ in range(random.choice((1, 1, 3, 70))):
-            entry = {}
-            _put(entry, ("x", *inner), value, hostile, random)
-            mapping[hostile.text()[:2000]] = entry["x"]
-        node[name] = mapping
-        return
-    child = node.get(name)
-    node[name] = child if isinstance(child, dict) else {}
-    _put(node[name], tuple(rest), value, hostile, random)
+        return 1
+    if rest[0] not in (ITEM, VALUE):
+        child = node.get(name)
+        node[name] = child if isinstance(child, dict) else {}
+        return _put(node[name], tuple(rest), value, hostile, random)
+    keys: list[str] = []
+    entries: list[Any] = []
+    size = count = 0
+    for _ in range(random.choice((1, 1, 2, 70) if rest[0] == ITEM else (1, 1, 3, 70))):
+        entry: JSON = {}
+        more = _put(entry, ("x", *rest[1:]), value, hostile, random)
+        key = hostile.text()[:2000] if rest[0] == VALUE else ""
+        size += len(json.dumps([key, entry["x"]]))
+        if entries and (size > LARGEST or count + more > MOST_ENTRIES):
+            break
+        count += more
+        keys.append(key)
+        entries.append(entry["x"])
+    node[name] = entries if rest[0] == ITEM else dict(zip(keys, entries, strict=True))
+    return count

@@ -76,13 +76,18 @@ class Server:
     async def create(self, path: str, manifest: Mapping[str, Any]) -> JSON:
         return await self._ask("POST", path, manifest)
 
-    async def try_create(self, path: str, manifest: Mapping[str, Any]) -> int:
-        """The HTTP status, whatever the server says of it."""
+    async def try_create(
+        self, path: str, manifest: Mapping[str, Any], patience: float = PATIENCE
+    ) -> int | None:
+        """The HTTP status, whatever the server says of it; None where it says nothing for ``patience``, or hangs up."""
         body, headers = json.dumps(manifest), {"Content-Type": "application/json"}
-        timeout = aiohttp.ClientTimeout(total=PATIENCE)
-        async with self._open.post(path, data=body, headers=headers, timeout=timeout) as answer:
-            await answer.read()
-            return answer.status
+        timeout = aiohttp.ClientTimeout(total=patience)
+        try:
+            async with self._open.post(path, data=body, headers=headers, timeout=timeout) as answer:
+                await answer.read()
+                return answer.status
+        except (TimeoutError, aiohttp.ClientError):
+            return None
 
     async def apply(self, path: str, manifest: Mapping[str, Any]) -> JSON:
         """Server-side apply."""
