@@ -100,7 +100,7 @@ def _course(
     task: Task, scene: Scene, reported: TaskReport | None, seat: Seat | None, late: str | None, again: bool
 ) -> Course:
     if reported is not None and reported.phase is TaskPhase.SUCCEEDED:
-        return _succeeded(reported)
+        return _succeeded(task)
     if reported is not None and reported.phase is TaskPhase.FAILED:
         return _failed_by(reported.failure, "the task has failed")
     assert task.spec is not None
@@ -242,8 +242,8 @@ def _out_of_sight(task: Task, scene: Scene) -> Course:
     return Course(task.status.state or "Training", wishes[-1].reason, wishes)
 
 
-def _succeeded(reported: TaskReport) -> Course:
-    where = reported.adapter.uri if reported.adapter is not None else "its output"
+def _succeeded(task: Task) -> Course:
+    where = task.spec.output.uri if task.spec is not None else "its output"
     return Course(
         "Succeeded",
         c.REASON_ADAPTER_UPLOADED,

@@ -39,7 +39,11 @@ def figures(task: Task, reported: TaskReport | None, pipeline: str) -> dict[str,
 
 
 def _served(task: Task, adapter: AdapterInfo | None) -> AdapterInfo | None:
-    """With what a server has to be told, which follows from the spec alone: coordinators of all versions leave it out."""
+    """With what follows from the spec alone, whatever a worker says of it: where the adapter lies, and what a server has to
+    be told, which coordinators of all versions leave out. A worker that was taken over leads nobody to another's adapter.
+    """
     if adapter is None or task.spec is None:
-        return adapter
-    return adapter.model_copy(update={"max_lora_rank": task.spec.lora.served_rank})
+        return None
+    return adapter.model_copy(
+        update={"uri": task.spec.output.uri, "max_lora_rank": task.spec.lora.served_rank}
+    )

@@ -19,7 +19,7 @@ from mlora_operator.reconcile.status.task import task_status
 from mlora_operator.reconcile.workers.gang import Turn
 from mlora_operator.reconcile.workers.health import Health
 from mlora_operator.scheduling.admission import Judged, Outcome, Place, Verdict
-from mlora_worker.protocol import Failure, FailureReason
+from mlora_worker.protocol import AdapterInfo, Failure, FailureReason
 
 T1 = Key("team-a", "t1")
 
@@ -110,6 +110,16 @@ def test_a_success_has_adapter_counts_and_time(make: Any) -> None:
     assert status.data is not None
     assert status.data.used == 9
     assert (status.start_time, status.completion_time) == ("2026-03-01T11:00:00Z", "2026-03-01T12:00:00Z")
+
+
+def test_an_adapter_lies_where_the_task_says_whatever_a_worker_says(make: Any) -> None:
+    """A worker that was taken over must not lead a task's users to another's adapter."""
+    elsewhere = AdapterInfo(uri="s3://adapters/of-another", sha256="cd" * 32, bytes=1)
+    done = make.reported("Succeeded", step=50, adapter=elsewhere)
+    status = status_of(make, group=make.group(), contact=Contact(report=make.report(done)))
+    assert status.adapter is not None
+    assert status.adapter.uri == "s3://adapters/t1"
+    assert message(status, "Succeeded") == "the adapter is checked and lies at s3://adapters/t1"
 
 
 def test_a_failure_says_what_the_worker_said(make: Any) -> None:
