@@ -18,6 +18,7 @@ from mlora_operator.cli.run.command import run
 from mlora_operator.cli.submit.command import submit
 from mlora_operator.cli.validate.command import validate
 from mlora_operator.cli.watch import watch
+from mlora_worker.lines import headed
 
 app = typer.Typer(
     name="mlora",
@@ -63,5 +64,5 @@ def main() -> None:
     try:
         app()
     except output.CommandError as error:
-        output.stderr().print(f"[bold red]error:[/] {escape(str(error))}")
+        output.stderr().print(f"[bold red]error:[/] {escape(headed(str(error)))}")
         sys.exit(error.exit_code)

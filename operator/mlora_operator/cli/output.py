@@ -24,15 +24,15 @@ class CommandError(Exception):
 
 
 def stdout() -> Console:
-    from rich.console import Console
+    from mlora_operator.cli.console import CleanConsole
 
-    return Console(highlight=False, soft_wrap=True)
+    return CleanConsole(highlight=False, soft_wrap=True)
 
 
 def stderr() -> Console:
-    from rich.console import Console
+    from mlora_operator.cli.console import CleanConsole
 
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return CleanConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

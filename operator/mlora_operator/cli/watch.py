@@ -18,6 +18,7 @@ from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
 from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
 from mlora_operator.cli.task_table import Row, as_json, row
+from mlora_worker.lines import headed, one_line
 
 
 def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
@@ -39,13 +40,13 @@ def table(rows: Iterable[Row]) -> RenderableType:
         style = "red" if one.failed else "green" if one.succeeded else ""
         progress = f"{one.step}/{one.total_steps}" if one.total_steps else ""
         shown.add_row(
-            Text(one.name),
-            Text(one.state, style=style),
-            Text(one.reason),
+            Text(one_line(one.name)),
+            Text(one_line(one.state), style=style),
+            Text(one_line(one.reason)),
             str(one.priority),
             progress,
-            one.loss or "",
-            one.tokens_per_second or "",
+            Text(one_line(one.loss or "")),
+            Text(one_line(one.tokens_per_second or "")),
         )
     return shown
 
@@ -120,7 +121,7 @@ class Screen:
         self._live.stop()
         for one in self._rows.values():
             if one.failed:
-                stderr().print(Text(f"{one.name}: {one.reason}: {one.message}", style="red"))
+                stderr().print(Text(headed(f"{one.name}: {one.reason}: {one.message}"), style="red"))
 
     def show(self, rows: Mapping[str, Row]) -> None:
         self._live.update(table(rows.values()))

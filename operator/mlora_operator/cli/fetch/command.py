@@ -32,6 +32,7 @@ from mlora_operator.download import (
     open_source,
     read_manifest,
 )
+from mlora_worker.lines import headed, one_line
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         fetch(parser().parse_args(arguments))
     except CommandError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {headed(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
@@ -130,10 +131,11 @@ def fetch(options: argparse.Namespace) -> None:
     if options.output == "json":
         print_json({"uri": uri, "folder": str(folder), **manifest.as_json()})
     else:
-        print(
+        told = (
             f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, "
             f"base model {manifest.base_model}, {manifest.step} steps)"
         )
+        print(one_line(told))
 
 
 def is_name(text: str) -> bool:

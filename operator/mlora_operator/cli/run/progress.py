@@ -15,6 +15,7 @@ from mlora_operator.cli.task_table import as_json, row
 from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End, Result
 from mlora_operator.reconcile.state.decision import Event
+from mlora_worker.lines import headed, one_line
 
 
 class View(Audience, AbstractContextManager["View"], Protocol):
@@ -61,12 +62,12 @@ class Bars:
     def __init__(self) -> None:
         self._console = stderr()
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.fields[state]}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[progress]}", justify="right"),
-            TextColumn("{task.fields[loss]}", justify="right"),
-            TextColumn("{task.fields[speed]}", justify="right"),
+            TextColumn("{task.fields[progress]}", justify="right", markup=False),
+            TextColumn("{task.fields[loss]}", justify="right", markup=False),
+            TextColumn("{task.fields[speed]}", justify="right", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
         )
@@ -83,14 +84,16 @@ class Bars:
     def task_changed(self, task: Mapping[str, Any]) -> None:
         shown = row(task)
         key = (shown.namespace, shown.name)
-        state = shown.state if shown.reason in ("", shown.state) else f"{shown.state} ({shown.reason})"
+        state = one_line(
+            shown.state if shown.reason in ("", shown.state) else f"{shown.state} ({shown.reason})"
+        )
         fields: dict[str, Any] = {
             "total": shown.total_steps or None,
             "completed": shown.step,
             "state": state,
             "progress": f"{shown.step}/{shown.total_steps}" if shown.total_steps else "",
-            "loss": f"loss {shown.loss}" if shown.loss else "",
-            "speed": f"{shown.tokens_per_second} tokens/s" if shown.tokens_per_second else "",
+            "loss": one_line(f"loss {shown.loss}") if shown.loss else "",
+            "speed": one_line(f"{shown.tokens_per_second} tokens/s") if shown.tokens_per_second else "",
         }
         if key not in self._bars:
             self._bars[key] = self._progress.add_task(shown.name, **fields)
@@ -103,16 +106,16 @@ class Bars:
     def happened(self, event: Event) -> None:
         if event.type == "Warning":
             self._progress.console.print(
-                Text(f"{event.about}: {event.reason}: {event.message}", style="yellow")
+                Text(headed(f"{event.about}: {event.reason}: {event.message}"), style="yellow")
             )
 
     def ended(self, ends: list[End], folder: Path) -> None:
         for end in ends:
             if end.result is Result.SUCCEEDED:
-                stdout().print(Text.assemble((f"{end.name}: ", "bold"), (end.message, "green")))
+                stdout().print(Text.assemble((f"{end.name}: ", "bold"), (headed(end.message), "green")))
             else:
                 style = "red" if end.bad else "dim"
                 words = f"{end.result.value}: {end.reason}: {end.message}"
-                stderr().print(Text.assemble((f"{end.name}: ", "bold"), (words, style)))
+                stderr().print(Text.assemble((f"{end.name}: ", "bold"), (headed(words), style)))
         if any(end.bad for end in ends):
             stderr().print(f"state and logs: {folder}")

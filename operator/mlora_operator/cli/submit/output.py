@@ -15,6 +15,7 @@ from mlora_operator.cli.submit.awaiting import Waiting
 from mlora_operator.cli.submit.journal import Entry
 from mlora_operator.cli.submit.outcomes import Outcome
 from mlora_operator.cli.task_table import as_json, row
+from mlora_worker.lines import headed, one_line
 
 _LAST_LINES = 20  # of a failure's message
 _LAST_EVENTS = 5
@@ -28,14 +29,14 @@ class Telling:
 
     def said(self, text: str) -> None:
         if not self._json:
-            stdout().print(Text(text))
+            stdout().print(Text(headed(text)))
 
     def note(self, text: str) -> None:
         """Something beside the course of things."""
         if self._json:
             print_json({"type": "note", "message": text})
         else:
-            stderr().print(Text(text, style="yellow"))
+            stderr().print(Text(headed(text), style="yellow"))
 
     def submitted(self, tasks: Sequence[Submitted]) -> None:
         if self._json:
@@ -49,7 +50,7 @@ class Telling:
             return
         moment = time.strftime("%H:%M:%S", time.gmtime())
         style = "red" if one.bad else "green" if one.good else ""
-        stdout().print(Text.assemble((moment, "dim"), " ", (one.text, style)))
+        stdout().print(Text.assemble((moment, "dim"), " ", (headed(one.text), style)))
 
     def failure(self, task: JSON, outcome: Outcome, events: Sequence[JSON]) -> None:
         """The last words of a task that did not succeed."""
@@ -59,12 +60,12 @@ class Telling:
         lines = shown.message.splitlines()[-_LAST_LINES:]
         known = set(lines)
         lines += [
-            f"{one.get('reason', '')}: {one.get('message', '')}"
+            one_line(f"{one.get('reason', '')}: {one.get('message', '')}")
             for one in events[-_LAST_EVENTS:]
             if one.get("message") not in known
         ]
         head = f"{shown.name} {'failed' if outcome is Outcome.FAILED else 'is rejected'}: {shown.reason}"
-        stderr().print(Text(head, style="bold red"))
+        stderr().print(Text(one_line(head), style="bold red"))
         for line in lines:
             stderr().print(Text(f"  {line}"))
 
@@ -76,7 +77,7 @@ class Telling:
         for key, task in waiting.tasks.items():
             outcome = waiting.outcomes.get(key)
             if outcome is Outcome.SUCCEEDED:
-                where = row(task).adapter or task["spec"]["output"]["uri"]
+                where = one_line(row(task).adapter or task["spec"]["output"]["uri"])
                 stdout().print(Text.assemble((f"{key[1]}: ", "bold"), (f"succeeded, {where}", "green")))
             elif outcome is Outcome.GONE:
                 stderr().print(Text(f"{key[1]}: was deleted by someone else", style="red"))
