@@ -18,6 +18,7 @@ from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
 from mlora_operator.reconcile.state.isolation import Apart, culprits
+from mlora_operator.reconcile.state.serving import Served
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Group,
@@ -115,6 +116,7 @@ class _Judge:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
         self._rights = settings.rights
         self._apart, self._suits = apart, Suitability(open_tasks, snapshot)
+        self._served = Served(snapshot.pipelines, snapshot.namespace_labels, settings.rights)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)
         if memo.surroundings != now:
@@ -149,6 +151,12 @@ class _Judge:
         heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
         if task.uid in self._snapshot.unjudged and not task.accepted and heard is None:
             return _LATER
+        if (
+            task.spec is None and heard is None and not task.status.pipeline
+        ):  # nothing beside the task matters
+            return self._known.known(task.uid, (task,)) or self._known.keep(
+                task.uid, (task,), self._made(task)
+            )
         if task.spec is None or self._serve[task.spec.base_model] > 1:
             return self._made(task)
         made_of = (task, self._around, heard, wrong)
@@ -162,7 +170,7 @@ class _Judge:
 
     def _made(self, task: Task) -> Acceptance:
         settings = self._settings
-        found = accept(task, self._snapshot, settings.models, self._rights, self._suits)
+        found = accept(task, self._snapshot, settings.models, self._rights, self._suits, self._served)
         if found.pipeline is None and found.wanted is None:
             return found
         if found.pipeline is not None and self._keeps(task, found.pipeline):

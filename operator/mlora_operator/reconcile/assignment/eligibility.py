@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlora_operator.api import conditions
-from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.references import _text_problem, _unread, secret_problem
-from mlora_operator.reconcile.state.serving import CATALOGUE, precedence, standing, takes
+from mlora_operator.reconcile.state.serving import CATALOGUE, Served, precedence, standing, takes
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
@@ -24,8 +23,9 @@ def accept(
     catalogue: Sequence[CatalogueModel],
     rights: Rights,
     suits: Suits = lambda *_: True,
+    served: Served | None = None,
 ) -> Acceptance:
-    """Whether and where an unfinished task is served.
+    """Whether and where an unfinished task is served. ``served``: of this snapshot, where many tasks are asked about.
 
     1. A task that trains, or has just ended, stays where it is as long as its pipeline serves the model: neither a
        Secret that is being replaced, nor a changed rule about namespaces, nor a spec that this version of the operator does
@@ -44,7 +44,8 @@ def accept(
     5. The catalogue's pipeline is made where it would go first and is not there, unless another one has its name.
     """
     own = task.key.namespace
-    serving = [one for one in snapshot.pipelines if _serves(one, task)]
+    served = served or Served(snapshot.pipelines, snapshot.namespace_labels, rights)
+    serving = _serving(task, snapshot, served)
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
         return _accepted(bound)
@@ -90,16 +91,16 @@ def accept(
             f"a pipeline for {offered.name} is being made from the catalogue",
             wanted=offered,
         )
-    return _unserved(task, snapshot, catalogue, serving, taken, rights)
+    return _unserved(task, catalogue, serving, taken, rights, served)
 
 
 def _unserved(
     task: Task,
-    snapshot: Snapshot,
     catalogue: Sequence[CatalogueModel],
     serving: Sequence[Pipeline],
     taken: Pipeline | None,
     rights: Rights,
+    served: Served,
 ) -> Acceptance:
     """Why nobody serves it, without a word of pipelines that could not. ``taken``: what stands in the catalogue's place."""
     assert task.spec is not None
@@ -121,12 +122,12 @@ def _unserved(
         return Acceptance(
             conditions.REASON_NAMESPACE_NOT_ALLOWED,
             f"{model} is served in other namespaces, for their own tasks only: ask the platform team to serve it to "
-            f"namespace {own}, too; {_offer(task, snapshot, catalogue, rights)}",
+            f"namespace {own}, too; {_offer(task, catalogue, served)}",
         )
     return Acceptance(
         conditions.REASON_NO_PIPELINE,
         f"no pipeline serves {model} and the operator's catalogue does not have it; "
-        f"{_offer(task, snapshot, catalogue, rights)}",
+        f"{_offer(task, catalogue, served)}",
     )
 
 
@@ -221,20 +222,17 @@ def _accepted(pipeline: Pipeline) -> Acceptance:
     return Acceptance(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}", pipeline)
 
 
-def _serves(pipeline: Pipeline, task: Task) -> bool:
-    """Of a task whose spec is not understood it cannot be said which model it wants: it may train in any."""
-    if pipeline.spec is None or pipeline.deleting:
-        return False
-    return task.spec is None or pipeline.spec.model.name == task.spec.base_model
+def _serving(task: Task, snapshot: Snapshot, served: Served) -> Sequence[Pipeline]:
+    """Of a task whose spec is not understood it cannot be said which model it wants: it may train in any that its status
+    names, or whose coordinator speaks of it."""
+    if task.spec is not None:
+        return served.by(task.spec.base_model)
+    told = [str(key) for key, contact in snapshot.contacts.items() if task.uid in contact.tasks]
+    return served.named(dict.fromkeys((*([task.status.pipeline] if task.status.pipeline else ()), *told)))
 
 
-def _offer(task: Task, snapshot: Snapshot, catalogue: Sequence[CatalogueModel], rights: Rights) -> str:
-    specs: list[LoRAPipelineSpec] = [
-        one.spec
-        for one in snapshot.pipelines
-        if one.spec is not None and takes(one, task.key.namespace, snapshot.namespace_labels, rights)
-    ]
-    names = sorted({*(spec.model.name for spec in specs), *(model.name for model in catalogue)})
+def _offer(task: Task, catalogue: Sequence[CatalogueModel], served: Served) -> str:
+    names = sorted({*served.models(task.key.namespace), *(model.name for model in catalogue)})
     if not names:
         return "no base model is served to this namespace yet: ask the platform team for one"
     return f"base models that are served: {', '.join(names)}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from dataclasses import dataclass
 
@@ -27,6 +27,18 @@ class Delivery:
     write: Callable[[], Awaitable[bool]]
     has_lane: bool = False
     patient: bool = False
+
+
+def in_turn(due: Iterable[tuple[Hashable, Delivery]]) -> list[Delivery]:
+    """The first of each owner, then the second of each, and so on; each owner's own in the order that they have. Patient
+    ones are counted by themselves, since they have slots of their own.
+    """
+    seen: Counter[tuple[Hashable, bool]] = Counter()
+    turns = []
+    for owner, one in due:
+        turns.append((seen[owner, one.patient], one))
+        seen[owner, one.patient] += 1
+    return [one for _, one in sorted(turns, key=lambda turn: turn[0])]
 
 
 class Deliveries:

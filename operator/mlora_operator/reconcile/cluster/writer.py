@@ -19,7 +19,7 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.cluster.assumed import Written
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone, no_text
 from mlora_operator.reconcile.cluster.throttle import NOTHING, PROMPT, Pace, difference, pause
-from mlora_operator.reconcile.cluster.write_queue import Deliveries, Delivery
+from mlora_operator.reconcile.cluster.write_queue import Deliveries, Delivery, in_turn
 from mlora_operator.reconcile.observer import Nobody, Witness
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, ReadText, Refused
 from mlora_operator.reconcile.state.decision import Decision, Event, Manifest, Workers
@@ -203,13 +203,15 @@ class Writer:
     ) -> Delivery:
         return Delivery(about, partial(self._try, what, write, fields, gone), has_lane)
 
-    def _statuses(self, snapshot: Snapshot, decision: Decision, now: datetime) -> Iterator[Delivery]:
-        """Those of pipelines, which are few; then of tasks: who has heard nothing yet, then who has heard nothing for
-        longest, so that a thousand tasks that move keep nobody waiting who has just come.
+    def _statuses(self, snapshot: Snapshot, decision: Decision, now: datetime) -> list[Delivery]:
+        """Of each namespace in turn, so that a crowd in one keeps nobody waiting in another. Within one, those of
+        pipelines, which are few; then of tasks: who has heard nothing yet, then who has heard nothing for longest, so
+        that a thousand tasks that move keep nobody waiting who has just come.
         """
         stories: defaultdict[tuple[str, Key], list[Event]] = defaultdict(list)
         for event in decision.events:
             stories[event.kind, event.about].append(event)
+        due: list[tuple[str, Delivery]] = []  # by namespace
         for one in snapshot.pipelines:
             wished = decision.pipeline_statuses.get(one.key)
             if wished is None:
@@ -217,7 +219,8 @@ class Writer:
             patch = _of_one(one.key, partial(self._due_of_pipeline, one, wished, now))
             if patch:
                 story = stories["LoRAPipeline", one.key]
-                yield Delivery(one.uid, partial(self._write_pipeline, one, wished, patch, story, now))
+                write = partial(self._write_pipeline, one, wished, patch, story, now)
+                due.append((one.key.namespace, Delivery(one.uid, write)))
         tasks = [
             (task, status, patch)
             for task in snapshot.tasks
@@ -230,7 +233,8 @@ class Writer:
         for task, status, patch in tasks:
             story = stories["LoRATask", task.key]
             write = partial(self._write_task, task, status, patch, story, now)
-            yield Delivery(task.uid, write, patient=bool(task.status.conditions))
+            due.append((task.key.namespace, Delivery(task.uid, write, patient=bool(task.status.conditions))))
+        return in_turn(due)
 
     def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
         """The patch to write now; empty when nothing has changed, or when it may wait."""

@@ -1,8 +1,9 @@
-"""Whose tasks a pipeline takes, and which of several goes first. Pure."""
+"""Whose tasks a pipeline takes, which of several goes first, and who serves a model. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from mlora_operator.api.meta import NamespacesFrom
@@ -77,3 +78,38 @@ def claims_in_vain(pipeline: Pipeline, rights: Rights) -> str | None:
         f"since the platform team has not given them the right to serve others: it does so by adding {own} to "
         "serving.namespaces in the values of the operator's chart; else set from: Same"
     )
+
+
+class Served:
+    """Pipelines by the model that they serve, and what is served to a namespace, each worked out once for all tasks of a
+    pass: whoever makes a thousand pipelines and a thousand tasks does not make a million questions of it.
+    """
+
+    def __init__(self, pipelines: Iterable[Pipeline], labels: Labels, rights: Rights) -> None:
+        by_model: defaultdict[str, list[Pipeline]] = defaultdict(list)
+        for one in pipelines:
+            if one.spec is not None and not one.deleting:
+                by_model[one.spec.model.name].append(one)
+        self._by_model = dict(by_model)
+        self._by_name = {str(one.key): one for serving in by_model.values() for one in serving}
+        self._labels, self._rights = labels, rights
+        self._models: dict[str, frozenset[str]] = {}  # by namespace
+
+    def by(self, model: str) -> Sequence[Pipeline]:
+        """Those that serve it, to whomever."""
+        return self._by_model.get(model, ())
+
+    def named(self, names: Iterable[str]) -> list[Pipeline]:
+        """Those of these names (namespace/name) that serve any model."""
+        return [self._by_name[name] for name in names if name in self._by_name]
+
+    def models(self, namespace: str) -> frozenset[str]:
+        """Those that are served to a namespace."""
+        known = self._models.get(namespace)
+        if known is None:
+            known = self._models[namespace] = frozenset(
+                model
+                for model, serving in self._by_model.items()
+                if any(takes(one, namespace, self._labels, self._rights) for one in serving)
+            )
+        return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 from typing import Any
 
 from mlora_operator.reconcile.admission.spec_checks import Judging
@@ -91,3 +92,21 @@ def test_a_task_that_a_former_operator_accepted_keeps_what_it_has(make: Any) -> 
     contact = Contact(report=make.report(make.reported("Training", step=3)))
     made = decide(make.snapshot(task, group=make.group(), contact=contact), make.settings(), make.now)
     assert made.task_statuses[task.key].state == "Training"
+
+
+def test_many_pipelines_and_many_tasks_are_no_million_of_questions(make: Any) -> None:
+    """Of a tenant that makes both: tasks that are not understood, and tasks for a model that nobody serves."""
+
+    def calls(count: int) -> int:
+        pipelines = tuple(
+            make.pipeline(f"p{number}", model={"name": f"M{number}", "uri": "s3://m/x"})
+            for number in range(count)
+        )
+        wrong = [make.task(f"w{number}", lora={"rank": -1}) for number in range(count)]
+        unserved = [make.task(f"u{number}", baseModel="nobody/s") for number in range(count)]
+        snapshot = make.snapshot(*wrong, *unserved, pipelines=pipelines)
+        profile = cProfile.Profile()
+        profile.runcall(decide, snapshot, make.settings(), make.now)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(200) < 2.5 * calls(100)

@@ -89,6 +89,18 @@ async def test_who_has_heard_nothing_yet_goes_first(make: Any) -> None:
     assert (await days.act(9, old=later, older=later, new=later))[0] == "new"
 
 
+async def test_a_crowd_in_one_namespace_keeps_nobody_waiting_in_another(make: Any) -> None:
+    crowd = [make.task(f"x{number:03}", "team-x") for number in range(100)]
+    days = Days(make, *crowd, make.task("first"), make.task("second"))
+    named = {
+        task.key.name: waits("PreparingData") for task in (*crowd, make.task("first"), make.task("second"))
+    }
+    written = await days.act(0, **named)
+    assert written[:4] == ["x000", "first", "x001", "second"]
+    moved = await days.act(9, **dict.fromkeys(named, waits("WaitingForMemory")))
+    assert moved.index("second") <= 3
+
+
 async def test_a_clock_that_was_set_back_holds_nothing_up(make: Any) -> None:
     days = Days(make, make.task("a"))
     await days.act(0, a=waits("PreparingData"))
