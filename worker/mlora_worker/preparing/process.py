@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.row_access import Reading, reading_of
 from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.sandbox_process import PACKAGES
 from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.data.training_rows.row_cache import sweep
 from mlora_worker.preparing.bounds import lift_limits
@@ -16,9 +18,12 @@ from mlora_worker.preparing.errors import told
 from mlora_worker.preparing.job import Workshop
 from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
 from mlora_worker.preparing.server import Server
+from mlora_worker.runtime.fences import tried
 from mlora_worker.runtime.log_lines import set_up_logging
 from mlora_worker.storage.object_store.s3_client import PATIENT, new_client
 from mlora_worker.storage.object_store.store import open_store
+
+log = logging.getLogger(__name__)
 
 
 def main(file: int) -> None:
@@ -50,6 +55,7 @@ def main(file: int) -> None:
         reading,
     )
     send(control, Answer(ready=Ready(tells_the_date=tells_the_date(tokenizer))))
+    log.info("chat templates of tasks are rendered behind these fences: %s", tried(PACKAGES))
     Server(control, workshop.do, partial(_clean, reading)).serve()
 
 

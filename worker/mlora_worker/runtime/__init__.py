@@ -6,6 +6,7 @@
 ``kernel_compiler`` can kernels be compiled here? ``numba_loops``: loops for the processor
 ``termination``     a signal to end
 ``log_lines``       one record, one line
+``fences``          what a process gives up before it runs what a stranger wrote; ``system_calls``: which it may still make
 ``tls``             certificates, read again when they change
 
 Knows nothing of tasks, stages or stores.

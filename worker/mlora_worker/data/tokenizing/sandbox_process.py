@@ -5,7 +5,8 @@ output an answer to each, and ends when its input does. ``own_template`` starts 
 bytes.
 
 Whatever a template makes Python do happens within bounds that the kernel keeps: memory, processor time of one rendering
-(a signal that ends the process) and of all, no files, no processes. It imports little, so that it starts at once.
+(a signal that ends the process) and of all, no files, no processes; and behind fences that it has put around itself, which
+its first answer tells (``runtime.fences``). It imports little, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import jinja2
+import markupsafe
 from jinja2.exceptions import TemplateError
 
+import mlora_worker
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate, TaskTemplate, characters_of
+from mlora_worker.runtime.fences import stand
 
+PACKAGES: Final = (jinja2, markupsafe, mlora_worker)  # whose modules it may import, beside Python's own
 HEADER: Final = struct.Struct("<Q")
 READY, TEXT, REFUSED, INVALID = b"r", b"t", b"e", b"i"  # the first byte of an answer
 LONGEST_ERROR: Final = 1000  # characters
@@ -43,8 +49,9 @@ _SECONDS_A_CHARACTER: Final = 1e-7
 
 def main() -> None:
     asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    _warm_up()
     limit_itself()
-    _write(answers, READY, "")
+    _write(answers, READY, json.dumps(stand(PACKAGES)))
     given = _read(asked)
     if given is None:
         return
@@ -62,6 +69,18 @@ def main() -> None:
             allowed += _SECONDS_A_RENDERING + _SECONDS_A_CHARACTER * characters_of(messages)
             kind, text = _rendered(template, messages, names, allowed)
             _write(answers, kind, text)
+
+
+def _warm_up() -> None:
+    """Whatever is imported at its first use is imported before no file can be opened any more."""
+    template = TaskTemplate(
+        "{% for m in messages %}{{ m | tojson }}{{ strftime_now('%B %Z') }}{{ m.x.y }}{% endfor %}"
+    )
+    with contextlib.suppress(TemplateError):
+        template.render([{"role": "user", "content": "x"}])
+    with contextlib.suppress(InvalidTemplate):
+        TaskTemplate("{% endfor %}")
+    datetime.fromisoformat("2026-01-01T00:00:00+00:00").astimezone()
 
 
 def limit_itself() -> None:

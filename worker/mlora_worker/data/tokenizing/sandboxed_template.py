@@ -1,8 +1,8 @@
 """A task's own chat template, rendered in a process of its own, so that nothing that it does can reach another task.
 
-The process knows no key and no token, has bounds that it set itself before it saw the template (``template_process``), and
-ends with ``close``. Its death within those bounds is a refusal like any other that a template gives; one that the machine
-may be the cause of is ``Interrupted``.
+The process knows no key and no token, has bounds and fences that it set itself before it saw the template
+(``sandbox_process``), and ends with ``close``. Its death within those bounds is a refusal like any other that
+a template gives; one that the machine may be the cause of is ``Interrupted``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from mlora_worker.data.errors import Interrupted
 from mlora_worker.data.tokenizing import sandbox_process as process
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate, characters_of, check_source, longest_text
 from mlora_worker.protocol import FailureReason
+from mlora_worker.runtime.fences import Fences, parsed
 
 _START_SECONDS: Final = 120.0
 # On the clock. The process ends by itself after fewer seconds of processor time, which a busy machine takes longer to give.
 _ANSWER_SECONDS: Final = 60.0
+_LONGEST_FENCES: Final = 8192  # bytes of what it tells of its fences
 _REQUEST_CHARACTERS: Final = 500_000  # of conversations that are sent together
 _KEPT_NAMES: Final = (
     "LANG",
@@ -114,7 +116,8 @@ class OwnTemplate:
 
     def _compile(self, source: str, now: datetime | None) -> None:
         try:
-            self._receive(_START_SECONDS, 0)
+            _, told = self._receive(_START_SECONDS, _LONGEST_FENCES)
+            self.fences = parsed(told) or Fences((), ())
         except (_Ended, Interrupted) as error:
             raise Interrupted(
                 FailureReason.INTERNAL_ERROR, f"the process for a chat template does not start: {error}"
