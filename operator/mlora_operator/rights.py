@@ -6,14 +6,17 @@ is not for that pipeline to say: ``allowedNamespaces`` only narrows what its nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
 
 from mlora_operator.api.meta import Model
+from mlora_operator.api.priorities import Priorities
 
 EVERY = "*"  # in place of a namespace: all of them
+# The highest priority that reaches tasks of other namespaces where nobody has given the task's namespace more.
+UNASKED = 0
 
 Parts = tuple[str, ...]  # scheme, for S3 the bucket, and the parts of the path
 
@@ -40,12 +43,13 @@ class OutputSettings(Model):
 @dataclass(frozen=True, slots=True)
 class Rights:
     """``namespace``: the operator's own, which may serve all others. ``prefixes``: each as an address, with its parts and
-    whose it is.
+    whose it is. ``priorities``: on the pipelines of all namespaces.
     """
 
     namespace: str
     serving: frozenset[str] = frozenset()
     prefixes: tuple[tuple[str, Parts, frozenset[str]], ...] = ()
+    priorities: Priorities = field(default_factory=Priorities)
 
     def serves_others(self, namespace: str) -> bool:
         """Whether pipelines in ``namespace`` may be given tasks of other namespaces."""
@@ -69,8 +73,21 @@ class Rights:
     def prefixes_of(self, namespace: str) -> tuple[str, ...]:
         return tuple(prefix for prefix, _, owners in self.prefixes if namespace in owners)
 
+    def reach(self, namespace: str) -> int | None:
+        """Up to where the priority of a task of ``namespace`` counts beside other namespaces' tasks on other pipelines, of
+        which no pipeline's owner could say it: what it was given; None, without a bound, where it may serve others.
+        """
+        own, others = self.priorities.namespaces.get(namespace), self.priorities.default.max
+        if own is not None and own.max is not None:
+            return own.max
+        if self.serves_others(namespace):
+            return None
+        return UNASKED if others is None else others
 
-def rights_of(namespace: str, serving: ServingSettings, outputs: OutputSettings) -> Rights:
+
+def rights_of(
+    namespace: str, serving: ServingSettings, outputs: OutputSettings, priorities: Priorities | None = None
+) -> Rights:
     """``namespace``: the operator's own."""
     owners: dict[Parts, tuple[str, set[str]]] = {}
     for one, prefixes in sorted(outputs.prefixes.items()):
@@ -79,4 +96,4 @@ def rights_of(namespace: str, serving: ServingSettings, outputs: OutputSettings)
             parts = (scheme, *(part for part in path.split("/") if part and (part != "." or scheme == "s3")))
             owners.setdefault(parts, (prefix, set()))[1].add(one)
     given = tuple((prefix, parts, frozenset(names)) for parts, (prefix, names) in sorted(owners.items()))
-    return Rights(namespace, frozenset(serving.namespaces), given)
+    return Rights(namespace, frozenset(serving.namespaces), given, priorities or Priorities())

@@ -24,10 +24,12 @@ All names are camelCase; unknown ones are refused and an error names the field. 
         restarts: {limit: 5, resetAfter: 10m}
         memory: {budget: 20Gi, margin: 0.05}
         namespaceLimits: {training: 4, waiting: 100}   # by default none
+        priorities: {default: {max: 0}}                # by default none
         storage: {endpoint: "http://s3.storage:8333", region: us-east-1, secretRef: {name: model-store}}
         checkpoints: {uri: s3://checkpoints}           # by default each task's own output
         worker: {resources: {limits: {nvidia.com/gpu: 1}}}
     serving: {namespaces: []}          # whose pipelines may serve other namespaces, beside those in ``namespace``; "*": all
+    priorities: {default: {}, namespaces: {}}   # such as {team-a: {max: 1000}}: the highest priority of team-a's tasks
     outputs: {prefixes: {}}            # such as {team-a: [s3://adapters/team-a]}: below it, only team-a's tasks write
     log: {format: text, level: info}   # text | json; debug | info | warning | error
     health: {port: 8081, maxSilenceSeconds: 60}
@@ -67,6 +69,7 @@ from mlora_operator.api.pipeline import (
     Scheduling,
     Worker,
 )
+from mlora_operator.api.priorities import Priorities
 from mlora_operator.api.problem import describe
 from mlora_operator.api.quantities import Duration
 from mlora_operator.api.rules import COORDINATOR_URL, PIPELINE_RULES, broken
@@ -91,6 +94,7 @@ class CatalogueModel(BaseModelSource):
     recompute_activations: Annotated[bool, Field(strict=True)] = False
     namespace_limits: NamespaceLimits = Field(default_factory=NamespaceLimits)
     scheduling: Scheduling = Field(default_factory=Scheduling)
+    priorities: Priorities = Field(default_factory=Priorities)
     idle_timeout: Duration = "10m"
     start_timeout: Duration = "5m"
     stall_timeout: Duration = "10m"
@@ -208,6 +212,7 @@ class Settings(Model):
     worker: WorkerDefaults
     models: tuple[CatalogueModel, ...] = ()
     serving: ServingSettings = Field(default_factory=ServingSettings)
+    priorities: Priorities = Field(default_factory=Priorities)
     outputs: OutputSettings = Field(default_factory=OutputSettings)
     log: LogSettings = Field(default_factory=LogSettings)
     health: HealthSettings = Field(default_factory=HealthSettings)
@@ -289,7 +294,7 @@ class Settings(Model):
 
     @property
     def rights(self) -> Rights:
-        return rights_of(self.namespace, self.serving, self.outputs)
+        return rights_of(self.namespace, self.serving, self.outputs, self.priorities)
 
     @property
     def namespaces(self) -> tuple[str, ...]:

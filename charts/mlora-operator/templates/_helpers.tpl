@@ -148,6 +148,7 @@ The operator's settings as JSON, which YAML readers take as well. Not toYaml: it
   "worker" $worker
   "models" $models
   "serving" .Values.serving
+  "priorities" .Values.priorities
   "outputs" .Values.outputs
   "log" .Values.log
   "health" .Values.health

@@ -29,6 +29,7 @@ REASON_READ_ERROR = "ReadError"  # the API server does not return a Secret, a Co
 REASON_OUTPUT_IN_USE = "OutputInUse"  # another task of the namespace, a pipeline or the task's rows use it
 REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE = "OutputInUseByOtherNamespace"
 REASON_OUTPUT_NOT_ALLOWED = "OutputNotAllowed"  # that prefix is reserved for other namespaces
+REASON_PRIORITY_NOT_ALLOWED = "PriorityNotAllowed"  # above what its namespace may have there
 REASON_ENDPOINT_NOT_ALLOWED = "EndpointNotAllowed"  # an address that only the worker or its machine can reach
 REASON_NAMESPACE_LIMIT_REACHED = "NamespaceLimitReached"  # the pipeline's limit of tasks per namespace
 REASON_CREATING_PIPELINE = "CreatingPipeline"  # the operator creates the pipeline from the catalogue

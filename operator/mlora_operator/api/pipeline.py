@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from mlora_operator.api.bounded import bounded
 from mlora_operator.api.meta import Model, NamespacesFrom, Storage
 from mlora_operator.api.pod_parts import pod_part
+from mlora_operator.api.priorities import Priorities
 from mlora_operator.api.quantities import (
     AnnotationValue,
     Duration,
@@ -97,9 +98,10 @@ class Scheduling(Model):
     """Whose turn it is."""
 
     policy: Literal["priority", "fairShare", "shortestRemaining"] = Field(
-        default="priority",
-        description="priority: the higher priority, then the older task; fairShare: namespaces in proportion to their "
-        "weights; shortestRemaining: among equal priorities, the task with the fewest tokens left.",
+        default="fairShare",
+        description="fairShare: namespaces in proportion to their weights, and within one the higher priority, then the "
+        "older task; priority: that for all namespaces together; shortestRemaining: among equal priorities, the task with "
+        "the fewest tokens left.",
     )
     hold_back: Duration = Field(
         default="10m",
@@ -250,6 +252,11 @@ class LoRAPipelineSpec(Model):
     )
     namespace_limits: NamespaceLimits = Field(
         default_factory=NamespaceLimits, description="How many tasks each namespace may have here at once."
+    )
+    priorities: Priorities = Field(
+        default_factory=Priorities,
+        description="How high spec.priority of tasks may be here. What the platform team gives in the operator's chart is "
+        "only narrowed.",
     )
     memory: Memory = Field(default_factory=Memory, description="Memory per stage that admission may use.")
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(

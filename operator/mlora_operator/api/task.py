@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from mlora_operator.api.meta import Condition, Model, Status, Storage, Time
+from mlora_operator.api.priorities import Priority
 from mlora_worker.bounds import Amount, LongName, Word, cut_to
 from mlora_worker.protocol import (
     AdapterDtype,
@@ -59,7 +60,7 @@ class LoRATaskSpec(Model):
         description="Name of the base model that a LoRAPipeline serves, such as HuggingFaceTB/SmolLM2-135M-Instruct; "
         "it is written into adapter_config.json.",
     )
-    priority: Annotated[int, Field(strict=True, ge=-1_000_000, le=1_000_000)] = Field(
+    priority: Priority = Field(
         default=0, description="Higher goes first; may be changed while the task waits or runs."
     )
     suspend: bool = Field(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from mlora_operator.api import API_VERSION, pipeline, task
 from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.priorities import HIGHEST, Priorities, PriorityBound
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import DEFAULT_NAMESPACE, Manifests, PipelineManifest, Place, TaskManifest
@@ -77,7 +78,9 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
         ),
         allow_file_uris=True,
         allow_private_endpoints=True,
-        serving=ServingSettings(namespaces=(EVERY,)),  # all manifests are one user's
+        # All manifests are one user's.
+        serving=ServingSettings(namespaces=(EVERY,)),
+        priorities=Priorities(default=PriorityBound(max=HIGHEST)),
     )
     return World(
         tasks=tuple(_task(one, wishes) for one in manifests.tasks),

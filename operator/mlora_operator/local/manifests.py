@@ -26,6 +26,7 @@ from mlora_operator.api.schema import structural
 from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
+from mlora_operator.reconcile.assignment.priority_bounds import bound_of, told
 from mlora_operator.reconcile.state.output_folders import Folder, folder
 
 SECRET = "Secret"
@@ -127,10 +128,11 @@ def read_manifests(texts: Sequence[tuple[str, str]]) -> Manifests:
         except DocumentError as error:
             problems.append(Problem(file, error.line, "", "", str(error)))
     tasks = tuple(one for one in found if isinstance(one, TaskManifest))
-    problems += [*_twice(found), *_shared_outputs(tasks)]
+    pipelines = tuple(one for one in found if isinstance(one, PipelineManifest))
+    problems += [*_twice(found), *_shared_outputs(tasks), *_too_high(tasks, pipelines)]
     return Manifests(
         tasks=tasks,
-        pipelines=tuple(one for one in found if isinstance(one, PipelineManifest)),
+        pipelines=pipelines,
         secrets=tuple(one for one in found if isinstance(one, SecretManifest)),
         others=tuple(others),
         problems=tuple(problems),
@@ -319,6 +321,22 @@ def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
         at.setdefault(target, place)
         for length in range(1, len(target)):
             above.setdefault(target[:length], place)
+
+
+def _too_high(tasks: Sequence[TaskManifest], pipelines: Sequence[PipelineManifest]) -> Iterator[Problem]:
+    """Priorities that no pipeline of these files that serves the task's base model lets it have. What the platform team
+    gives in the operator's chart is not known here."""
+    for one in tasks:
+        place, priority = one.place, one.spec.priority
+        own = [each for each in pipelines if each.spec.model.name == one.spec.base_model]
+        bounds = [bound_of(each.spec, each.place.namespace, place.namespace, None) for each in own]
+        known = [bound for bound in bounds if bound is not None]
+        if not known or len(known) < len(bounds):
+            continue
+        highest = max(known, key=lambda bound: bound.most)
+        if priority > highest.most:
+            about, words = f"{place.kind}/{place.name}", told(priority, place.namespace, highest)
+            yield Problem(place.file, place.line, about, "spec.priority", words)
 
 
 def _dotted(path: Path) -> str:

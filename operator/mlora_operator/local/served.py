@@ -13,6 +13,7 @@ from mlora_operator.local.adapt import World
 from mlora_operator.manifests.pipeline import pipeline_manifest
 from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.assignment.eligibility import accept
+from mlora_operator.reconcile.assignment.priority_bounds import too_high
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decode import config_maps_wanted, read_pipeline, read_task, secrets_wanted
 from mlora_operator.reconcile.state.references import ACCESS_KEY, SECRET_KEY
@@ -55,9 +56,9 @@ def service(world: World, now: datetime) -> Service:
                 task.key.namespace: {"kubernetes.io/metadata.name": task.key.namespace} for task in tasks
             },
         )
-        return [
-            (task, accept(task, snapshot, world.settings.models, world.settings.rights)) for task in tasks
-        ]
+        rights = world.settings.rights
+        found = ((task, accept(task, snapshot, world.settings.models, rights)) for task in tasks)
+        return [(task, too_high(task, one, rights) or one) for task, one in found]
 
     made = {one.wanted.name: one.wanted for _, one in accepted(pipelines) if one.wanted is not None}
     pipelines += tuple(
@@ -67,8 +68,14 @@ def service(world: World, now: datetime) -> Service:
     decided = accepted(pipelines)
     return Service(
         served=tuple(
-            Served(pipeline, ordered(tuple(task for task, one in decided if one.pipeline == pipeline)))
+            Served(
+                pipeline,
+                ordered(
+                    (task for task, one in decided if one.pipeline == pipeline), pipeline.spec.scheduling
+                ),
+            )
             for pipeline in pipelines
+            if pipeline.spec is not None
         ),
         unserved=tuple((task, one) for task, one in decided if one.pipeline is None),
         secrets={key: world.secrets[key] for key in wanted - missing},

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.board import Sight
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import View, looks_back
 from mlora_operator.reconcile.admission.workload import policy_of, progress_of, waits_since
 from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Task
 from mlora_operator.scheduling.entrant import Entrant, State
@@ -87,15 +87,17 @@ def arrange(sight: Sight, now: datetime) -> Lists:
 
 def _view(sight: Sight, pipeline: Pipeline, own: Sequence[Standing], past: tuple[Task, ...]) -> View:
     key = pipeline.key
-    fair = pipeline.spec is not None and pipeline.spec.scheduling.policy == "fairShare"
     here = str(key)
+    tasks = tuple(one.task for one in own)
     return View(
         pipeline=pipeline,
-        tasks=tuple(one.task for one in own),
+        tasks=tasks,
         group=sight.groups.get(key),
         contact=sight.contacts.get(key, Contact()),
         revision=sight.revisions.get(key),
-        past=tuple(task for task in past if task.status.pipeline == here) if fair else (),
+        past=tuple(task for task in past if task.status.pipeline == here)
+        if looks_back(pipeline, tasks)
+        else (),
     )
 
 

@@ -13,6 +13,7 @@ from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.admission.pipeline_view import View, view
 from mlora_operator.reconcile.admission.spec_checks import looked_into
 from mlora_operator.reconcile.assignment.assign import acceptances
+from mlora_operator.reconcile.assignment.priority_bounds import as_counted
 from mlora_operator.reconcile.assignment.replicas import Family, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.memoize import Answers
@@ -30,7 +31,7 @@ from mlora_operator.reconcile.status.pipeline_summary import scene
 from mlora_operator.reconcile.status.retries import told, tried_again
 from mlora_operator.reconcile.status.undecided import pipeline_status_apart
 from mlora_operator.reconcile.workers.demand import Crew, crew_of
-from mlora_operator.reconcile.workers.gang import Applicant, Turn, applicant, bystander, turns
+from mlora_operator.reconcile.workers.gang import Applicant, Reach, Turn, applicant, bystander, turns
 from mlora_operator.reconcile.workers.health import health
 from mlora_operator.reconcile.workers.scale import pods_to_delete, size, workers
 from mlora_operator.scheduling.admission import Outcome, Place
@@ -70,7 +71,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     ]
     snapshot = looked_into(snapshot, open_tasks, memo.judging)
     accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, apart)
-    understood = [apart.as_judged(task) for task in open_tasks]
+    understood = [as_counted(apart.as_judged(task), accepted[task.key]) for task in open_tasks]
     shared = families(accepted, understood, snapshot)
     accepted = dealt(accepted, understood, shared, snapshot, apart)
     members = _members(understood, accepted)
@@ -83,7 +84,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
             crew = apart.of_pipeline(pipeline, partial(crew_of, own, look, memo.places, now, apart), None)
             if crew is not None:
                 crews[pipeline.key] = crew
-    may = turns(_applicants(crews, snapshot, apart), now)
+    may = turns(_applicants(crews, snapshot, apart, settings.rights.reach), now, settings.rights.reach)
     judged = Judged(accepted, snapshot.told_lately, memo.statuses, settings.network_policy, now, apart)
     decided = [
         _decide_one(
@@ -151,7 +152,7 @@ def _look(
     )
 
 
-def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart) -> list[Applicant]:
+def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart, reach: Reach) -> list[Applicant]:
     """Also of those that stand apart: others count on what they hold."""
     found = []
     for pipeline in snapshot.pipelines:
@@ -159,7 +160,7 @@ def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart) -> 
             continue
         crew = crews.get(pipeline.key)
         asks = (
-            apart.of_pipeline(pipeline, partial(applicant, crew.view, crew.wanting), None)
+            apart.of_pipeline(pipeline, partial(applicant, crew.view, crew.wanting, reach), None)
             if crew is not None
             else None
         )

@@ -81,7 +81,8 @@ def next_plan(
         return _of_task(task, admitted, sent, view, known, made)
 
     counted: list[Counted] = []
-    for task in ordered((*wanting, *_suspended_there(view, wanting))):
+    assert view.pipeline.spec is not None
+    for task in ordered((*wanting, *_suspended_there(view, wanting)), view.pipeline.spec.scheduling):
         sent = view.contact.sent_tasks.get(task.uid)
         one = apart.of_task(task, partial(counted_of, task, sent), None)
         if task.key in apart.tasks:

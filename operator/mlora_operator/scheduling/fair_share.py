@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mlora_operator.scheduling.entrant import Entrant
@@ -19,10 +19,13 @@ class FairShare:
     1. Within a namespace the order is that of ``first_come``, and a task takes the place of one of lower priority.
     2. A namespace's virtual time is what it was served lately (``served``, tokens), divided by its weight.
     3. A task's tag is its namespace's virtual time once all its namespace's tasks before it are done:
-       ``(served + their remaining tokens) / weight``. The smaller tag goes first; of equal tags, as ``first_come`` says.
-       Where a task's remaining tokens are not known, the mean of the known ones is taken.
+       ``(served + their remaining tokens) / weight``. The smaller tag goes first; of equal tags, as ``first_come`` says of
+       tasks of one priority, since a priority is an agreement within its namespace. Where a task's remaining tokens are not
+       known, the mean of the known ones is taken.
     4. A task takes the place of one of another namespace when that namespace's virtual time is ahead by more than
        ``quantum``: after that the former has a whole quantum to catch up before the reverse can be.
+
+    Of tasks of one namespace, whatever it was served, it says what ``Priority`` says.
     """
 
     steady: ClassVar[bool] = False
@@ -34,13 +37,17 @@ class FairShare:
         known = [left for one in entrants if (left := one.progress.remaining_tokens) is not None]
         usual = sum(known) / len(known) if known else 1.0
         ahead: defaultdict[str, float] = defaultdict(float)
+        come = first_come(entrants)
+        ages, latest = _ages(come), dict[str, int]()
         tagged = []
-        for number, one in enumerate(first_come(entrants)):
+        for number, one in enumerate(come):
             namespace = one.task.namespace
-            tagged.append((self._virtual_time(namespace, ahead[namespace]), number, one))
+            # No task goes before one that its own namespace puts first.
+            latest[namespace] = max(ages[one.uid], latest.get(namespace, 0))
+            tagged.append((self._virtual_time(namespace, ahead[namespace]), latest[namespace], number, one))
             left = one.progress.remaining_tokens
             ahead[namespace] += usual if left is None else left
-        return [one for *_, one in sorted(tagged, key=lambda item: item[:2])]
+        return [one for *_, one in sorted(tagged, key=lambda item: item[:3])]
 
     def displaces(self, waiting: Entrant, running: Entrant) -> bool:
         mine, theirs = waiting.task.namespace, running.task.namespace
@@ -50,3 +57,10 @@ class FairShare:
 
     def _virtual_time(self, namespace: str, more: float = 0.0) -> float:
         return (self.served.get(namespace, 0.0) + more) / self.weights.get(namespace, 1.0)
+
+
+def _ages(come: Sequence[Entrant]) -> Mapping[str, int]:
+    """Places by uid where all are of one priority."""
+    if len({one.task.priority for one in come}) > 1:
+        come = first_come(one._replace(task=replace(one.task, priority=0)) for one in come)
+    return {one.uid: number for number, one in enumerate(come)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -47,3 +48,28 @@ def in_order(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
 def sort_key(one: Candidate) -> tuple[int, datetime, str, str, str]:
     """The rules of ``in_order`` as a key."""
     return one.key
+
+
+def between_namespaces(
+    candidates: Iterable[Candidate], reach: Callable[[str], int | None]
+) -> tuple[Candidate, ...]:
+    """As ``in_order``, but a namespace's priorities count beside other namespaces' only up to its ``reach`` (None: as they
+    are): so nobody goes before others by a priority that only its own namespace has agreed to.
+
+    1. The turns are those of ``in_order`` with each priority taken for its namespace's reach where it is higher.
+    2. The turns of a namespace are its own tasks' in the order of ``in_order``.
+    """
+    listed = in_order(candidates)
+    if len({one.namespace for one in listed}) < 2:
+        return listed
+    own: defaultdict[str, deque[Candidate]] = defaultdict(deque)
+    for one in listed:
+        own[one.namespace].append(one)
+    most = {namespace: reach(namespace) for namespace in own}
+
+    def turn(one: Candidate) -> tuple[int, datetime, str, str, str]:
+        bound = most[one.namespace]
+        priority = one.priority if bound is None else min(one.priority, bound)
+        return (-priority, *one.key[1:])
+
+    return tuple(own[one.namespace].popleft() for one in sorted(listed, key=turn))

@@ -48,6 +48,24 @@ def test_which_namespaces_have_the_right_to_serve_others(text: str, others: set[
     assert all(rights.may_serve(one, one) for one in namespaces)
 
 
+@pytest.mark.parametrize(
+    ("text", "reach"),
+    [
+        ("", {"mlora-system": None, "team-a": 0, "team-b": 0}),
+        ("priorities: {namespaces: {team-a: {max: 7}}}\n", {"mlora-system": None, "team-a": 7, "team-b": 0}),
+        ("priorities: {default: {max: 3}}\n", {"mlora-system": None, "team-a": 3, "team-b": 3}),
+        (
+            "priorities: {default: {max: 3}, namespaces: {team-a: {}, mlora-system: {max: -1}}}\n",
+            {"mlora-system": -1, "team-a": 3, "team-b": 3},
+        ),
+        ("serving: {namespaces: [team-a]}\n", {"mlora-system": None, "team-a": None, "team-b": 0}),
+    ],
+)
+def test_how_far_a_namespaces_priorities_reach(text: str, reach: dict[str, int | None]) -> None:
+    rights = parse_settings(LEAST + text, "x").rights
+    assert {one: rights.reach(one) for one in reach} == reach
+
+
 def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
     settings = parse_settings(
         LEAST + "models: [{name: Org/M, uri: 's3://m', stages: 2, idleTimeout: 1h}]\n", "x"
@@ -89,6 +107,9 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "serving: {namespaces: ['team_a']}\n", "serving.namespaces[0]"),
         (LEAST + "serving: {namespaces: 'team-a'}\n", "serving.namespaces"),
         (LEAST + "outputs: {prefixes: {team-a: [adapters/team-a]}}\n", "outputs.prefixes.team-a[0]"),
+        (LEAST + "priorities: {default: 3}\n", "priorities.default"),
+        (LEAST + "priorities: {namespaces: {team-a: {min: 3}}}\n", "priorities.namespaces.team-a.min"),
+        (LEAST + "priorities: {default: {max: 1000001}}\n", "priorities.default.max"),
         ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
         (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
     ],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Scheduling
+from mlora_operator.api.priorities import HIGHEST
 from mlora_operator.api.units import parse_duration
 from mlora_operator.memory.room import ModelRoom
 from mlora_operator.reconcile.admission.capacity import _room, fresh_room
@@ -18,7 +19,7 @@ from mlora_operator.reconcile.memoize import Answers, Latest
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.entrant import State
-from mlora_operator.scheduling.order import in_order
+from mlora_operator.scheduling.order import between_namespaces, in_order
 from mlora_operator.scheduling.room import Beside
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.standstill import NO_TIME, holds_for
@@ -129,7 +130,10 @@ def _judged(
     return {**outcome, **limited, **suspended, **never, **refused}, holds
 
 
-def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Tasks in the scheduler's order."""
+def ordered(tasks: Iterable[Task], scheduling: Scheduling) -> tuple[Task, ...]:
+    """Tasks by priority and age; where a pipeline shares fairly, no priority reaches another namespace."""
     by_uid = {task.uid: task for task in tasks}
-    return tuple(by_uid[one.uid] for one in in_order(candidate(task) for task in tasks))
+    candidates = (candidate(task) for task in by_uid.values())
+    if scheduling.policy == "fairShare":
+        return tuple(by_uid[one.uid] for one in between_namespaces(candidates, lambda _: -HIGHEST))
+    return tuple(by_uid[one.uid] for one in in_order(candidates))

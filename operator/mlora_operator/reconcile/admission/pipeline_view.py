@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -155,7 +156,7 @@ def view(
         members=_members(pipeline, snapshot),
         image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
         refused=snapshot.refused.get(pipeline.uid),
-        past=_past(pipeline, snapshot),
+        past=_past(pipeline, tasks, snapshot),
         group=snapshot.groups.get(pipeline.key),
         contact=contact,
         revision=snapshot.revisions.get(pipeline.key),
@@ -209,8 +210,14 @@ def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:
     return 1 + len(replicas) if replicas or may else None
 
 
-def _past(pipeline: Pipeline, snapshot: Snapshot) -> tuple[Task, ...]:
-    if pipeline.spec is None or pipeline.spec.scheduling.policy != "fairShare":
+def looks_back(pipeline: Pipeline, tasks: Sequence[Task]) -> bool:
+    """Its scheduling policy asks what namespaces were served. ``tasks``: its unfinished ones."""
+    fair = pipeline.spec is not None and pipeline.spec.scheduling.policy == "fairShare"
+    return fair and any(one.key.namespace != tasks[0].key.namespace for one in tasks)
+
+
+def _past(pipeline: Pipeline, tasks: Sequence[Task], snapshot: Snapshot) -> tuple[Task, ...]:
+    if not looks_back(pipeline, tasks):
         return ()
     here = str(pipeline.key)
     return tuple(task for task in snapshot.tasks if task.finished and task.status.pipeline == here)

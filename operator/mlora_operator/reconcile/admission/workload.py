@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import Scheduling
 from mlora_operator.api.units import parse_duration
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import View, looks_back
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
@@ -117,6 +117,9 @@ def _progress(task: Task, reported: TaskReport | None) -> Progress:
 
 
 def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
+    """Fair shares of one namespace are its priorities, which say the same as time passes: less has to be decided anew."""
+    if scheduling.policy == "fairShare" and not looks_back(view.pipeline, view.tasks):
+        return Priority()
     match scheduling.policy:
         case "priority":
             return Priority()

@@ -5,6 +5,7 @@
 ``fit``              does it fit into the memory of a pipeline at all?
 ``other_pipelines``  where a task that does not fit here would fit
 ``replicas``         the copies of a pipeline, and which of them a task goes to
+``priority_bounds``  how high a task's priority may be
 ``queue_limits``     how many tasks of a namespace may wait
 ``output_conflicts`` two tasks, one output
 ``output_claims``    what a task's claim to its output is worth

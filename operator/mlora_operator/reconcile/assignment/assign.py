@@ -14,6 +14,7 @@ from mlora_operator.reconcile.assignment.eligibility import accept
 from mlora_operator.reconcile.assignment.fit import Suitability
 from mlora_operator.reconcile.assignment.output_claims import Claims
 from mlora_operator.reconcile.assignment.output_conflicts import misplaced, settle
+from mlora_operator.reconcile.assignment.priority_bounds import counted, too_high
 from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
@@ -38,8 +39,10 @@ def acceptances(
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
     3. Its output is a place where it may write, in the same way (``outputs.misplaced``).
-    4. Its output is its own (``outputs.settle``).
-    5. Its namespace's queue there has room for it (``limits``).
+    4. Its priority is one that its namespace may have there (``priority_bounds``); that of one that trains counts for no
+       more.
+    5. Its output is its own (``outputs.settle``).
+    6. Its namespace's queue there has room for it (``limits``).
 
     One about which that cannot be said stands ``apart``, and is judged as one whose spec is not understood.
     """
@@ -66,7 +69,7 @@ def acceptances(
 
 
 class _Surroundings(NamedTuple):
-    """What the first three rules read beside a task and the phases in which it is reported, where one pipeline alone may
+    """What the first four rules read beside a task and the phases in which it is reported, where one pipeline alone may
     serve it. Of pipelines: all but the rest of their statuses; of coordinators: which have not been heard."""
 
     settings: Settings
@@ -102,7 +105,7 @@ _LATER = Acceptance(conditions.REASON_ACCEPTED, "waits to be looked into", held=
 
 
 class _Judge:
-    """The first three rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters
+    """The first four rules, from what is known as far as it holds. Where several pipelines may serve a task, what matters
     is how they fare: nothing is remembered then."""
 
     def __init__(
@@ -174,9 +177,9 @@ class _Judge:
         if found.pipeline is None and found.wanted is None:
             return found
         if found.pipeline is not None and self._keeps(task, found.pipeline):
-            return found
+            return counted(task, found, self._rights)
         problem = None if settings.allow_private_endpoints else _unreachable(task, found)
-        return problem or misplaced(task, self._rights) or found
+        return problem or misplaced(task, self._rights) or too_high(task, found, self._rights) or found
 
     def _keeps(self, task: Task, pipeline: Pipeline) -> bool:
         return task.spec is None or self._snapshot.contacts.get(pipeline.key, Contact()).keeps(task)

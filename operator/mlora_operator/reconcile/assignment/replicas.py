@@ -18,12 +18,12 @@ from mlora_operator.api.pipeline import Replicas
 from mlora_operator.manifests.names import replica_name
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
+from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.assignment.other_pipelines import Rooms
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Manifest
 from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
-from mlora_operator.scheduling.order import in_order
 from mlora_worker.protocol import TaskPhase
 
 # A waiting task moves only where it has at least two fewer before it: to move costs that its rows are prepared again.
@@ -188,7 +188,9 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
         else:
             free[task.uid] = task
     up = [one for one in open_ if _is_up(snapshot.contacts.get(one.key, Contact()))] or open_[:1]
-    order = [free[one.uid] for one in in_order(task.candidate for task in free.values())]
+    assert family.head.spec is not None
+    scheduling = family.head.spec.scheduling
+    order = [*ordered(free.values(), scheduling)]
     idle = sum(not load[one.key] for one in up)
     for member in reversed([one for one in open_ if one not in up and not load[one.key]]):
         if len(order) <= idle:
@@ -200,7 +202,7 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
     rooms = Rooms(tasks, inside, snapshot)
     before: Counter[Key] = Counter()  # tasks that wait there and go first
     waiting = (*order, *(task for task, _ in bound.values()))
-    for uid in (one.uid for one in in_order(task.candidate for task in waiting)):
+    for uid in (one.uid for one in ordered(waiting, scheduling)):
         if uid in bound:
             before[bound[uid][1].key] += 1
             continue

@@ -13,7 +13,8 @@ from mlora_operator.settings import CatalogueModel
 class Acceptance:
     """``pipeline`` is set when the task is accepted; ``wanted`` when a pipeline is to be made first; ``held`` when the
     workers that had the task may still train it, or when it is looked at later: nothing is done about it, and its status
-    stays as it is.
+    stays as it is. ``priority``: what the task's counts as instead of its own, where it trains with a higher one than it
+    may have.
     """
 
     reason: str
@@ -21,6 +22,7 @@ class Acceptance:
     pipeline: Pipeline | None = None
     wanted: CatalogueModel | None = None
     held: bool = False
+    priority: int | None = None
 
     @property
     def unread(self) -> bool:

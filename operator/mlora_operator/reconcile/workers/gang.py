@@ -6,7 +6,7 @@ perhaps for the very place that another such group holds. All that is remembered
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -19,7 +19,7 @@ from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time
 from mlora_operator.reconcile.state.snapshot import Group, Key, Task
 from mlora_operator.reconcile.workers.health import is_of_now
-from mlora_operator.scheduling.order import Candidate, in_order, sort_key
+from mlora_operator.scheduling.order import Candidate, between_namespaces
 
 GIVE_WAY = timedelta(seconds=30)  # that a group may keep what an older demand's group lacks
 FIRST_PAUSE = timedelta(minutes=1)  # before all workers are started again; it doubles
@@ -103,8 +103,13 @@ class Turn:
     yields: bool = False  # nobody wants it, and what it holds would help another
 
 
-def turns(applicants: Iterable[Applicant], now: datetime) -> Mapping[Key, Turn]:
-    """What each group may do now, the older demand first.
+Reach = Callable[[str], int | None]  # of a namespace, up to where its tasks' priorities count beside others'
+
+
+def turns(
+    applicants: Iterable[Applicant], now: datetime, reach: Reach = lambda _: None
+) -> Mapping[Key, Turn]:
+    """What each group may do now, the older demand first: that of the task that goes first in ``between_namespaces``.
 
     1. A group that nobody wants goes at once when another one lacks what it holds.
     2. A group that is refused some of its workers keeps the others for ``startTimeout``; only for GIVE_WAY when an older
@@ -123,7 +128,7 @@ def turns(applicants: Iterable[Applicant], now: datetime) -> Mapping[Key, Turn]:
         if one.first is None
     }
     before: list[Applicant] = []
-    for one in _in_line(wanted):
+    for one in _in_line(wanted, reach):
         contested = any(_compete(one, older) for older in before)
         turn = _turn(one, _held_by_others(one, everyone), contested, now)
         outcome[one.pipeline] = turn
@@ -132,12 +137,11 @@ def turns(applicants: Iterable[Applicant], now: datetime) -> Mapping[Key, Turn]:
     return outcome
 
 
-def _in_line(wanted: Iterable[Applicant]) -> list[Applicant]:
+def _in_line(wanted: Iterable[Applicant], reach: Reach) -> list[Applicant]:
     """In the order of the tasks that want them; a task wants one pipeline only."""
     by_task = {one.first.uid: one for one in wanted if one.first is not None}
-    return [
-        by_task[task.uid] for task in in_order(one.first for one in by_task.values() if one.first is not None)
-    ]
+    firsts = (one.first for one in by_task.values() if one.first is not None)
+    return [by_task[task.uid] for task in between_namespaces(firsts, reach)]
 
 
 def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> Turn:
@@ -215,7 +219,7 @@ def bystander(pipeline: Key, group: Group | None) -> Applicant:
     )
 
 
-def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:
+def applicant(view: View, wanting: tuple[Task, ...], reach: Reach = lambda _: None) -> Applicant:
     """A pipeline's group as an applicant; ``wanting``: the tasks for which it runs."""
     spec, status, group = view.pipeline.spec, view.pipeline.status, view.group
     assert spec is not None
@@ -225,7 +229,7 @@ def applicant(view: View, wanting: tuple[Task, ...]) -> Applicant:
         pipeline=view.pipeline.key,
         stages=spec.stages,
         patience=parse_duration(spec.start_timeout),
-        first=min((task.candidate for task in wanting), key=sort_key, default=None),
+        first=next(iter(between_namespaces((task.candidate for task in wanting), reach)), None),
         asked=group.replicas if group is not None else 0,
         pods=len(pods),
         workers=len(staying),

@@ -109,6 +109,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
         {
             "watchNamespaces": ["team-a"],
             "serving": {"namespaces": ["ml-platform"]},
+            "priorities": {"default": {"max": 10}, "namespaces": {"team-a": {"max": 1_000_000}}},
             "outputs": {"prefixes": {"team-a": ["s3://adapters/team-a"]}},
             "imagePullSecrets": [{"name": "key"}],
             "worker": {"image": {"repository": "registry/worker", "tag": "7", "pullPolicy": "Never"}},
@@ -128,6 +129,7 @@ def test_all_settings_reach_the_operator(render: Render) -> None:
     settings = settings_of(objects)
     assert settings.namespaces == ("mlora-system", "team-a")
     assert settings.serving.namespaces == ("ml-platform",)
+    assert [settings.rights.reach(one) for one in ("team-a", "team-b")] == [1_000_000, 10]
     assert settings.rights.prefixes_of("team-a") == ("s3://adapters/team-a",)
     assert settings.worker.model_dump() == {
         "image": "registry/worker:7",

@@ -88,6 +88,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a namespace that serves and is none": ({"serving": {"namespaces": ["Team_A"]}}, "serving"),
     "a prefix that is none": ({"outputs": {"prefixes": {"team-a": ["adapters/team-a"]}}}, "prefixes"),
     "a prefix of no namespace": ({"outputs": {"prefixes": {"Team_A": ["s3://a/b"]}}}, "Team_A"),
+    "a bound of priority that is none": ({"priorities": {"default": {"max": "high"}}}, "max"),
+    "a bound of another kind": ({"priorities": {"namespaces": {"team-a": {"min": 0}}}}, "min"),
+    "a bound of no namespace": ({"priorities": {"namespaces": {"Team_A": {"max": 0}}}}, "Team_A"),
     "a namespace twice": ({"watchNamespaces": ["a", "a"]}, "watchNamespaces"),
 }
 

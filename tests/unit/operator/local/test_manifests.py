@@ -239,3 +239,28 @@ def test_patterns_that_no_model_could_be_asked_for_are_refused(lora: str, field:
     (problem,) = read(task().replace("{rank: 16}", f"{{{lora}}}")).problems
     assert (problem.line, problem.field) == (7, f"spec.lora.{field}")
     assert re.search(told, problem.message)
+
+
+@pytest.mark.parametrize(
+    ("story", "priorities", "pipelines", "refused"),
+    [
+        ("nothing is said", "{}", 1, False),
+        ("a bound for all guests", "{default: {max: 4}}", 1, True),
+        ("a bound for its namespace", "{namespaces: {default: {max: 4}}}", 1, True),
+        ("that it keeps", "{namespaces: {default: {max: 5}}}", 1, False),
+        ("another pipeline of these files has none", "{default: {max: 4}}", 2, False),
+    ],
+)
+def test_a_priority_that_no_pipeline_of_the_files_lets_it_have(
+    story: str, priorities: str, pipelines: int, refused: bool
+) -> None:
+    bounded = PIPELINE.replace("}}\n", f"}}, priorities: {priorities}}}\n")
+    free = PIPELINE.replace("name: p,", "name: q,") if pipelines == 2 else NAMESPACE
+    task = TASK.format(name="t").replace("  baseModel: m\n", "  baseModel: m\n  priority: 5\n")
+    problems = read_manifests([("a.yaml", "---\n".join((bounded, free, task)))]).problems
+    assert bool(problems) == refused, (story, problems)
+    for one in problems:
+        assert (one.object, one.field) == ("LoRATask/t", "spec.priority")
+        assert one.message.startswith(
+            "5 is above 4, the most that tasks of namespace default may have here (spec.prior"
+        )

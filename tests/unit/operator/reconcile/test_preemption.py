@@ -399,7 +399,8 @@ def test_fair_share_looks_back_at_finished_tasks(make: Any) -> None:
 def test_what_was_served_counts_less_with_time(make: Any, ago: float, half_life: int, part: float) -> None:
     done = _finished(make, "team-a", ago)
     pipeline = make.pipeline(scheduling={"policy": "fairShare"})
-    crew = view(pipeline, (), make.snapshot(done, pipelines=(pipeline,)))
+    several = make.task("t", "team-a"), make.task("t", "team-b")  # of one namespace, nothing is counted
+    crew = view(pipeline, several, make.snapshot(done, pipelines=(pipeline,)))
     served = served_tokens(crew, timedelta(seconds=half_life), make.now)
     assert served["team-a"] == pytest.approx(part * 50 * 4 * 200)
 

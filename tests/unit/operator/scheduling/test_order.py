@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_operator.scheduling.order import Candidate, in_order
+from mlora_operator.scheduling.order import Candidate, between_namespaces, in_order
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -83,3 +83,37 @@ def test_nobody_is_lost_and_priorities_never_rise(many: list[Candidate]) -> None
     assert sorted(one.uid for one in ordered) == sorted(one.uid for one in many)
     priorities = [one.priority for one in ordered]
     assert priorities == sorted(priorities, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("story", "given_", "reach", "expected"),
+    [
+        ("as they are, where nobody is bounded",
+         [candidate("a", 0, 9, "x"), candidate("b", 5, 1, "y")], {"x": None, "y": None}, "ba"),
+        ("a priority counts up to the reach",
+         [candidate("a", 0, 9, "x"), candidate("b", 5, 1, "y")], {"x": 0, "y": 0}, "ab"),
+        ("and no further",
+         [candidate("a", 2, 9, "x"), candidate("b", 5, 1, "y")], {"x": None, "y": 3}, "ba"),
+        ("a low priority stays low",
+         [candidate("a", -1, 9, "x"), candidate("b", 0, 1, "y")], {"x": 0, "y": 0}, "ba"),
+        ("within a namespace the higher goes first, in that one's turns",
+         [candidate("a", 0, 9, "x"), candidate("b", 0, 5, "y"), candidate("c", 7, 1, "x")], {"x": 0, "y": 0}, "cba"),
+        ("of one namespace nothing is bounded",
+         [candidate("a", 0, 9, "x"), candidate("b", 5, 1, "x")], {"x": 0}, "ba"),
+    ],
+)  # fmt: skip
+def test_between_namespaces(
+    story: str, given_: list[Candidate], reach: dict[str, int | None], expected: str
+) -> None:
+    assert "".join(one.uid for one in between_namespaces(given_, reach.__getitem__)) == expected, story
+
+
+@given(candidates, st.none() | st.integers(-3, 3))
+def test_within_a_namespace_the_order_is_that_of_all(many: list[Candidate], reach: int | None) -> None:
+    found = between_namespaces(many, lambda _: reach)
+    assert sorted(one.uid for one in found) == sorted(one.uid for one in many)
+    for namespace in {one.namespace for one in many}:
+        own = [one for one in many if one.namespace == namespace]
+        assert tuple(one for one in found if one.namespace == namespace) == in_order(own)
+    if reach is None:
+        assert found == in_order(many)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
 from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.order import Candidate
+from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -111,3 +112,43 @@ def test_another_namespace_is_displaced_when_it_is_a_quantum_ahead() -> None:
     assert not FairShare({"y": 100}, quantum=100).displaces(mine, theirs)
     assert not FairShare({"y": 101}, {"y": 2.0}, quantum=100).displaces(mine, theirs)
     assert not FairShare({"y": 1e9}).displaces(mine, theirs)
+
+
+def test_of_namespaces_that_were_served_the_same_nobody_goes_first_by_a_priority() -> None:
+    tasks = [entrant("a", 10, namespace="x"), entrant("b", 10, priority=1_000_000, namespace="y")]
+    assert names(FairShare().order(tasks)) == "ab"
+    assert names(FairShare(served={"x": 1}).order(tasks)) == "ba"
+
+
+def test_a_namespace_that_puts_a_younger_task_first_is_as_young_as_that() -> None:
+    """y would else go before x by the age of a task that it does not want first."""
+    tasks = [entrant("a", 10, namespace="y"), entrant("b", 10, namespace="x")]
+    tasks += [entrant("c", 10, priority=1, namespace="y")]
+    assert names(FairShare().order(tasks)) == "bca"
+
+
+anybody = st.builds(
+    Entrant,
+    st.builds(
+        Candidate,
+        st.uuids().map(str),
+        st.just("a"),
+        st.text("ab", max_size=2),
+        st.integers(-2, 2),
+        st.sampled_from([NOON + timedelta(seconds=seconds) for seconds in range(3)]),
+    ),
+    st.sampled_from(State),
+    st.just(NOON),
+    st.builds(Progress, st.integers(0, 5), st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e6)),
+)
+
+
+@given(st.lists(anybody, max_size=8), st.floats(0, 1e12), st.floats(0.001, 1000), st.floats(0, 1e9))
+def test_of_one_namespace_fair_shares_are_priorities(
+    tasks: list[Entrant], served: float, weight: float, quantum: float
+) -> None:
+    fair = FairShare({"a": served}, {"a": weight}, quantum)
+    assert list(fair.order(tasks)) == list(Priority().order(tasks))
+    for one in tasks:
+        for other in tasks:
+            assert fair.displaces(one, other) == Priority().displaces(one, other)

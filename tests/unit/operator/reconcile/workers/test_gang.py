@@ -147,6 +147,24 @@ def test_each_group_does_its_part(story: str) -> None:
         assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("reach", "first"), [({}, "high"), ({"team": 0, "other": 0}, "old"), ({"team": 0, "other": 5}, "high")]
+)
+def test_a_priority_makes_an_older_demand_as_far_as_it_reaches(reach: dict[str, int], first: str) -> None:
+    """On its own pipeline a namespace may set any; the room on the nodes is everybody's."""
+    line = [half("old", "team", since=1, lack=ROOM)]
+    line += [half("high", "other", age=1, priority=1_000_000, since=1, lack=ROOM)]
+    found = {key.name: word(turn) for key, turn in turns(line, NOW, reach.get).items()}
+    assert {name for name, told in found.items() if told == "gathers"} == {first}
+
+
+def test_the_first_of_a_shared_pipeline_is_so_by_what_reaches_all(make: Any) -> None:
+    tasks = make.task("old", "team-b", age=90), make.task("high", "team-c", age=1, priority=9)
+    seen = view(make.pipeline(), tasks, make.snapshot(*tasks))
+    found = [applicant(seen, tasks, reach).first for reach in (lambda _: None, lambda _: 0)]
+    assert [one.name for one in found if one is not None] == ["high", "old"]
+
+
 def test_all_is_forgotten_once_all_workers_are_ready_and_not_before() -> None:
     record = StartSeen(lack="Quota", attempts=3)
     loading = turns([group(record=record)], NOW)[Key("team", "a")]
