@@ -46,7 +46,7 @@ def _programs() -> Mapping[str, Callable[[], object]]:
     import numba.core.registry
     import transformers.models.llama.modeling_llama
 
-    import mlora_worker.rank
+    import mlora_worker.rank.start
     from bench.chaos_parts import check, operator, work
     from mlora_worker.__main__ import main as rank
 
@@ -54,7 +54,7 @@ def _programs() -> Mapping[str, Callable[[], object]]:
         "s3", aws_access_key_id="a", aws_secret_access_key="b"
     )
     numba.core.registry.cpu_target.target_context.refresh()  # as the first kernel would, which costs seconds
-    for loaded in (transformers, mlora_worker.rank):
+    for loaded in (transformers, mlora_worker.rank.start):
         assert loaded
     return {"rank": rank, "operator": operator.main, "model": work.write_model, "check": check.main}
 

@@ -50,7 +50,7 @@ def main() -> None:
     from mlora_worker.data.errors import DataError, Interrupted
     from mlora_worker.model.errors import ModelError
     from mlora_worker.pipeline.frames import LinkClosed
-    from mlora_worker.rank import run_rank
+    from mlora_worker.rank.start import run_rank
     from mlora_worker.runtime.tls import CannotServe
     from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
 

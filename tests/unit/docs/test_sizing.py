@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlora_worker import rank
 from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket
 from mlora_worker.data.tokenizing.sandbox_process import MOST_MEMORY
 from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate
 from mlora_worker.preparing import bounds
+from mlora_worker.rank import first
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators" / "sizing.md"
 AT_START = 22  # MiB, of a template's process
@@ -20,10 +20,10 @@ MIB = 2**20
 def test_the_most_that_they_take_is_told() -> None:
     lanes = 2  # new rows, and rows of tasks that have trained
     many = [Ticket("one namespace", number) for number in range(99)]
-    turns = StoreTurns(rank._PREPARING)
+    turns = StoreTurns(first.PREPARING)
     for ticket in many:
         turns.enter(ticket, 0.0)
-    most, of_one = lanes * rank._PREPARING, lanes * len(turns.begin(0.0))
+    most, of_one = lanes * first.PREPARING, lanes * len(turns.begin(0.0))
     page = PAGE.read_text(encoding="utf-8")
     assert f"at most {MOST_MEMORY // MIB} MiB more than at its start |" in page
     assert f"at most {bounds.most_of_one(None) // MIB} MiB more than at its start, which the kernel" in page

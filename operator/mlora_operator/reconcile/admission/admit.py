@@ -10,7 +10,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Sched
 from mlora_operator.api.priorities import HIGHEST
 from mlora_operator.api.units import parse_duration
 from mlora_operator.memory.room import ModelRoom
-from mlora_operator.reconcile.admission.capacity import _room, fresh_room
+from mlora_operator.reconcile.admission.capacity import fresh_room, known_room
 from mlora_operator.reconcile.admission.pipeline_view import View
 from mlora_operator.reconcile.admission.queue import Roster, Rosters, fresh_roster, roster
 from mlora_operator.reconcile.admission.quota import held_up
@@ -75,7 +75,7 @@ def places(view: View, now: datetime, known: Known, scheduler: Scheduler = sched
     read = roster(view, known.rosters)
     if view.shape is None:
         return _unjudged(read)
-    room = _room(view, view.shape, read.demands, known.rooms)
+    room = known_room(view, view.shape, read.demands, known.rooms)
     before = known.decided.of(uid)
     if before is not None and before.still_holds(read, room, spec, now):
         return before.places

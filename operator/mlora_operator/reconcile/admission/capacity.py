@@ -33,7 +33,9 @@ def memory_model(view: View) -> MemoryModel | None:
     return _memory(view, view.shape, demands)
 
 
-def _room(view: View, shape: Shape, demands: Mapping[str, Demand], known: Answers[ModelRoom]) -> ModelRoom:
+def known_room(
+    view: View, shape: Shape, demands: Mapping[str, Demand], known: Answers[ModelRoom]
+) -> ModelRoom:
     """Of ``_memory``; the same one as long as all is the same that it is made of."""
     report, pipeline = view.present_report, view.pipeline
     told = (report.memory, report.exhausted, report.held) if report is not None else ((), (), None)

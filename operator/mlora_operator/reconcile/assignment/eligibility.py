@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from mlora_operator.api import conditions
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.state.acceptance import Acceptance
-from mlora_operator.reconcile.state.references import _text_problem, _unread, secret_problem
+from mlora_operator.reconcile.state.references import secret_problem, text_problem, unread
 from mlora_operator.reconcile.state.serving import CATALOGUE, Served, precedence, standing, takes
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task
 from mlora_operator.rights import Rights
@@ -84,7 +84,7 @@ def accept(
     ):
         return _accepted(chosen)
     if chosen is None and any(does is None for _, does in answers):
-        return _unread("spec.baseModel", f"the labels of namespace {own}")
+        return unread("spec.baseModel", f"the labels of namespace {own}")
     if makes and offered is not None:
         return Acceptance(
             conditions.REASON_CREATING_PIPELINE,
@@ -168,7 +168,7 @@ def _missing(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> Acceptan
     if task.spec.storage.secret_ref is not None and not _is_preempted(task, snapshot, bound):
         key = Key(task.key.namespace, task.spec.storage.secret_ref.name)
         problems.append(secret_problem(key, snapshot, "spec.storage.secretRef"))
-    problems.append(_text_problem(task, snapshot))
+    problems.append(text_problem(task, snapshot))
     return next((one for one in problems if one is not None and not (one.unread and bound)), None)
 
 

@@ -21,7 +21,7 @@ _KEYS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
 CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 
-def _unread(field: str, what: str, cause: str | None = None) -> Acceptance:
+def unread(field: str, what: str, cause: str | None = None) -> Acceptance:
     why = f" ({cause})" if cause else ""
     message = f"{field}: the operator cannot read {what} at present{why}; it tries again by itself"
     return Acceptance(conditions.REASON_READ_ERROR, message)
@@ -29,7 +29,7 @@ def _unread(field: str, what: str, cause: str | None = None) -> Acceptance:
 
 def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Acceptance:
     what = f"{kind} {key.name} in namespace {key.namespace}"
-    found = _unread(field, what, snapshot.unread.get((kind, key)))
+    found = unread(field, what, snapshot.unread.get((kind, key)))
     return replace(found, held=True) if (kind, key) in snapshot.later else found
 
 
@@ -55,7 +55,7 @@ def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: Conf
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
 
 
-def _text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
+def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
     """What is wrong with the ConfigMaps of a task's rows and chat template, or None."""
     assert task.spec is not None
     config_maps = snapshot.config_maps

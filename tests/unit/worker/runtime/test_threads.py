@@ -42,9 +42,9 @@ def test_work_is_done_when_no_thread_can_be_started_any_more(monkeypatch: pytest
 RANK = """
 import sys
 import mlora_worker.__main__ as rank
-import mlora_worker.rank
+import mlora_worker.rank.start
 
-mlora_worker.rank.run_rank = lambda *_: print(sys.getswitchinterval())
+mlora_worker.rank.start.run_rank = lambda *_: print(sys.getswitchinterval())
 rank.main()
 """
 

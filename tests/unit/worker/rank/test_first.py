@@ -7,7 +7,8 @@ import torch
 
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES
 from mlora_worker.protocol import ModelSource, WorkerConfig
-from mlora_worker.rank import _FirstRank, kept_bytes
+from mlora_worker.rank.first import FirstRank
+from mlora_worker.rank.stores import kept_bytes
 
 
 def configuration(memory_budget: int | None = None) -> WorkerConfig:
@@ -20,7 +21,7 @@ def configuration(memory_budget: int | None = None) -> WorkerConfig:
 def test_a_rank_that_is_asked_to_end_while_rank_0_loads_its_model_ends_the_group_at_once() -> None:
     """It was passed over: tasks then trained until that rank's time was over, and lost their steps."""
     left: list[Exception] = []
-    first = _FirstRank(configuration(), torch.device("cpu"), "token", left.append)
+    first = FirstRank(configuration(), torch.device("cpu"), "token", left.append)
     first._heard(1, {"kind": "terminating"}, b"")
     assert [str(error) for error in left] == ["rank 1 was asked to stop"]
 

@@ -1,0 +1,89 @@
+"""The base model of a rank, and what the operator has to know of its stage."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import torch
+
+from mlora_worker.model.load import load_stage
+from mlora_worker.model.stage import Stage
+from mlora_worker.protocol import (
+    StageReport,
+    WorkerConfig,
+)
+from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAccess, pinned
+from mlora_worker.storage.base_model.model_source import open_model as open_model_files
+from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.object_store.store import open_store_from_files, read_hub_token
+
+log = logging.getLogger(__name__)
+
+
+def open_model(config: WorkerConfig) -> ModelFiles:
+    store = open_store_from_files(
+        config.storage_endpoint,
+        config.storage_region,
+        config.storage_keys_dir,
+        allow_files=True,
+        manners=Manners(config.storage_addressing, config.storage_checksums),
+    )
+    return open_model_files(store, config.model, Path(config.cache_dir), remote_access(config))
+
+
+def remote_access(config: WorkerConfig) -> RemoteAccess:
+    keys_dir = config.storage_keys_dir
+    return RemoteAccess(
+        hub_endpoint=config.hub_endpoint,
+        hub_token=lambda: None if keys_dir is None else read_hub_token(Path(keys_dir)),
+        allowed_networks=config.allowed_networks,
+        cache_bytes=config.model_cache_bytes,
+    )
+
+
+def with_pinned_model(config: WorkerConfig) -> WorkerConfig:
+    """With the commit that a model on a hub is at now."""
+    return with_commit(config, pinned(config.model, remote_access(config)).commit)
+
+
+def with_commit(config: WorkerConfig, commit: str | None) -> WorkerConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"commit": commit})})
+
+
+def stage_report(
+    rank: int, stage: Stage, device: torch.device, groups: tuple[tuple[str, ...], ...]
+) -> StageReport:
+    """What the operator's memory model needs to know of this stage."""
+    return StageReport(
+        stage=rank,
+        first_layer=stage.layer_range.start,
+        last_layer=stage.layer_range.stop - 1,
+        device=str(device),
+        resident_bytes=stage.resident_bytes,
+        capacity_bytes=capacity_bytes(device),
+        input_groups=groups,
+    )
+
+
+def capacity_bytes(device: torch.device) -> int:
+    """Memory of the device; on CPU the container's limit, or the machine's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):  # no such hierarchy, or "max"
+            continue
+        return min(limit, machine)
+    return machine
+
+
+def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: torch.device) -> Stage:
+    dtype: torch.dtype = getattr(torch, config.model.dtype)
+    stage = load_stage(files.folder(), files, rank, config.stages, dtype, device)
+    files.prove()
+    log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
+    return stage

@@ -1,0 +1,60 @@
+"""Where a rank puts what tasks have made: checkpoints, kept work, and what no stage computes with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenPlace
+from mlora_worker.protocol import (
+    TaskPlan,
+    WorkerConfig,
+)
+from mlora_worker.storage.artifacts.aside import Aside
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.object_store.store import Store, open_store_from_files
+from mlora_worker.storage.uri import join
+
+
+def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
+    """The pipeline's own place for checkpoints, with the keys of its model; None where each task has its own."""
+    root = config.checkpoints_uri
+    if root is None:
+        return None
+
+    def place(task: TaskPlan) -> tuple[Store, str]:
+        store = open_store_from_files(
+            config.storage_endpoint,
+            config.storage_region,
+            config.storage_keys_dir,
+            allow_files=True,
+            manners=Manners(config.storage_addressing, config.storage_checksums),
+        )
+        return store, join(root, f"{task.namespace}/{task.name}")
+
+    return place
+
+
+def kept_work(config: WorkerConfig) -> KeptWork:
+    """Where finished work waits for a store that refuses it: beside the model's files, cleaned of what is left over."""
+    kept = KeptWork(Path(config.cache_dir) / "kept")
+    kept.clean(time.time())
+    return kept
+
+
+def aside_of(config: WorkerConfig, device: torch.device) -> Aside:
+    """Where what nobody computes with goes: into files where the process has a budget of all its memory."""
+    counts = device.type == "cpu" and config.memory_budget is not None
+    made = Aside(Path(config.cache_dir) / "aside" if counts else None)
+    made.clean()
+    return made
+
+
+def kept_bytes(config: WorkerConfig, device: torch.device) -> int:
+    """Of states that wait in memory though the store has them. Where the process has a budget of all its memory, none: they
+    would take room from tasks that train, which no sum of the operator's counts.
+    """
+    return 0 if device.type == "cpu" and config.memory_budget is not None else KEPT_BYTES
