@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.load import load_stage

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from safetensors.torch import save
 
-from mlora_worker.coordinator.task.run import InitialState
+from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
 from mlora_worker.storage.artifacts.checkpoint import stage_part
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, train

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from mlora_worker.coordinator.dispatch import PipelineFault
 from mlora_worker.coordinator.task.known_good import WITNESS
-from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.load import load_stage

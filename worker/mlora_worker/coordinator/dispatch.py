@@ -38,7 +38,8 @@ from mlora_worker.coordinator.task.evaluation import Assessment, Best
 from mlora_worker.coordinator.task.fault_attribution import Charge, Trials
 from mlora_worker.coordinator.task.fault_message import explain
 from mlora_worker.coordinator.task.known_good import WITNESS, witness
-from mlora_worker.coordinator.task.run import Snapshot, TaskRun
+from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Payload
 from mlora_worker.pipeline.mailbox import Entry

@@ -8,95 +8,53 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor
 
-from mlora_worker.coordinator.dispatch import LOOK_AGAIN, Announce, Dispatcher
-from mlora_worker.coordinator.metrics import Meter, Unmetered
+from mlora_worker.coordinator.dispatch import LOOK_AGAIN, Dispatcher
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
-from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
+from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.preparation.texts import Texts
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.task.failure_reason import told_of
+from mlora_worker.coordinator.task.known_plan import not_understood, with_what_is_known
+from mlora_worker.coordinator.task.prepared import InitialState, PreparedTask
 from mlora_worker.coordinator.task.report import told
-from mlora_worker.coordinator.task.run import InitialState, Outcome, PreparedTask, TaskRun
-from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints, OpenPlace
-from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
-from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
+from mlora_worker.coordinator.uploads.publisher import Publisher
+from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, Patience, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import PIPELINES_OWN, Place, input_places, output_place
-from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
-from mlora_worker.preparing.maker import Cancelled, RowMaker
+from mlora_worker.preparing.maker import Cancelled
 from mlora_worker.protocol import (
     AdapterInfo,
-    Failure,
     FailureReason,
-    MemorySample,
     Plan,
     Report,
-    StageReport,
-    StorageAccess,
     TaskPhase,
     TaskPlan,
-    TaskReport,
     WireReport,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
-from mlora_worker.storage.artifacts.aside import Aside
-from mlora_worker.storage.artifacts.local_spool import KeptWork
 from mlora_worker.storage.artifacts.task_state import TaskState
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.uri import join
-from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-# Names of tasks by uid, and how many of the newest microbatches: 0 for all.
-CollectTimeline = Callable[[Mapping[str, str], int], Timeline]
-OpenStore = Callable[[StorageAccess], Store]
+
 Found = PreparedTask | AdapterInfo | FinishedAdapter
 
 CHECKPOINTS_FOLDER = "checkpoints"  # below a task's output
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the coordinator works with; all of it can be exchanged in a test."""
-
-    base: BaseModel
-    stages: tuple[StageReport, ...]
-    run_id: str
-    microbatch_tokens: int
-    open_store: OpenStore
-    rows: RowMaker
-    announce: Announce
-    preparing: Lane  # tasks that have never trained
-    resuming: Lane  # the others: what they have done waits for nobody's new rows
-    storing: Lane
-    end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
-    checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
-    kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
-    aside: Aside = field(default_factory=Aside)  # for what of tasks no stage computes with
-    # Bytes on each stage that its budget counts and no task in training has: see ``Aside.held``.
-    held: Callable[[], tuple[int, ...]] = tuple
-    kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
-    costs: Sequence[StageCost] | None = None  # of each stage, to plan with
-    timeline: CollectTimeline = lambda *_: Timeline(stages=0, spans=())
-    memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
-    wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
-    meter: Meter = field(default_factory=Unmetered)
-    clock: Callable[[], float] = time.monotonic
-    today: Callable[[], date] = date.today
-    later: CallLater = field(default_factory=Later)
 
 
 class Coordinator:
@@ -131,6 +89,19 @@ class Coordinator:
             changed=changed,
             on_change=self._note_change,
             meter=surroundings.meter,
+        )
+        self._publisher = Publisher(
+            base=surroundings.base,
+            open_store=surroundings.open_store,
+            kept=surroundings.kept,
+            aside=surroundings.aside,
+            lane=surroundings.storing,
+            patience=self._patience,
+            meter=surroundings.meter,
+            checkpoints=self._checkpoints,
+            changed=changed,
+            on_change=self._note_change,
+            on_lost=self._lost,
         )
         self._dispatcher = Dispatcher(
             stages=len(surroundings.stages),
@@ -245,7 +216,7 @@ class Coordinator:
                 gathered = task.best.parts if task.best is not None else task.parts
                 parts = [gathered[index] for index in sorted(gathered)]
                 task.parts = {}
-                self._publish(task, task.outcome(), parts)
+                self._publisher.publish(task, task.outcome(), parts)
 
     def held_changed(self) -> None:
         """What a stage holds of tasks that do not train may have become less."""
@@ -326,11 +297,11 @@ class Coordinator:
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
                 log.info("task %s is published already at %s", task.name, result.uri)
-                self._forget(task)
+                self._publisher.forget(task)
             elif isinstance(result, FinishedAdapter):
                 task.finish_with(result)
                 log.info("task %s was finished by an earlier run: it is uploaded", task.name)
-                self._upload(task, result)
+                self._publisher.upload(task, result)
             else:
                 task.prepared, task.phase = result, TaskPhase.PREPARED
                 if state is not None:
@@ -343,77 +314,6 @@ class Coordinator:
         if task.plan.dataset_text is not None:
             task.plan = task.plan.without_rows(fingerprint(task.plan))
         self._texts.done(task.uid)
-
-    def _publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
-        assert task.prepared is not None
-        self._patience.begin(
-            self._with.storing,
-            Attempt(
-                task,
-                "joining the adapter",
-                work=partial(
-                    finished_adapter,
-                    task.plan,
-                    task.prepared,
-                    outcome,
-                    parts,
-                    self._with.base,
-                    self._with.aside,
-                ),
-                done=partial(self._upload, task),
-                lost=partial(self._lost, task),
-            ),
-        )
-
-    def _upload(self, task: TaskRun, finished: FinishedAdapter) -> None:
-        def work() -> AdapterInfo:
-            with self._with.meter.storing("adapter"):
-                return upload(task.plan, finished, self._with.open_store(task.plan.storage), self._with.kept)
-
-        self._patience.begin(
-            self._with.storing,
-            Attempt(
-                task,
-                "uploading the adapter",
-                work=work,
-                done=partial(self._uploaded, task),
-                lost=partial(self._not_uploaded, task),
-                store=lambda: output_place(task.plan),
-                keep=lambda: self._with.kept.keep_adapter(task.uid, fingerprint(task.plan), finished),
-            ),
-        )
-
-    def _uploaded(self, task: TaskRun, adapter: AdapterInfo) -> None:
-        with self._changed:
-            task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
-            task.state = task.snapshot = None
-            self._note_change()
-        self._forget(task)
-        log.info("adapter of %s is published at %s", task.name, adapter.uri)
-
-    def _not_uploaded(self, task: TaskRun, error: Exception) -> None:
-        if isinstance(error, Withdrawn):  # a try that was under way may have kept it once more
-            self._with.kept.forget(task.uid)
-        self._lost(task, error)
-
-    def _forget(self, task: TaskRun) -> None:
-        """It is published: nothing of it is needed to go on. With the lock held or without it."""
-        self._forget_kept(task)
-        self._checkpoints.forget(task)
-
-    def _forget_kept(self, task: TaskRun) -> None:
-        self._patience.begin(
-            self._with.storing,
-            Attempt(
-                task,
-                "cleaning this rank's volume",
-                work=partial(self._with.kept.forget, task.uid),
-                done=lambda _: None,
-                lost=lambda error: log.warning("what was kept of %s stays: %s", task.name, error),
-                tries=1,
-                cleans=True,
-            ),
-        )
 
     def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, int]]:
         return expected_tensors(resolve_targets(self._with.base.facts, task.lora))
@@ -442,12 +342,12 @@ class Coordinator:
     def _note_change(self) -> None:
         for uid in [uid for uid, task in self._tasks.items() if task.withdrawn and not task.in_stream]:
             self._texts.done(uid)
-            self._forget_kept(self._tasks.pop(uid))
+            self._publisher.forget_kept(self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
             if diverged and task.stored_step:  # what led there is of no use
                 task.stored_step = 0
-                self._forget(task)
+                self._publisher.forget(task)
         self._sequence += 1
         self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()
@@ -466,7 +366,7 @@ class Coordinator:
             stages=self._with.stages,
             tasks=(
                 *(report for report, _ in reports),
-                *(_not_understood(uid, what) for uid, what in self._beyond.items()),
+                *(not_understood(uid, what) for uid, what in self._beyond.items()),
             ),
             memory=self._with.memory(),
             held=held if any(held := self._with.held()) else None,
@@ -480,32 +380,3 @@ class Coordinator:
                 concurrent_tasks=self._dispatcher.concurrent_tasks,
             ),
         )
-
-
-def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
-    """An operator that started anew may not be able to read a task's Secret or ConfigMap any more: what it cannot send
-    stays as it was. So do texts that are here, or were until its rows were prepared, where it names them by digest."""
-    if plan.storage.access_key is None and former.storage.access_key is not None:
-        plan = plan.model_copy(update={"storage": former.storage})
-    for text, digest in (("dataset_text", "dataset_digest"), ("template_text", "template_digest")):
-        named, waits = getattr(plan, digest), getattr(former, digest)
-        if getattr(plan, text) is not None:
-            continue
-        if waits is None:
-            plan = plan.model_copy(update={text: getattr(former, text), digest: None})
-        elif named is None:
-            plan = plan.model_copy(update={digest: waits})
-    if former.known_fingerprint is not None:
-        plan = plan.without_rows(former.known_fingerprint)
-    return plan
-
-
-def _not_understood(uid: str, what: str) -> TaskReport:
-    message = (
-        "the pipeline's workers are of another version than the operator and do not understand the task: "
-        f"{what[:1500]}. Leave it out, or give the pipeline workers of the operator's version (spec.worker.image), "
-        "and try again"
-    )
-    return TaskReport(
-        uid=uid, phase=TaskPhase.FAILED, failure=Failure(reason=FailureReason.INVALID_SPEC, message=message)
-    )

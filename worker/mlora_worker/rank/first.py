@@ -12,7 +12,8 @@ import torch
 
 from mlora_worker.coordinator.http.server import coordinator_app, serve_in_thread
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
 from mlora_worker.coordinator.uploads.retrier import Lane
 from mlora_worker.coordinator.uploads.timer import Later

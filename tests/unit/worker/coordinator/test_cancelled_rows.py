@@ -10,7 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.preparing.maker import Cancelled
 from mlora_worker.protocol import Plan, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.local_spool import KeptWork

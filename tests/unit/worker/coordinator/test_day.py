@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.service import Coordinator, Surroundings
-from mlora_worker.coordinator.task.run import PreparedTask
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
+from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.preparing.maker import RowsHere
 from mlora_worker.protocol import (
     Dataset,

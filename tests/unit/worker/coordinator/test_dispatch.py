@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.dispatch import Dispatcher
-from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.pipeline.faults import Fault, Phase

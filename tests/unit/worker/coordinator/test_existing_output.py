@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 from mlora_worker.coordinator.preparation.prepare import prepare_task
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.uploads.publish import upload
 from mlora_worker.protocol import (
     Failure,

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,

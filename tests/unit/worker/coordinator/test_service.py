@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.service import Coordinator, Surroundings, with_what_is_known
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
+from mlora_worker.coordinator.task.known_plan import with_what_is_known
 from mlora_worker.coordinator.uploads.retrier import CallLater, Lane
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.protocol import (
@@ -185,7 +187,7 @@ def test_a_report_waits_for_news() -> None:
     assert one.wait_report(before, 5).sequence > before
 
 
-def test_a_task_that_is_not_understood_fails_alone_and_one_that_is_here_goes_on() -> None:
+def test_a_task_that_isnot_understood_fails_alone_and_one_that_is_here_goes_on() -> None:
     one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), task("b"))))
     beyond = {"a": "training.sparsity: unknown field", "c": "lora.kind: unknown field"}

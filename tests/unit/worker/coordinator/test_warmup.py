@@ -8,7 +8,7 @@ from datetime import date
 import pytest
 
 from mlora_worker.coordinator.preparation.prepare import prepare_task
-from mlora_worker.coordinator.task.run import PreparedTask
+from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import Dataset, FailureReason, TaskPlan, Training
 from mlora_worker.storage.artifacts.local_spool import KeptWork

@@ -15,7 +15,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
-from mlora_worker.coordinator.task.run import InitialState
+from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.lora.adapter import peft_keys
 from mlora_worker.protocol import FailureReason, LoRAConfig
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME, find_published

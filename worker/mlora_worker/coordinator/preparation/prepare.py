@@ -14,7 +14,7 @@ from mlora_worker.coordinator.preparation.disk_check import check_room
 from mlora_worker.coordinator.preparation.fingerprint import fingerprint_of
 from mlora_worker.coordinator.preparation.initial import read_initial
 from mlora_worker.coordinator.task.evaluation import EvaluationRows
-from mlora_worker.coordinator.task.run import PreparedTask
+from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.architecture import Architecture

@@ -1,6 +1,8 @@
 """What is known of one task.
 
 ``run``               its way from plan to adapter
+``prepared``          what is ready before it trains; ``step``: its step in the pipeline; ``outcome``: what it comes to
+``known_plan``        its plan, beside what is known of it already
 ``evaluation``        held-out rows: when, and what came of it
 ``history``           its curve
 ``report``            what the operator reads of it

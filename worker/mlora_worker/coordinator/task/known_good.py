@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlora_worker.coordinator.task.run import PreparedTask, TaskRun
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.protocol import DataCounts, Dataset, LoRAConfig, TaskPhase, TaskPlan, Training

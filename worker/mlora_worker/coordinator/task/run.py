@@ -19,26 +19,22 @@ All fields are read and written with the coordinator's lock held.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from mlora_worker.bounds import is_within
-from mlora_worker.coordinator.task.evaluation import Assessment, Best, EvaluationRows, after
-from mlora_worker.coordinator.task.fault_attribution import Charge
+from mlora_worker.coordinator.task.evaluation import Assessment, Best, after
 from mlora_worker.coordinator.task.history import History
-from mlora_worker.data.prepare import TokenRow
+from mlora_worker.coordinator.task.outcome import Outcome, Snapshot
+from mlora_worker.coordinator.task.prepared import PreparedTask, Restoration
+from mlora_worker.coordinator.task.step import StepInFlight
 from mlora_worker.data.training_rows.learning_rate import learning_rate
 from mlora_worker.data.training_rows.row_weights import relative_weights, weighted_sum
-from mlora_worker.data.training_rows.step_order import StepPlan
-from mlora_worker.pipeline.faults import Fault
-from mlora_worker.pipeline.frames import Payload
 from mlora_worker.protocol import (
     AdapterInfo,
     DataCounts,
-    EvaluationRecord,
     Failure,
     FailureReason,
     StepRecord,
@@ -48,99 +44,11 @@ from mlora_worker.protocol import (
     without_keys,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter
-from mlora_worker.storage.artifacts.task_state import EvaluationProgress, Fingerprint, Progress, TaskState
+from mlora_worker.storage.artifacts.task_state import EvaluationProgress, Progress, TaskState
 from mlora_worker.stream.items import Update
-from mlora_worker.stream.planner import TaskLoad
 
 _LONGEST_MESSAGE = 2048  # characters
 _LONGEST_TEXT = 16 * _LONGEST_MESSAGE  # that keys are looked for in
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTask:
-    """Rows and what follows from them and the spec alone."""
-
-    rows: Sequence[TokenRow]
-    counts: DataCounts
-    steps: StepPlan
-    targets: tuple[str, ...]  # resolved names of linear modules
-    load: TaskLoad  # what a usual step holds
-    fingerprint: Fingerprint = field(default_factory=dict)  # a checkpoint of other facts is not its own
-    evaluation: EvaluationRows | None = None
-    initial: InitialState | None = None  # it goes on from another adapter
-
-
-@dataclass(frozen=True, slots=True)
-class InitialState:
-    """Another adapter's weights, by PEFT's names."""
-
-    own: Mapping[str, Tensor]  # stage 0's part
-    payloads: Mapping[int, Payload]  # of each other stage, as safetensors
-
-
-@dataclass(slots=True)
-class StepInFlight:
-    """The step of a task that is in the pipeline."""
-
-    step: int
-    rows: tuple[int, ...]  # indices into the prepared rows
-    supervised: int
-    tokens: int
-    weighted: float  # supervised tokens, each as its row weighs
-    row_weights: tuple[float, ...] | None = None  # of its rows, the largest 1; None: all are 1
-    issued: float | None = None  # monotonic seconds: when its first microbatch was
-    loss_sum: float = 0.0
-    squared_norm: float = 0.0
-    void: bool = False  # a microbatch of it came back with a fault
-    own_fault: Fault | None = None  # of this very task: its adapter is broken on a stage
-    charge: Charge | None = None  # a fault of a whole microbatch
-
-    def accept(self, charge: Charge) -> None:
-        """A fault of one of its microbatches; that of the widest counts."""
-        if self.charge is None or charge.tokens > self.charge.tokens:
-            self.charge = charge
-
-    @property
-    def weight(self) -> float:
-        """Factor that makes a mean over the step's supervised tokens of a sum."""
-        return 1.0 / self.weighted if self.weighted else 0.0
-
-    def weights_of(self, first: int, count: int) -> tuple[float, ...] | None:
-        """Of ``count`` of its rows, from row ``first`` on."""
-        return None if self.row_weights is None else self.row_weights[first : first + count]
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """A checkpoint whose parts are on their way from the stages to rank 0."""
-
-    number: int  # of the item
-    progress: Progress
-    parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors
-    best: Best | None = None
-    history: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Restoration:
-    """What a Load brings along so that the task goes on from a checkpoint."""
-
-    progress: Progress
-    own: Mapping[str, Tensor]  # stage 0's part
-    payloads: Mapping[int, Payload]  # of each other stage, as safetensors
-    best: Mapping[str, Tensor] = field(default_factory=dict)
-    history: History = field(default_factory=History)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a task has come to, but for its weights. ``step`` and ``evaluation`` are of the weights that are published."""
-
-    step: int
-    last: StepRecord | None
-    updates: int
-    evaluation: EvaluationRecord | None = None
-    history: bytes = b""
 
 
 @dataclass(slots=True)

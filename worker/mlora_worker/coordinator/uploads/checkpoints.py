@@ -17,7 +17,9 @@ from pathlib import Path
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.preparation.fingerprint import day_in
 from mlora_worker.coordinator.task.history import History
-from mlora_worker.coordinator.task.run import Restoration, Snapshot, TaskRun
+from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.prepared import Restoration
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.pipeline.engine import OutOfOrder, StageState

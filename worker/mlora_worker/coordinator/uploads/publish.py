@@ -8,7 +8,8 @@ from torch import Tensor
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.task.run import Outcome, PreparedTask
+from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterDtype, AdapterInfo, FailureReason, TaskPlan
 from mlora_worker.storage.artifacts.adapter import (

@@ -14,7 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from mlora_worker.coordinator.http.server import coordinator_app
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.preparation.texts import AT_ONCE
-from mlora_worker.coordinator.service import Coordinator, Surroundings
+from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.protocol import (
     Dataset,
     LoRAConfig,

@@ -16,7 +16,9 @@ from typing import cast
 import pytest
 import torch
 
-from mlora_worker.coordinator.task.run import PreparedTask, Snapshot, TaskRun
+from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints
 from mlora_worker.coordinator.uploads.retrier import Patience
 from mlora_worker.data.training_rows.step_order import StepPlan

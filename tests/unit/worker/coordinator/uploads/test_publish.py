@@ -9,7 +9,8 @@ import torch
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.task.run import Outcome, PreparedTask
+from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.uploads.publish import finished_adapter
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.architecture import read_architecture

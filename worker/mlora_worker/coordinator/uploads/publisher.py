@@ -1,0 +1,118 @@
+"""Finished adapters on their way to their stores, in the background; then what was kept of their tasks is deleted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from mlora_worker.coordinator.metrics import Meter
+from mlora_worker.coordinator.preparation.prepare import BaseModel
+from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
+from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
+from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.store_identity import output_place
+from mlora_worker.protocol import AdapterInfo, StorageAccess, TaskPhase
+from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
+from mlora_worker.storage.artifacts.aside import Aside
+from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.object_store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Its methods are called with the coordinator's lock held or without it."""
+
+    def __init__(
+        self,
+        *,
+        base: BaseModel,
+        open_store: Callable[[StorageAccess], Store],
+        kept: KeptWork,
+        aside: Aside,
+        lane: Lane,
+        patience: Patience,
+        meter: Meter,
+        checkpoints: Checkpoints,
+        changed: threading.Condition,
+        on_change: Callable[[], None],
+        on_lost: Callable[[TaskRun, Exception], None],
+    ) -> None:
+        """``on_change`` is called with ``changed`` held; ``on_lost`` without it, when no adapter will come."""
+        self._base, self._open_store, self._kept, self._aside = base, open_store, kept, aside
+        self._lane, self._patience, self._meter = lane, patience, meter
+        self._checkpoints = checkpoints
+        self._changed, self._on_change, self._on_lost = changed, on_change, on_lost
+
+    def publish(self, task: TaskRun, outcome: Outcome, parts: Sequence[dict[str, Tensor]]) -> None:
+        """``parts``: of each stage."""
+        assert task.prepared is not None
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "joining the adapter",
+                work=partial(
+                    finished_adapter, task.plan, task.prepared, outcome, parts, self._base, self._aside
+                ),
+                done=partial(self.upload, task),
+                lost=partial(self._on_lost, task),
+            ),
+        )
+
+    def upload(self, task: TaskRun, finished: FinishedAdapter) -> None:
+        def work() -> AdapterInfo:
+            with self._meter.storing("adapter"):
+                return upload(task.plan, finished, self._open_store(task.plan.storage), self._kept)
+
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "uploading the adapter",
+                work=work,
+                done=partial(self._uploaded, task),
+                lost=partial(self._not_uploaded, task),
+                store=lambda: output_place(task.plan),
+                keep=lambda: self._kept.keep_adapter(task.uid, fingerprint(task.plan), finished),
+            ),
+        )
+
+    def forget(self, task: TaskRun) -> None:
+        """It is published: nothing of it is needed to resume."""
+        self.forget_kept(task)
+        self._checkpoints.forget(task)
+
+    def forget_kept(self, task: TaskRun) -> None:
+        """What this rank's volume has of it."""
+        self._patience.begin(
+            self._lane,
+            Attempt(
+                task,
+                "cleaning this rank's volume",
+                work=partial(self._kept.forget, task.uid),
+                done=lambda _: None,
+                lost=lambda error: log.warning("what was kept of %s stays: %s", task.name, error),
+                tries=1,
+                cleans=True,
+            ),
+        )
+
+    def _uploaded(self, task: TaskRun, adapter: AdapterInfo) -> None:
+        with self._changed:
+            task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
+            task.state = task.snapshot = None
+            self._on_change()
+        self.forget(task)
+        log.info("adapter of %s is published at %s", task.name, adapter.uri)
+
+    def _not_uploaded(self, task: TaskRun, error: Exception) -> None:
+        if isinstance(error, Withdrawn):  # a try that was under way may have kept it once more
+            self._kept.forget(task.uid)
+        self._on_lost(task, error)
