@@ -1,14 +1,15 @@
 """Rows of a Parquet file: only the columns that are wanted, at most a few hundred rows at a time, read by ranges.
 
 A small file may stand for very long rows: a text that is stored once can be the value of many. So texts are read as
-references to the values that are stored, and a row is measured before it is made.
+references to the values that are stored, and a row is measured before it is made. Arrow cannot do that where a text is
+stored as its difference to the one before (``DELTA_BYTE_ARRAY`` and its like): of such columns few rows are read at once.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from mlora_worker.storage.remote.line_splitter import LONGEST_LINE
 
 _MOST_ROWS_AT_ONCE = 512
 _BYTES_AT_ONCE = 2**26  # of rows of the file's mean length
+_WHOLE_ROWS_AT_ONCE = 8  # where texts are made whole before they are measured
+_DIFFERENCES: Final = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
 _READ_AHEAD = 2**20  # bytes; the pages of a column lie one after the other
 
 
@@ -43,9 +46,12 @@ def parquet_rows(
         names = footer.schema_arrow.names
         # Rows without a known column: their own names are what the message about the missing one needs.
         there = [name for name in names if name in columns] or names[:10]
-        file = opened(metadata=footer.metadata, read_dictionary=_texts_of(footer.schema, there))
+        texts = _texts_of(footer.schema, there)
+        whole = _stored_as_differences(footer.metadata, texts)
+        file = opened(metadata=footer.metadata, read_dictionary=[text for text in texts if text not in whole])
+        at_once = _rows_at_once(footer.metadata, _WHOLE_ROWS_AT_ONCE if whole else _MOST_ROWS_AT_ONCE)
         number = 0
-        for batch in file.iter_batches(_rows_at_once(footer.metadata), columns=there, use_threads=False):
+        for batch in _batches(file, at_once, there):
             sizes = sum((_sizes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
             values = sum((_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
             named = list(zip(batch.schema.names, batch.columns, strict=True))
@@ -62,8 +68,19 @@ def parquet_rows(
                     yield Record(number, {name: column[row].as_py() for name, column in named})
     except MemoryError:  # Arrow's own is an ArrowException, too
         raise
+    except arrow.ArrowNotImplementedError as error:
+        raise Undecodable(
+            f"is a Parquet file that has something which is not read here ({str(error)[:200]}): write it anew, with the "
+            "usual encodings and compression and without encryption"
+        ) from None
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what damaged pages raise
         raise Undecodable(f"is no Parquet file that can be read ({str(error)[:200]})") from None
+
+
+def _batches(file: Any, at_once: int, columns: list[str]) -> Iterator[Any]:
+    """None has rows of two groups: each has its own stored values, and Arrow cannot join references to both in lists."""
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(at_once, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _texts_of(schema: Any, columns: Collection[str]) -> list[str]:
@@ -76,10 +93,22 @@ def _texts_of(schema: Any, columns: Collection[str]) -> list[str]:
     ]
 
 
-def _rows_at_once(metadata: Any) -> int:
+def _stored_as_differences(metadata: Any, texts: Collection[str]) -> set[str]:
+    """Those of ``texts`` that Arrow cannot read as references: in some part of the file each is made of the one before."""
+    wanted, found = set(texts), set[str]()
+    leaves = range(metadata.num_columns if metadata.num_row_groups else 0)
+    places = [leaf for leaf in leaves if metadata.schema.column(leaf).path in wanted]
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, places):
+            if not _DIFFERENCES.isdisjoint(column.encodings):
+                found.add(column.path_in_schema)
+    return found
+
+
+def _rows_at_once(metadata: Any, most: int) -> int:
     groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
     mean = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=0)
-    return int(max(1, min(_MOST_ROWS_AT_ONCE, _BYTES_AT_ONCE // max(1, mean))))
+    return int(max(1, min(most, _BYTES_AT_ONCE // max(1, mean))))
 
 
 def _sizes(column: Any) -> npt.NDArray[np.int64]:

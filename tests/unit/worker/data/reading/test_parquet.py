@@ -63,6 +63,53 @@ def test_one_long_value_that_many_rows_refer_to_is_in_memory_once() -> None:
     assert pa.total_allocated_bytes() - before < 50 * 2**20
 
 
+TEXTS = [f"common beginning, row {row}" for row in range(1500)] + [None, "", "€\U0001f600"]
+TALKS = [turns("a" * (row % 7), None, f"€ {row}") if row % 5 else None for row in range(1503)]
+NUMBERS = {"n": [*range(1502), None], "x": [row / 7 for row in range(1503)]}
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"], ids=["pages 1", "pages 2"])
+@pytest.mark.parametrize(
+    "encoding",
+    ["PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "dictionary", "dictionary, then plain"],
+)
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "lz4", "zstd"])
+def test_rows_are_the_same_however_they_are_stored(encoding: str, compression: str, version: str) -> None:
+    columns = {"text": TEXTS, "talk": TALKS, **NUMBERS}
+    leaves = ("text", "talk.list.element.role", "talk.list.element.content")
+    options: dict[str, Any] = {"use_dictionary": list(leaves), "dictionary_pagesize_limit": 2**20}
+    if encoding == "dictionary, then plain":
+        options |= {"dictionary_pagesize_limit": 500, "write_batch_size": 64}
+    elif encoding != "dictionary":
+        kinds = dict.fromkeys(leaves, encoding) | {"n": "DELTA_BINARY_PACKED", "x": "BYTE_STREAM_SPLIT"}
+        options = {"use_dictionary": False, "column_encoding": kinds}
+    data = parquet(columns, compression=compression, data_page_version=version, row_group_size=700, **options)
+    expected = pa.parquet.read_table(io.BytesIO(data)).to_pylist()
+    assert [record.value for record in parquet_rows(OneFile(data), "rows", tuple(columns))] == expected
+
+
+def test_texts_that_are_stored_as_differences_do_not_fill_the_memory() -> None:
+    long = "x" * 2**20
+    data = parquet(
+        {"prompt": [long] * 200}, use_dictionary=False, column_encoding={"prompt": "DELTA_BYTE_ARRAY"}
+    )
+    assert len(data) < 2**18
+    before = pa.total_allocated_bytes()
+    rows = parquet_rows(OneFile(data), "rows", ("prompt",))
+    assert next(rows).value == {"prompt": long}
+    assert pa.total_allocated_bytes() - before < 40 * 2**20
+    assert sum(1 for _ in rows) == 199
+
+
+def test_what_the_library_cannot_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: Any, **__: Any) -> None:
+        raise pa.lib.ArrowNotImplementedError("LZO codec not implemented")
+
+    monkeypatch.setattr(pa.parquet.ParquetFile, "iter_batches", lacks)
+    with pytest.raises(Undecodable, match=r"not read here \(LZO codec .* write it anew"):
+        list(parquet_rows(OneFile(parquet({"prompt": ["a"]})), "rows", ("prompt",)))
+
+
 def test_a_damaged_page_is_a_flaw_of_the_file() -> None:
     data = bytearray(parquet({"prompt": [f"{LONG}{row}" for row in range(3000)]}, use_dictionary=False))
     for at in range(2000, 40_000, 7):
