@@ -27,7 +27,12 @@ class Unexpected(Exception):
 def told(error: BaseException) -> Failed:
     kind = next((one.__name__ for one in type(error).__mro__ if _KNOWN.get(one.__name__) is one), None)
     if kind is not None:
-        return Failed(kind=kind, reason=getattr(error, "reason", None), message=_shown(str(error)))
+        return Failed(
+            kind=kind,
+            reason=getattr(error, "reason", None),
+            seconds=error.seconds if isinstance(error, of_stores.StoreBusy) else None,
+            message=_shown(str(error)),
+        )
     if isinstance(error, OSError):
         return Failed(kind=_OS, number=error.errno, message=_shown(error.strerror or str(error)))
     if isinstance(error, MemoryError):
@@ -42,6 +47,8 @@ def error_of(failed: Failed, out_of_memory: str) -> Exception:
         error = known.__new__(known)
         Exception.__init__(error, failed.message)
         error.reason = failed.reason or FailureReason.INTERNAL_ERROR  # type: ignore[attr-defined]
+        if isinstance(error, of_stores.StoreBusy):
+            error.seconds = failed.seconds or 0.0
         return error
     if failed.kind == _OS:
         return OSError(failed.number, failed.message)

@@ -70,6 +70,7 @@ class Failed(Message):
     kind: str
     reason: FailureReason | None = None
     number: int | None = None  # errno
+    seconds: float | None = None  # for which a busy store asks to be left alone
     message: str
 
 

@@ -6,6 +6,7 @@ what to do
 ├── ``TooLarge``         there is more of it than such a file can have
 ├── ``AccessRefused``    the store knows us not, or does not let us
 └── ``StoreUnreachable`` no answer, or no useful one, after all retries
+    └── ``StoreBusy``    it asks to be left alone for a while
 
 No message ever holds a key.
 """
@@ -37,6 +38,14 @@ class AccessRefused(StorageError):
 class StoreUnreachable(StorageError):
     def __init__(self, message: str) -> None:
         super().__init__(FailureReason.STORAGE_UNREACHABLE, message)
+
+
+class StoreBusy(StoreUnreachable):
+    """It answers, and wants to be asked again in ``seconds``."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
 
 
 class TooLarge(StorageError):

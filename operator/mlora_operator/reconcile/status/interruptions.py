@@ -46,11 +46,17 @@ def preempted(
 
 
 def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
-    """Spoken of once the store has refused a checkpoint or the adapter; the worker tries again by itself."""
+    """Spoken of once the store has refused a checkpoint or the adapter; the worker tries again by itself. A task that waits
+    for its first rows has nothing to store: its condition Admitted says for whom it waits."""
     held = condition(task.status.conditions, c.UPLOAD_BLOCKED)
     blocked = reported.blocked if reported is not None else None
     failed = any(wish.type == c.FAILED and wish.status == "True" for wish in wishes)
-    if reported is not None and blocked is not None and not failed:
+    stores = (
+        bool(task.status.step)
+        or held is not None
+        or (reported is not None and reported.phase is not TaskPhase.PREPARING)
+    )
+    if reported is not None and blocked is not None and stores and not failed:
         kept = "; the finished adapter is kept meanwhile" if reported.phase is TaskPhase.SAVING else ""
         return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, blocked.message + kept),)
     if held is None:

@@ -132,6 +132,8 @@ def _course(
         return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
     if seat is not None and outcome is Outcome.UNTOLD:
         return _waits(task, "Queued", seat.reason, seat.words, again)
+    if reported is not None and reported.phase is TaskPhase.PREPARING and reported.blocked is not None:
+        return _waits(task, "Preparing", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
         return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
     if reported is not None and outcome is Outcome.ADMITTED:

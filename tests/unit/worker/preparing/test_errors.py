@@ -11,7 +11,13 @@ from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.preparing.errors import error_of, told
 from mlora_worker.preparing.messages import Failed
 from mlora_worker.protocol import FailureReason
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreBusy,
+    StoreUnreachable,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +29,7 @@ from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageEr
         ObjectNotFound(FailureReason.DATASET_NOT_FOUND, "none"),
         AccessRefused("no"),
         StoreUnreachable("away"),
+        StoreBusy("until noon", 200.0),
         OSError(errno.ENOSPC, "the disk is full"),
     ],
     ids=lambda error: type(error).__name__,
@@ -33,6 +40,7 @@ def test_the_rank_has_the_same_error_as_if_it_had_been_raised_there(error: Excep
     assert type(arrived) is type(error)
     assert told_of(arrived) == told_of(error)
     assert is_the_machines(arrived) == is_the_machines(error)
+    assert getattr(arrived, "seconds", None) == getattr(error, "seconds", None)
 
 
 def test_memory_that_a_job_may_not_have_is_its_own_want() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAcces
 from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
 from mlora_worker.storage.base_model.weight_cache import WeightCache
 from mlora_worker.storage.egress_policy import Destinations
-from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import AccessRefused, StorageError, StoreBusy, StoreUnreachable
 from mlora_worker.storage.object_store.s3 import Patience
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.http import WebFiles
@@ -232,11 +233,11 @@ def test_connections_that_break_are_taken_up_where_they_broke(
     ("headers", "waited"),
     [
         ({"Retry-After": "7"}, 7.0),
-        ({"Retry-After": "86400"}, 60.0),
         (
             {"Retry-After": "Sat, 28 Nov 2026 10:00:09 GMT", "Date": "Sat, 28 Nov 2026 10:00:00 GMT"},
             9.0,
         ),
+        ({"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"api";q=500;w=300'}, 55.0),
         ({"Retry-After": "soon"}, 0.5),
         ({}, 0.5),
     ],
@@ -253,15 +254,53 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(
     assert pauses == [pytest.approx(waited)]
 
 
-def test_servers_that_are_always_busy_get_so_much_patience_and_no_more(hub: WebServer) -> None:
+NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
+
+
+def patient(pauses: list[float]) -> WebFiles:
+    return WebFiles(Destinations(LOCAL), HURRY, pause=pauses.append, now=lambda: NOON)
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Retry-After": "200"}, {"RateLimit": '"api";r=0;t=200'}, {"RateLimit-Reset": "200"}]
+)
+def test_a_server_that_asks_for_long_is_left_alone_by_whoever_has_read_little(
+    hub: WebServer, headers: dict[str, str]
+) -> None:
+    hub.files["/file"] = b"0123456789"
+    hub.trouble = [(429, headers)]
+    pauses: list[float] = []
+    with pytest.raises(
+        StoreBusy, match=r"answered 429: it asks to be left alone for 200 s, .* at 2026-11-28 12:03:20 UTC"
+    ):
+        patient(pauses).read_range(f"{hub.url}/file", 2, 3)
+    assert (pauses, len(hub.seen)) == ([], 1)
+
+
+def test_who_has_read_much_waits_on_the_spot_and_not_for_ever(hub: WebServer) -> None:
     hub.files["/file"] = b"0123456789"
     pauses: list[float] = []
-    web = WebFiles(Destinations(LOCAL), HURRY, pause=pauses.append)
-    found = web.probe(f"{hub.url}/file")
+    web = patient(pauses)
     for _ in range(20):
-        hub.trouble = [(429, {"Retry-After": "60"})]
+        found = web.probe(f"{hub.url}/file")
+    for _ in range(12):
+        hub.trouble = [(429, {"Retry-After": "300"})]
         assert b"".join(web.range_pieces(f"{hub.url}/file", 2, 3, expected=found)) == b"234"
-    assert sum(one for one in pauses if one >= 10) == pytest.approx(300)
+    assert pauses == [300.0] * 12
+    hub.trouble = [(429, {"Retry-After": "300"})]
+    with pytest.raises(StoreBusy):
+        web.read_range(f"{hub.url}/file", 2, 3)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(429, StoreBusy), (503, StoreUnreachable)])
+def test_who_is_busy_without_a_time_is_tried_and_named(
+    hub: WebServer, status: int, kind: type[StorageError]
+) -> None:
+    hub.files["/file"] = b"0123456789"
+    hub.trouble = [(status, {})] * 9
+    with pytest.raises(StorageError, match=f"answered {status}") as caught:
+        patient([]).read_range(f"{hub.url}/file", 2, 3)
+    assert type(caught.value) is kind
 
 
 @pytest.mark.parametrize(

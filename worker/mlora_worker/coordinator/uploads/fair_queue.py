@@ -6,7 +6,8 @@ for another's store:
 1. *Room.* An attempt may begin while those that run for its tenant, and those at its store once more, are fewer than
    the threads that are free. A tenant that is alone gets half of the threads, one store of it a third; however many stores
    of it are silent, some threads are left for the others.
-2. *Silence.* A store that gave no answer is probed by one attempt at a time, after pauses that grow. All others that want
+2. *Silence.* A store that gave no answer is probed by one attempt at a time, after pauses that grow, and not before the
+   time that a busy one named. All others that want
    it hold no thread meanwhile, and may begin when it has answered, if only to refuse. The next probe is the one that has
    failed least often, then the one that waits longest: what fails by its own doing does not stand before the others.
 3. *Rest.* An attempt that failed rests for its own pause, whatever its store does.
@@ -127,9 +128,17 @@ class StoreTurns:
         return begun
 
     def ended(
-        self, ticket: Ticket, now: float, *, answered: bool = False, silence: Exception | None = None
+        self,
+        ticket: Ticket,
+        now: float,
+        *,
+        answered: bool = False,
+        silence: Exception | None = None,
+        rest: float = 0.0,
     ) -> list[Ticket]:
-        """Neither ``answered`` nor ``silence``: nothing was seen of the store. Returns who waits for a store that was just
+        """``rest``: seconds for which the store asks to be left alone.
+
+        Neither ``answered`` nor ``silence``: nothing was seen of the store. Returns who waits for a store that was just
         found silent, or silent still."""
         store, tenant = self._stores[ticket.key], self._tenants[ticket.tenant]
         store.running -= 1
@@ -145,7 +154,7 @@ class StoreTurns:
                 self._silent.discard(ticket.key)
             elif silence is not None:
                 if probed or store.silence is None:  # else others have said so already
-                    store.probe_at = now + next(store.pauses)
+                    store.probe_at = now + max(next(store.pauses), rest)
                     waiting = list(store.waiting)
                 store.silence = silence
                 self._silent.add(ticket.key)

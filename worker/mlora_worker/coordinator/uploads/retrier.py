@@ -22,7 +22,7 @@ from mlora_worker.coordinator.task.failure_reason import blocked_by, is_the_mach
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket, pauses
 from mlora_worker.runtime.log_lines import about
-from mlora_worker.storage.errors import StorageError, StoreUnreachable
+from mlora_worker.storage.errors import StorageError, StoreBusy, StoreUnreachable
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ CallLater = Callable[[float, Callable[[], None]], None]  # in so many seconds, a
 
 FEW = 6  # tries of what has an end
 _WAITS = "waits for its store"
+_FAILED = "failed and is tried again"
 
 
 class Withdrawn(Exception):
@@ -59,7 +60,8 @@ class Attempt(Generic[Result]):
         None
     )  # which one it wants by the newest plan; None: none. Asks nobody
     # None: whatever its store says may pass, and meanwhile the task's report says why it waits. Else a store that gives no
-    # answer, and a machine that lacks something, are tried so often in all, and any other error is final.
+    # answer, and a machine that lacks something, are tried so often in all, and any other error is final. Tries at a busy
+    # store do not count, and the report says until when it waits.
     tries: int | None = None
     keep: Callable[[], None] | None = None  # on this rank's own volume, while its store is silent
     cleans: bool = False  # it is wanted though the task is not
@@ -76,9 +78,11 @@ class _Try:
     ticket: Ticket
     pauses: Iterator[float] = field(init=False)  # that are left
     keeps: bool = False  # it goes to no store now
+    speaks: bool = False  # the task's report says why it waits
 
     def __post_init__(self) -> None:
         tries = self.attempt.tries
+        self.speaks = tries is None
         self.pauses = pauses() if tries is None else islice(pauses(), tries - 1)
 
     def want_store(self, *, keeps: bool = False) -> None:
@@ -192,7 +196,7 @@ class Patience:
             self._failed(one, error)
             return
         try:
-            if attempt.tries is None:
+            if one.speaks:
                 with self._changed:
                     if task.blocked is not None:
                         task.blocked = None
@@ -208,12 +212,15 @@ class Patience:
 
     def _failed(self, one: _Try, error: Exception) -> None:
         attempt, turns = one.attempt, one.lane.turns
-        seconds = next(one.pauses, None) if attempt.may_pass(error) else None
+        rest = error.seconds if isinstance(error, StoreBusy) else None
+        seconds = rest
+        if rest is None:
+            seconds = next(one.pauses, None) if attempt.may_pass(error) else None
         silence = error if isinstance(error, StoreUnreachable) else None
         with self._lock:
             now = self._time()
             answered = silence is None and isinstance(error, StorageError)
-            waiting = turns.ended(one.ticket, now, answered=answered, silence=silence)
+            waiting = turns.ended(one.ticket, now, answered=answered, silence=silence, rest=rest or 0.0)
             others = [self._tries[ticket] for ticket in waiting]
             if seconds is None:
                 del self._tries[one.ticket]
@@ -227,7 +234,7 @@ class Patience:
             log.warning(
                 "%s of %s failed, next try in %.0f s: %s", attempt.what, attempt.task.name, seconds, message
             )
-            self._block([one], error, "failed and is tried again")
+            self._block([one], error, _FAILED if rest is None else _WAITS)
         if silence is not None:
             self._say_silent(others, silence)
         if seconds is None:
@@ -237,7 +244,9 @@ class Patience:
         """To those that wait for a store that was found silent: it is as if each had tried itself."""
         self._block(waiting, silence, _WAITS)
         for one in waiting:
-            if one.attempt.tries is not None and next(one.pauses, None) is None and self._taken_out(one):
+            if isinstance(silence, StoreBusy) or one.attempt.tries is None:
+                continue
+            if next(one.pauses, None) is None and self._taken_out(one):
                 with about(one.attempt.task.plan):
                     one.attempt.lost(silence)
         with self._lock:
@@ -248,11 +257,13 @@ class Patience:
 
     def _block(self, waiting: list[_Try], error: Exception, how: str) -> None:
         """Those of them that still wait: whoever goes on says so itself, after this."""
-        endless = [one for one in waiting if one.attempt.tries is None]
-        if not endless:
+        for one in waiting:
+            one.speaks = one.speaks or isinstance(error, StoreBusy)
+        speaking = [one for one in waiting if one.speaks]
+        if not speaking:
             return
         with self._changed:
-            for one in endless:
+            for one in speaking:
                 attempt = one.attempt
                 with self._lock:
                     waits = one.lane.turns.waits(one.ticket)

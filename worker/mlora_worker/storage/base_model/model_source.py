@@ -33,7 +33,7 @@ from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.object_store.file_store import replacing
 from mlora_worker.storage.object_store.s3 import PATIENT, Patience
 from mlora_worker.storage.object_store.store import Store
-from mlora_worker.storage.remote.http import WebFiles
+from mlora_worker.storage.remote.http import LONG_WAIT, WebFiles
 from mlora_worker.storage.remote.hub import Hub, model_address
 from mlora_worker.storage.versioned_json import plain_json
 
@@ -53,7 +53,7 @@ class RemoteAccess:
     patience: Patience = PATIENT
 
     def web(self) -> WebFiles:
-        return WebFiles(Destinations(self.allowed_networks), self.patience)
+        return WebFiles(Destinations(self.allowed_networks), self.patience, longest_wait=LONG_WAIT)
 
     def hub(self, web: WebFiles) -> Hub:
         return Hub(web, self.hub_token(), self.hub_endpoint, _WHERE)

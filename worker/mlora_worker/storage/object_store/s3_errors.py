@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -16,6 +17,7 @@ from botocore.exceptions import (
 )
 
 from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.busy import asked_seconds, busy
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.uri import s3_address
 
@@ -45,6 +47,17 @@ _FULL = {  # AWS has no quotas; these are the words of Ceph, MinIO, SeaweedFS an
     "507",
 }
 _TOO_LARGE = {"EntityTooLarge", "413"}
+_BUSY = {
+    "SlowDown",
+    "SlowDownRead",
+    "SlowDownWrite",
+    "TooManyRequests",
+    "TooManyRequestsException",
+    "Throttling",
+    "ThrottlingException",
+    "RequestLimitExceeded",
+    "BandwidthLimitExceeded",
+}
 # Another attempt may work; 501 says that the store will never do it.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
 _PASSING_CODES = {
@@ -170,9 +183,18 @@ def _answered(
             f"cannot {action} {uri}: {where} says the region is wrong; set storage.region",
         )
     told = f"cannot {action} {uri}: {where} answered {status} {code}{quoted}"
+    asked = _asked(error)
+    if status == 429 or code in _BUSY or (is_passing(error) and asked is not None):
+        return busy(told, asked, datetime.now(UTC))
     if action == "write" and not is_passing(error):
         return StorageError(FailureReason.UPLOAD_FAILED, told)
     return StoreUnreachable(told)
+
+
+def _asked(error: ClientError) -> float | None:
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    plain = {str(name): str(value) for name, value in headers.items()} if isinstance(headers, dict) else {}
+    return asked_seconds(plain, datetime.now(UTC))
 
 
 def _clean(text: str, secrets: Collection[str | None]) -> str:

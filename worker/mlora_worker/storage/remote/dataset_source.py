@@ -8,7 +8,13 @@ from typing import NoReturn, Protocol
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason, StorageAccess, without_credentials
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.egress_policy import Destinations
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreBusy,
+    StoreUnreachable,
+)
 from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.object_store.s3 import PATIENT, Patience
 from mlora_worker.storage.object_store.store import Store
@@ -78,8 +84,8 @@ class _Sources:
             return self._store.version(uri)
         try:
             found = self._web.look(*self._request(uri, kind))
-        except (AccessRefused, StoreUnreachable):
-            if kind != "web":
+        except (AccessRefused, StoreUnreachable) as error:
+            if kind != "web" or isinstance(error, StoreBusy):
                 raise
             return None  # it may know GET alone, as an address that is signed for it does
         if kind == "hf":  # a commit never changes what it holds

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -16,6 +17,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from mlora_worker.protocol import FailureReason, without_credentials
+from mlora_worker.storage.busy import asked_seconds, busy
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import (
     AccessRefused,
@@ -33,13 +35,22 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _PASSING = (408, 425, 429, 500, 502, 503, 504)  # another attempt may work
 _PLAIN = {"Accept-Encoding": "identity", "User-Agent": "mlora-operator"}
 _PAUSES = (0.5, 2.0, 5.0)
-_MOST_ASKED = 300.0
-_LONGEST_PAUSE: Final = 60.0  # seconds, whatever a server asks for
+_BUSY = 429
+# Seconds that a busy server is waited for on the spot. For one that asks for more, others come back later (``StoreBusy``),
+# but where much would have to be done again: hubs count what they are asked in windows of five minutes.
+SHORT_WAIT: Final = 60.0
+LONG_WAIT: Final = 330.0
+_FEW_ANSWERS = 20  # before which little is lost
+_MOST_ASKED = 3600.0
+_TOLD_FROM = 10.0  # seconds of a wait that the log tells
+
 _PART = re.compile(
     r"bytes (?:([0-9]{1,16})-[0-9]{1,16}|\*)/([0-9]{1,16})"
 )  # of a Content-Range header: first byte and the whole's size
 
 Headers = Mapping[str, str]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +79,18 @@ class WebFiles:
         patience: Patience = PATIENT,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        longest_wait: float = SHORT_WAIT,
     ) -> None:
+        """``longest_wait``: seconds that are waited for a busy server, though nothing is lost by ``StoreBusy``."""
         self._destinations = destinations
         self._patience = patience
         self._pause = pause
         self._connection = watched(HTTPConnection, clock)
         self._tls_connection = watched(HTTPSConnection, clock)
+        self._now = now
+        self._longest_wait = longest_wait
+        self._answers = 0
         self._may_be_asked = (
             _MOST_ASKED  # seconds that servers may still ask us to wait, all of them together
         )
@@ -190,7 +207,8 @@ class WebFiles:
         self, method: str, url: str, headers: Headers, also: tuple[int, ...] = ()
     ) -> Iterator[_Answer]:
         """A good answer, or one with a status of ``also``, after redirects and repeated attempts. A server that is busy is
-        given the time that it asks for. Raises StoreUnreachable for one that is too slow, or sends without end."""
+        given the time that it asks for, or StoreBusy is raised. Raises StoreUnreachable for one that is too slow, or sends
+        without end."""
         try:
             with self._answered(method, url, headers, also) as answer:
                 yield answer
@@ -212,17 +230,31 @@ class WebFiles:
                     ) from None
             else:
                 if answer.status < 300 or answer.status in also:
+                    self._answers += 1
                     try:
                         yield answer
                     finally:
                         answer.close()
                     return
                 answer.close()
-                if answer.status not in _PASSING or last:
+                if answer.status not in _PASSING:
                     raise _refusal(url, answer.status)
-                asked = min(_asked_pause(answer.headers), self._may_be_asked)
-                self._may_be_asked -= asked
+                asked = self._wait_asked(url, answer, last)
             self._pause(max(asked, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
+
+    def _wait_asked(self, url: str, answer: _Answer, last: bool) -> float:
+        """Seconds to wait for a server that may answer then. Raises StoreBusy where they are too many, or this try was the
+        ``last``."""
+        asked = asked_seconds(answer.headers, self._now())
+        most = self._longest_wait if self._answers < _FEW_ANSWERS else max(LONG_WAIT, self._longest_wait)
+        if last or (asked or 0.0) > min(most, self._may_be_asked):
+            if asked is None and answer.status != _BUSY:
+                raise _refusal(url, answer.status)
+            raise busy(f"cannot read {url}: the server answered {answer.status}", asked, self._now())
+        if asked is not None and asked >= _TOLD_FROM:
+            log.warning("%s: the server is busy and asks to be left alone for %.0f s", url, asked)
+        self._may_be_asked -= asked or 0.0
+        return asked or 0.0
 
     def _followed(self, method: str, url: str, headers: Headers) -> _Answer:
         at, sent, first = url, {**_PLAIN, **headers}, None
@@ -342,15 +374,3 @@ def _check_begins(url: str, headers: Headers, start: int) -> None:
     part = _PART.fullmatch(headers.get("Content-Range", ""))
     if part is not None and part[1] != str(start):
         raise StoreUnreachable(f"{url}: asked for bytes from {start}, the server sent others")
-
-
-def _asked_pause(headers: Headers) -> float:
-    """Seconds that a busy server wants to be left alone, no more than ``_LONGEST_PAUSE``; 0 when it says nothing."""
-    asked = headers.get("Retry-After", "")
-    if asked.isdecimal():
-        return min(float(asked), _LONGEST_PAUSE)
-    try:  # a date is compared with the server's own clock
-        waits = parsedate_to_datetime(asked) - parsedate_to_datetime(headers.get("Date", ""))
-    except (TypeError, ValueError):
-        return 0.0
-    return max(0.0, min(waits.total_seconds(), _LONGEST_PAUSE))

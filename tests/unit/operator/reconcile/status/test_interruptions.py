@@ -35,6 +35,17 @@ def test_only_a_finished_adapter_is_said_to_be_kept(make: Any, phase: str, kept:
     assert ("finished adapter" in found[2]) is kept
 
 
+def test_a_task_that_waits_for_a_busy_hub_says_until_when_and_has_nothing_to_upload(make: Any) -> None:
+    words = "fetching its rows waits for its store: the hub is busy, so it is tried again at 12:03:20 UTC"
+    busy = Failure(reason=FailureReason.STORAGE_UNREACHABLE, message=words)
+    contact = Contact(report=make.report(make.reported("Preparing", blocked=busy)))
+    snapshot = make.snapshot(make.task(), group=make.group(), contact=contact)
+    found = decide(snapshot, make.settings(), make.now).task_statuses[Key("team-a", "t1")]
+    assert (found.state, found.reason) == ("Preparing", "WaitingForStore")
+    assert said(found, "Admitted") == ("False", "WaitingForStore", words)
+    assert said(found, "UploadBlocked") is None
+
+
 def test_a_task_that_failed_is_blocked_no_more(make: Any) -> None:
     assert said(status(make, "Failed", blocked=REFUSAL), "UploadBlocked") is None
     held = status(make, "Training", blocked=REFUSAL).model_dump(mode="json", by_alias=True, exclude_none=True)

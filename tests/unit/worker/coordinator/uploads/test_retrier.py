@@ -23,7 +23,7 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import AccessRefused, StorageError, StoreBusy, StoreUnreachable
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
 
 
@@ -287,6 +287,51 @@ def test_a_task_that_never_trained_counts_the_tries_of_those_that_want_the_same_
     assert len(scene.lost) == 10
     assert len(scene.tried) < 10 + FEW
     assert set(map(str, scene.lost.values())) == {"no answer in 60 s"}
+
+
+BUSY = StoreBusy("the hub answered 429: it asks to be left alone for 200 s", 200.0)
+
+
+def test_a_busy_store_fails_no_task_and_is_asked_when_it_wants_to_be() -> None:
+    task, rested, found, lost = run(), list[float](), list[str](), list[Exception]()
+
+    def work() -> str:
+        if len(rested) < 10:
+            raise BUSY
+        return "rows"
+
+    def pause(seconds: float) -> None:
+        rested.append(seconds)
+        assert task.blocked is not None
+        assert task.blocked.reason is FailureReason.STORAGE_UNREACHABLE
+        assert task.blocked.message == f"fetching its rows waits for its store: {BUSY}"
+
+    patience(after(pause)).begin(
+        inline_lane(), Attempt(task, "fetching its rows", work, found.append, lost.append, tries=FEW)
+    )
+    assert (rested, found, lost, task.blocked) == ([200.0] * 10, ["rows"], [], None)
+
+
+def test_others_who_wait_for_a_busy_store_do_not_ask_it_and_are_not_lost() -> None:
+    put_off: list[float] = []
+    scene = Scene(most=3, refusals={"http://away": BUSY})
+    scene.patience = patience(lambda seconds, call: (put_off.append(seconds), scene.put_off.append(call))[0])
+    tasks = [
+        scene.begin(run(f"t{number}", endpoint="http://away"), tries=2, keep=None) for number in range(4)
+    ]
+    for _ in range(5):
+        scene.steps()
+        assert {blocked(task).rpartition(": ")[2] for task in tasks} == {str(BUSY).rpartition(": ")[2]}
+        scene.pauses_end()
+    assert set(put_off) == {200.0}
+    assert len(scene.tried) <= 6, "one asks for all of them"
+    assert scene.lost == {}
+    scene.refusals.clear()
+    for _ in range(3):
+        scene.steps()
+        scene.pauses_end()
+    assert sorted(scene.done) == ["t0", "t1", "t2", "t3"]
+    assert [task.blocked for task in tasks] == [None] * 4
 
 
 def test_what_is_cleaned_up_is_tried_once_though_nobody_wants_the_task() -> None:

@@ -115,6 +115,32 @@ def test_a_store_that_is_busy_is_asked_again_whatever_was_asked(code: str, statu
     assert f"answered {status} {code}" in message
 
 
+@pytest.mark.parametrize(
+    ("code", "status", "headers", "seconds"),
+    [
+        ("SlowDown", 503, {}, 30.0),
+        ("SlowDown", 503, {"retry-after": "200"}, 200.0),
+        ("429", 429, {"retry-after": "7"}, 7.0),
+        ("ServiceUnavailable", 503, {"retry-after": "120"}, 120.0),
+        ("ServiceUnavailable", 503, {}, None),
+        ("InternalError", 500, {}, None),
+    ],
+)
+def test_a_busy_store_says_how_long_it_wants_to_be_left_alone(
+    code: str, status: int, headers: dict[str, str], seconds: float | None
+) -> None:
+    error = answered(code, status)
+    error.response["ResponseMetadata"]["HTTPHeaders"] = headers
+    explained = explain(
+        error,
+        action="read",
+        uri="s3://data/rows.jsonl",
+        endpoint=URL,
+        missing=FailureReason.DATASET_NOT_FOUND,
+    )
+    assert getattr(explained, "seconds", None) == seconds
+
+
 @pytest.mark.parametrize("code", ["InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "Other"])
 def test_keys_that_the_store_quotes_are_blotted_out(code: str) -> None:
     _, message = told(answered(code, 403, "key AKIDKEY with topsecret is bad"))
