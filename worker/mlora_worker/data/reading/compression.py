@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
+from mlora_worker.storage.first_bytes import ENOUGH, named
+
 _AT_ONCE = 3 * 2**20  # bytes that are unpacked at once
 _LEAST = 2**20  # the same, but at the end: whoever looks for the end of a row looks at each piece anew
 _FED = 2**14  # packed bytes at once: the rest of them is copied as often as a packed part ends in them
@@ -18,14 +20,6 @@ MOST_BYTES: Final = 2**38  # of one file
 MOST_RATIO: Final = 400  # text packs to a tenth, or to a hundredth where it repeats itself
 _UNJUDGED = 64 * 2**20  # bytes that any file may unpack to
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_OTHERS: Final = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ\x00": "xz",
-    b"PK\x03\x04": "zip",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-    b"PAR1": "Parquet",
-    b"ARROW1": "Arrow",
-}
 
 
 class Undecodable(Exception):
@@ -33,28 +27,32 @@ class Undecodable(Exception):
 
 
 def unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Raises Undecodable for a packed file that is cut off or damaged, and for one that is packed in another way."""
+    """Raises Undecodable for a packed file that is cut off or damaged, and for one that is, or holds, something else than
+    text."""
     return _gathered(_bounded(_plain(_bounded(pieces))))
 
 
 def _plain(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    start, whole = _begun(pieces)
+    packed = start.startswith((_GZIP, _ZSTD))
+    if start.startswith(_GZIP):
+        start, whole = _begun(_gunzipped(whole))
+    elif start.startswith(_ZSTD):
+        start, whole = _begun(_zstd_unpacked(whole))
+    found = named(start)
+    if found is not None:
+        raise Undecodable(f"holds, packed, what {found}" if packed else found)
+    return whole
+
+
+def _begun(pieces: Iterator[bytes]) -> tuple[bytes, Iterator[bytes]]:
+    """The first bytes, and all of them."""
     start = b""
     for piece in pieces:
         start += piece
-        if len(start) >= 6:
+        if len(start) >= ENOUGH:
             break
-    whole = chain([start], pieces)
-    if start.startswith(_GZIP):
-        return _gunzipped(whole)
-    if start.startswith(_ZSTD):
-        return _zstd_unpacked(whole)
-    for magic, name in _OTHERS.items():
-        if start.startswith(magic):
-            raise Undecodable(
-                f"is {name}, which is not read; packed text may be gzip or zstd, and Parquet needs dataset.fileFormat: "
-                "parquet or a name that ends in .parquet"
-            )
-    return whole
+    return start, chain([start], pieces)
 
 
 def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -17,12 +17,14 @@ import numpy.typing as npt
 from mlora_worker.data.reading.compression import Undecodable, arrow_or_undecodable
 from mlora_worker.data.reading.row_bounds import MOST_VALUES, too_many_values
 from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.storage.first_bytes import ENOUGH, named
 from mlora_worker.storage.remote.dataset_source import Source
 from mlora_worker.storage.remote.line_splitter import LONGEST_LINE
 
 _MOST_ROWS_AT_ONCE = 512
 _BYTES_AT_ONCE = 2**26  # of rows of the file's mean length
 _WHOLE_ROWS_AT_ONCE = 8  # where texts are made whole before they are measured
+_MAGIC: Final = b"PAR1"
 _DIFFERENCES: Final = frozenset({"DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"})
 _READ_AHEAD = 2**20  # bytes; the pages of a column lie one after the other
 
@@ -54,7 +56,7 @@ def parquet_rows(
         for batch in _batches(file, at_once, there):
             sizes = sum((_sizes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
             values = sum((_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
-            named = list(zip(batch.schema.names, batch.columns, strict=True))
+            columns_of = list(zip(batch.schema.names, batch.columns, strict=True))
             for row, size in enumerate(sizes):
                 number += 1
                 if values[row] > MOST_VALUES:
@@ -65,7 +67,7 @@ def parquet_rows(
                         number, Flaw(f"has {size} bytes; a row may have at most {longest / 2**20:g} MiB")
                     )
                 else:
-                    yield Record(number, {name: column[row].as_py() for name, column in named})
+                    yield Record(number, {name: column[row].as_py() for name, column in columns_of})
     except MemoryError:  # Arrow's own is an ArrowException, too
         raise
     except arrow.ArrowNotImplementedError as error:
@@ -74,6 +76,10 @@ def parquet_rows(
             "usual encodings and compression and without encryption"
         ) from None
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what damaged pages raise
+        start = source.read_range(uri, 0, min(ENOUGH, source.size(uri)))
+        if not start.startswith(_MAGIC):
+            what = named(start) or "does not begin as one: set dataset.fileFormat to what it is"
+            raise Undecodable(f"is no Parquet file that can be read; it {what}") from None
         raise Undecodable(f"is no Parquet file that can be read ({str(error)[:200]})") from None
 
 

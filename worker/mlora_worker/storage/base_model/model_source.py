@@ -30,6 +30,7 @@ from mlora_worker.storage.base_model.safetensors_reader import BrokenModel, Safe
 from mlora_worker.storage.base_model.weight_cache import WeightCache
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable
+from mlora_worker.storage.first_bytes import ENOUGH, named, stands_in
 from mlora_worker.storage.object_store.file_store import replacing
 from mlora_worker.storage.object_store.s3 import PATIENT, Patience
 from mlora_worker.storage.object_store.store import Store
@@ -125,6 +126,11 @@ class ModelFiles:
         and what serves them: pipelines may share a cache, and an address means another model at another endpoint.
         """
         if address.is_file(self._uri):
+            for name in filter(is_small, sorted(self._files)):
+                size = self._store.size(self._files[name])
+                _check_is_itself(
+                    self._files[name], self._store.read_range(self._files[name], 0, min(ENOUGH, size))
+                )
             return address.file_path(self._uri)
         which = " ".join(filter(None, (self._uri, self.source.commit, self._store.origin(self._uri))))
         folder = self._cache_dir / "models" / hashlib.sha256(which.encode()).hexdigest()[:16]
@@ -141,6 +147,7 @@ class ModelFiles:
                 raise StoreUnreachable(
                     f"{uri} changed while it was read: start again when its upload has ended"
                 )
+            _check_is_itself(uri, data[:ENOUGH])
             with replacing(folder / name) as file:
                 file.write(data)
         for path in folder.iterdir():
@@ -210,3 +217,10 @@ class ModelFiles:
                 + (f"{', '.join(map(str, absent[:5]))}, missing there" if absent else "no files")
             )
         return [self._files[name] for name in names]
+
+
+def _check_is_itself(uri: str, start: bytes) -> None:
+    """Raises BrokenModel where its first bytes are those of another file."""
+    found = named(start) if uri.endswith((".json", ".txt", ".jinja")) else stands_in(start)
+    if found is not None:
+        raise BrokenModel(f"{uri} {found}")

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.first_bytes import ENOUGH, named
 from mlora_worker.storage.versioned_json import plain_json
 
 _DTYPES = {
@@ -130,6 +131,16 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
     agree.
     """
     size = store.size(uri)
+    try:
+        return _header(store, uri, size)
+    except BrokenModel as error:
+        found = named(store.read_range(uri, 0, min(ENOUGH, size)))
+        if found is not None:
+            raise BrokenModel(f"{uri} {found}") from None
+        raise error from None
+
+
+def _header(store: Ranges, uri: str, size: int) -> dict[str, Entry]:
     if size < _LENGTH_BYTES:
         raise BrokenModel(f"{uri} has {size} bytes and is no safetensors file: upload it again")
     length = int.from_bytes(store.read_range(uri, 0, _LENGTH_BYTES), "little")
