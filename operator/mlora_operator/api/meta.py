@@ -11,7 +11,15 @@ from pydantic import BeforeValidator, Field
 
 from mlora_worker import addresses
 from mlora_worker.bounds import Amount, cut_to
-from mlora_worker.protocol import Addressing, Checksums, EndpointUrl, Message, ObjectName
+from mlora_worker.protocol import (
+    Addressing,
+    Checksums,
+    Encryption,
+    EndpointUrl,
+    KmsKeyId,
+    Message,
+    ObjectName,
+)
 
 LONGEST_TIME = 64  # characters
 LONGEST_MESSAGE = 4096  # characters of a condition's message
@@ -98,6 +106,14 @@ class Storage(Model):
         default=Checksums.AUTO,
         description="whenSupported: requests carry the SDK's checksum headers, which many stores do not know; "
         "whenRequired: they do not; auto: whenRequired with an endpoint.",
+    )
+    server_side_encryption: Encryption | None = Field(
+        default=None,
+        description="How the store shall encrypt what is written, where its policy wants to be asked: AES256, aws:kms "
+        "or aws:kms:dsse.",
+    )
+    kms_key_id: KmsKeyId | None = Field(
+        default=None, description="Id, ARN or alias of the key for aws:kms; by default the store's own."
     )
     secret_ref: SecretReference | None = Field(
         default=None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker import addresses
-from mlora_worker.protocol import CONFIG_KEY, DNS_NAME
+from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY
 
 Path = tuple[str, ...]
 
@@ -69,6 +69,7 @@ REFUSALS: Mapping[str, str] = {
     NETWORK: "must be a network such as 10.0.0.0/8",
     r"\S": "must not be blank: leave it out, or say something",
     DNS_NAME: "must be a name of Kubernetes: lower-case letters, digits, - and ., such as s3-credentials",
+    KMS_KEY: "must be the id, the ARN or the alias of a key: letters, digits, :, /, _, . and -",
     CONFIG_KEY: "must be a key of a ConfigMap: letters, digits, -, _ and ., such as train.jsonl",
 }
 
@@ -116,6 +117,17 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
         holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
     )
 
+
+# Of both kinds.
+_KEY_OF_KMS = Rule(
+    path=("storage",),
+    cel="!has(self.kmsKeyId) || (has(self.serverSideEncryption) && self.serverSideEncryption.startsWith('aws:kms'))",
+    message="kmsKeyId has a meaning only with serverSideEncryption: aws:kms or aws:kms:dsse",
+    holds=lambda storage: (
+        "kmsKeyId" not in storage or storage.get("serverSideEncryption", "").startswith("aws:kms")
+    ),
+    new_alone=True,
+)
 
 MUTABLE = frozenset({("output", "overwrite")})  # in a field that cannot be changed else
 
@@ -204,6 +216,7 @@ TASK_RULES: tuple[Rule, ...] = (
         message="warmupSteps must not be more than maxSteps, or the learning rate never reaches its peak",
         holds=lambda training: "maxSteps" not in training or training["warmupSteps"] <= training["maxSteps"],
     ),
+    _KEY_OF_KMS,
 )
 
 PIPELINE_RULES: tuple[Rule, ...] = (
@@ -231,6 +244,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
         message="selector has a meaning only with from: Selector",
         holds=lambda allowed: allowed["from"] == "Selector" or "selector" not in allowed,
     ),
+    _KEY_OF_KMS,
 )
 
 

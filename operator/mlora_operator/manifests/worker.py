@@ -53,6 +53,8 @@ def worker_config(
         storage_region=storage.region,
         storage_addressing=storage.addressing,
         storage_checksums=storage.checksums,
+        storage_server_side_encryption=storage.server_side_encryption,
+        storage_kms_key_id=storage.kms_key_id,
         storage_keys_dir=STORAGE_KEYS_DIR if storage.secret_ref is not None else None,
         cache_dir=CACHE_DIR,
         checkpoints_uri=spec.checkpoints.uri,

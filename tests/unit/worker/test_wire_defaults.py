@@ -88,6 +88,8 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "secretKey": None,
         "sessionToken": None,
         "hubToken": None,
+        "serverSideEncryption": None,
+        "kmsKeyId": None,
     },
     TaskPlan: {
         "generation": None,

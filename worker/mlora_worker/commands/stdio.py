@@ -58,7 +58,7 @@ def users_store(
             allow_files=True,
             patience=patience,
             missing=missing,
-            manners=Manners(access.addressing, access.checksums),
+            manners=Manners.of(access),
         )
     return open_store(
         access, allow_files=True, allowed_networks=ALL_NETWORKS, patience=patience, missing=missing

@@ -74,7 +74,17 @@ from mlora_worker.protocol.message import (
 )
 from mlora_worker.protocol.model import ModelFacts, ModelSource, ModuleShape, StageReport
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
-from mlora_worker.protocol.plan import Addressing, Checksums, Plan, StorageAccess, StoreKey, TaskPlan
+from mlora_worker.protocol.plan import (
+    KMS_KEY,
+    Addressing,
+    Checksums,
+    Encryption,
+    KmsKeyId,
+    Plan,
+    StorageAccess,
+    StoreKey,
+    TaskPlan,
+)
 from mlora_worker.protocol.questions import (
     MOST_SHOWN,
     HistogramBar,
@@ -113,6 +123,7 @@ __all__ = [
     "CONFIG_KEY",
     "DNS_NAME",
     "HUB_ENDPOINT",
+    "KMS_KEY",
     "MANIFEST_NAME",
     "METADATA_SERVICES",
     "MOST_SAMPLES",
@@ -138,6 +149,7 @@ __all__ = [
     "DatasetFormat",
     "DatasetUri",
     "EarlyStopping",
+    "Encryption",
     "EndpointUrl",
     "Entry",
     "Evaluation",
@@ -149,6 +161,7 @@ __all__ = [
     "HistogramBar",
     "InitFrom",
     "InitialWeights",
+    "KmsKeyId",
     "LoRAConfig",
     "LookAnswer",
     "LookQuestion",

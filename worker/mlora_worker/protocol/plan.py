@@ -45,6 +45,17 @@ class Checksums(StrEnum):
     WHEN_SUPPORTED = "whenSupported"
 
 
+class Encryption(StrEnum):
+    """How a store shall encrypt what is written, in S3's words."""
+
+    AES256 = "AES256"
+    KMS = "aws:kms"
+    KMS_DSSE = "aws:kms:dsse"
+
+
+# An id, an ARN or an alias: it becomes a header.
+KMS_KEY = r"^[A-Za-z0-9:/_.-]+$"
+KmsKeyId = Annotated[str, Field(min_length=1, max_length=2048, pattern=KMS_KEY)]
 StoreKey = Annotated[SecretStr, Field(max_length=MOST_KEY)]
 
 
@@ -55,6 +66,8 @@ class StorageAccess(Message):
     region: Word = "us-east-1"
     addressing: Addressing = Addressing.AUTO
     checksums: Checksums = Checksums.AUTO
+    server_side_encryption: Encryption | None = None  # None: as the bucket's own settings say
+    kms_key_id: KmsKeyId | None = None  # None: the store's own key
     ca_certificate: Text | None = (
         None  # PEM of those who may sign the store's certificate; None: the usual ones
     )

@@ -19,7 +19,7 @@ from mlora_worker.bounds import (
 )
 from mlora_worker.protocol.message import EndpointUrl, FolderUri, Message
 from mlora_worker.protocol.model import ModelSource
-from mlora_worker.protocol.plan import Addressing, Checksums
+from mlora_worker.protocol.plan import Addressing, Checksums, Encryption, KmsKeyId
 
 HUB_ENDPOINT = (
     "https://huggingface.co"  # where hf:// addresses lead, unless an administrator names another place
@@ -45,6 +45,8 @@ class WorkerConfig(Message):
     storage_region: Word = "us-east-1"
     storage_addressing: Addressing = Addressing.AUTO
     storage_checksums: Checksums = Checksums.AUTO
+    storage_server_side_encryption: Encryption | None = None
+    storage_kms_key_id: KmsKeyId | None = None
     storage_keys_dir: LocalPath | None = (
         None  # holds AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, perhaps ca.crt, HF_TOKEN; re-read at each use
     )

@@ -28,7 +28,7 @@ def open_model(config: WorkerConfig) -> ModelFiles:
         config.storage_region,
         config.storage_keys_dir,
         allow_files=True,
-        manners=Manners(config.storage_addressing, config.storage_checksums),
+        manners=Manners.of_pipeline(config),
     )
     return open_model_files(store, config.model, Path(config.cache_dir), remote_access(config))
 

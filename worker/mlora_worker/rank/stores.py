@@ -31,7 +31,7 @@ def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
             config.storage_region,
             config.storage_keys_dir,
             allow_files=True,
-            manners=Manners(config.storage_addressing, config.storage_checksums),
+            manners=Manners.of_pipeline(config),
         )
         return store, join(root, f"{task.namespace}/{task.name}")
 

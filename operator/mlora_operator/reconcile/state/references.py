@@ -164,6 +164,8 @@ def access_with(storage: Storage, keys: Mapping[str, str]) -> StorageAccess:
             "region": storage.region,
             "addressing": storage.addressing,
             "checksums": storage.checksums,
+            "serverSideEncryption": storage.server_side_encryption,
+            "kmsKeyId": storage.kms_key_id,
             "caCertificate": held.get(CA_CERTIFICATE),
             "accessKey": held.get(ACCESS_KEY),
             "secretKey": held.get(SECRET_KEY),

@@ -68,7 +68,8 @@ def mount_of(path: Path, mountinfo: str) -> str:
 def _digest(access: StorageAccess) -> str:
     secrets = (access.access_key, access.secret_key, access.session_token, access.hub_token)
     plain = [secret.get_secret_value() if secret is not None else None for secret in secrets]
-    told = repr((plain, access.ca_certificate, access.addressing, access.checksums))
+    encryption = (access.server_side_encryption, access.kms_key_id)
+    told = repr((plain, access.ca_certificate, access.addressing, access.checksums, encryption))
     return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 
 

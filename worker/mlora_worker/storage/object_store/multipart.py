@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
@@ -25,6 +27,7 @@ MOST_PARTS = 10_000  # S3's limit
 _MOST_PAGES = (
     20  # of a list, each with up to a thousand entries: a store that knows no end of it is asked no further
 )
+_CHECKSUMS: Final = tuple(f"Checksum{kind}" for kind in ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"))
 _MOST_ABORTED = 100  # older uploads at once
 
 _KEYS = {401, 403}  # that have expired, or lack a right: new ones may come
@@ -35,31 +38,51 @@ def part_size(size: int, part: int) -> int:
     return max(part, -(-size // MOST_PARTS))
 
 
-def upload_in_parts(client: Any, where: dict[str, str], path: Path, part: int, size: int) -> None:
-    """``where``: Bucket and Key. Raises what the client raises, OSError when the file cannot be read."""
+def upload_in_parts(
+    client: Any,
+    where: dict[str, str],
+    path: Path,
+    part: int,
+    size: int,
+    manners: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """``where``: Bucket and Key. ``manners``: what is said when an upload begins.
+
+    Raises what the client raises, OSError when the file cannot be read."""
     former = _former_upload(client, where)
     try:
-        _upload(client, where, former, path, part, size)
+        _upload(client, where, former, path, part, size, manners)
     except ClientError as error:
         if former is None or code_of(error) != "NoSuchUpload":
             raise
         _upload(
-            client, where, None, path, part, size
+            client, where, None, path, part, size, manners
         )  # somebody, or the store's own rule, has removed it meanwhile
 
 
-def _upload(client: Any, where: dict[str, str], former: str | None, path: Path, part: int, size: int) -> None:
+def _upload(
+    client: Any,
+    where: dict[str, str],
+    former: str | None,
+    path: Path,
+    part: int,
+    size: int,
+    manners: Mapping[str, str],
+) -> None:
     present = _parts_of(client, {**where, "UploadId": former}) if former is not None else {}
-    upload = {**where, "UploadId": former or client.create_multipart_upload(**where)["UploadId"]}
+    sums = (
+        {"ChecksumAlgorithm": "CRC32"} if _sends_checksums(client) else {}
+    )  # those that the SDK gives each part
+    begun = former or client.create_multipart_upload(**where, **manners, **sums)["UploadId"]
+    upload = {**where, "UploadId": begun}
     try:
         tags: list[dict[str, Any]] = []
         for number, start in enumerate(range(0, size, part), start=1):
             with FileSlice(path, start, min(part, size - start)) as data:
-                tag = _same(present.get(number), data)
-                if tag is None:
-                    # It is handed back as it comes: it is a digest on some stores only.
-                    tag = client.upload_part(**upload, PartNumber=number, Body=data)["ETag"]
-            tags.append({"PartNumber": number, "ETag": tag})
+                known = _same(present.get(number), data)
+                if known is None:
+                    known = _tags(client.upload_part(**upload, PartNumber=number, Body=data))
+            tags.append({"PartNumber": number, **known})
         _complete(client, upload, tags, size)
     except Exception as error:
         if not _is_passing(error):
@@ -68,22 +91,35 @@ def _upload(client: Any, where: dict[str, str], former: str | None, path: Path, 
         raise
 
 
+def _sends_checksums(client: Any) -> bool:
+    return bool(client.meta.config.request_checksum_calculation == "when_supported")
+
+
 def _is_passing(error: Exception) -> bool:
     if isinstance(error, ClientError):
         return status_of(error) in _KEYS or is_passing(error)
     return isinstance(error, ConnectionError | HTTPClientError)
 
 
-def _same(present: tuple[str, int] | None, data: FileSlice) -> str | None:
-    """The tag of a part that the store has already, if it holds ``data``."""
-    if present is None or present[1] != len(data):
+def _tags(part: Mapping[str, Any]) -> dict[str, str]:
+    """What a store says of a part. It is handed back as it comes: its tag is a digest on some stores only, and one that
+    asked for a checksum wants that of each part at the end, too."""
+    return {
+        name: value
+        for name, value in part.items()
+        if name in ("ETag", *_CHECKSUMS) and isinstance(value, str)
+    }
+
+
+def _same(present: Mapping[str, Any] | None, data: FileSlice) -> dict[str, str] | None:
+    """The tags of a part that the store has already, if it holds ``data``."""
+    if present is None or present["Size"] != len(data):
         return None
     sum_ = hashlib.md5(usedforsecurity=False)
     while piece := data.read(_PIECE):
         sum_.update(piece)
     data.seek(0)
-    digest = sum_.hexdigest()
-    return present[0] if present[0].strip('"').lower() == digest else None
+    return _tags(present) if present["ETag"].strip('"').lower() == sum_.hexdigest() else None
 
 
 def _former_upload(client: Any, where: dict[str, str]) -> str | None:
@@ -104,14 +140,12 @@ def _former_upload(client: Any, where: dict[str, str]) -> str | None:
     return str(found[-1]["UploadId"]) if found else None
 
 
-def _parts_of(client: Any, upload: dict[str, str]) -> dict[int, tuple[str, int]]:
-    """Number -> tag and size of what the store has; nothing when it does not say."""
+def _parts_of(client: Any, upload: dict[str, str]) -> dict[int, Mapping[str, Any]]:
+    """Number -> what the store says of a part that it has; nothing when it does not say."""
     try:
         pages = client.get_paginator("list_parts").paginate(**upload)
         return {
-            one["PartNumber"]: (one["ETag"], one["Size"])
-            for page in islice(pages, _MOST_PAGES)
-            for one in page.get("Parts", ())
+            one["PartNumber"]: one for page in islice(pages, _MOST_PAGES) for one in page.get("Parts", ())
         }
     except ClientError:
         return {}

@@ -148,7 +148,7 @@ class S3Store:
     def write(self, uri: str, data: bytes) -> None:
         at = s3_address(uri)
         with self._calling("write", uri) as client:
-            client.put_object(Bucket=at.bucket, Key=at.key, Body=data)
+            client.put_object(Bucket=at.bucket, Key=at.key, Body=data, **self._manners.of_writing)
 
     def write_file(self, uri: str, path: Path) -> None:
         size = path.stat().st_size
@@ -159,7 +159,9 @@ class S3Store:
                 client.put_object(**where, Body=data)
         else:
             with self._calling("write", uri) as client:
-                upload_in_parts(client, where, path, part_size(size, self._part), size)
+                upload_in_parts(
+                    client, where, path, part_size(size, self._part), size, self._manners.of_writing
+                )
 
     def delete(self, uri: str) -> None:
         at = s3_address(uri)

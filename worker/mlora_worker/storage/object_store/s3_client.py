@@ -18,7 +18,14 @@ import botocore.session
 from botocore import UNSIGNED
 
 from mlora_worker import addresses
-from mlora_worker.protocol import Addressing, Checksums, FailureReason
+from mlora_worker.protocol import (
+    Addressing,
+    Checksums,
+    Encryption,
+    FailureReason,
+    StorageAccess,
+    WorkerConfig,
+)
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.checked_connection import check_connections
@@ -56,10 +63,35 @@ PATIENT = Patience()
 
 @dataclass(frozen=True)
 class Manners:
-    """What a store other than AWS may want otherwise."""
+    """What a store other than AWS may want otherwise, and how it shall encrypt."""
 
     addressing: Addressing = Addressing.AUTO
     checksums: Checksums = Checksums.AUTO
+    server_side_encryption: Encryption | None = None
+    kms_key_id: str | None = None
+
+    @property
+    def of_writing(self) -> dict[str, str]:
+        """What a request says that begins an object."""
+        said: dict[str, str] = {}
+        if self.server_side_encryption is not None:
+            said["ServerSideEncryption"] = self.server_side_encryption.value
+        if self.kms_key_id is not None:
+            said["SSEKMSKeyId"] = self.kms_key_id
+        return said
+
+    @classmethod
+    def of(cls, access: StorageAccess) -> Manners:
+        return cls(access.addressing, access.checksums, access.server_side_encryption, access.kms_key_id)
+
+    @classmethod
+    def of_pipeline(cls, config: WorkerConfig) -> Manners:
+        return cls(
+            config.storage_addressing,
+            config.storage_checksums,
+            config.storage_server_side_encryption,
+            config.storage_kms_key_id,
+        )
 
 
 PLAIN = Manners()

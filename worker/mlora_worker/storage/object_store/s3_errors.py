@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
+from functools import partial
 
 from botocore.exceptions import (
     BotoCoreError,
@@ -57,6 +58,13 @@ _BUSY = {
     "ThrottlingException",
     "RequestLimitExceeded",
     "BandwidthLimitExceeded",
+}
+_MISSING_CHECKSUM = {
+    "MissingContentMD5",
+    "MissingChecksum",
+    "InvalidDigest",
+    "BadDigest",
+    "XAmzContentChecksumMismatch",
 }
 # Another attempt may work; 501 says that the store will never do it.
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
@@ -173,9 +181,18 @@ def _answered(
             FailureReason.INSUFFICIENT_SPACE,
             f"cannot {action} {uri}: {where} takes no object of that size, it answered {status} {code}{quoted}",
         )
+    wants = _wanted(code, said)
+    if wants is not None:
+        kind = AccessRefused if status in (401, 403) else partial(StorageError, FailureReason.INVALID_SPEC)
+        return kind(f"cannot {action} {uri}: {where} answered {status} {code}{quoted}; {wants}")
     if status in (401, 403) or code in ("AccessDenied", "401", "403"):
+        demands = (
+            ". A policy may demand that a write asks for encryption: storage.serverSideEncryption and storage.kmsKeyId; or "
+            "for a checksum: storage.checksums: whenSupported"
+        )
         return AccessRefused(
             f"may not {action} {uri} at {where}: the keys lack that right, or the bucket's policy forbids it"
+            + (demands if action == "write" else "")
         )
     if code in _OTHER_REGION:
         return StorageError(
@@ -189,6 +206,32 @@ def _answered(
     if action == "write" and not is_passing(error):
         return StorageError(FailureReason.UPLOAD_FAILED, told)
     return StoreUnreachable(told)
+
+
+def _wanted(code: str, said: str) -> str | None:
+    """Which field of ``storage`` is in question, where the store's words tell."""
+    words = f"{code} {said}".lower()
+    if (
+        ("customer" in words and "encrypt" in words)
+        or "sse-c" in words
+        or "correct parameters must be provided" in words
+    ):
+        return "encryption with keys that each request carries (SSE-C) is not supported: choose AES256 or aws:kms"
+    if code.startswith("KMS.") or "kms" in words:
+        return (
+            "correct storage.kmsKeyId, let the keys of the storage Secret use that key of KMS (kms:GenerateDataKey, "
+            "kms:Decrypt), or choose another storage.serverSideEncryption"
+        )
+    if "encrypt" in words or "server side" in words or "server-side" in words:
+        return "set storage.serverSideEncryption (and storage.kmsKeyId) to what the bucket demands, or leave it out"
+    if (
+        code in _MISSING_CHECKSUM
+        or "content-md5" in words
+        or "x-amz-checksum" in words
+        or "checksum" in words
+    ):
+        return "set storage.checksums to whenSupported if the store demands checksums, to whenRequired if it knows none"
+    return None
 
 
 def _asked(error: ClientError) -> float | None:

@@ -86,7 +86,7 @@ def open_store(
         keys=lambda: keys,
         missing=missing,
         patience=patience,
-        manners=Manners(access.addressing, access.checksums),
+        manners=Manners.of(access),
         ca_certificate=lambda: access.ca_certificate,
         destinations=Destinations(allowed_networks),
     )

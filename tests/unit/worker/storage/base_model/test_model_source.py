@@ -152,7 +152,7 @@ def headed(header: bytes) -> bytes:
         (b"", "has 0 bytes"),
         (
             b"version https://git-lfs.github.com/spec/v1\n",
-            "no safetensors file: its first bytes are no length",
+            "is a pointer of Git LFS",
         ),
         ((3).to_bytes(8, "little") + b"{{{", "no valid safetensors header"),
         (WEIGHTS.replace(b'"F32"', b'"F99"'), "no valid safetensors header"),
