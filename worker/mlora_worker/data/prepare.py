@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.dataset_files import DatasetFiles
+from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.reading.row_types import Drop
 from mlora_worker.data.reading.selection import select
 from mlora_worker.data.reading.tally import Tally, nothing_left, selected_counts
@@ -32,7 +33,15 @@ from mlora_worker.data.training_rows.token_rows import (
     TokenRows,
     labels_of,
 )
-from mlora_worker.protocol import DataCounts, Dataset, DatasetFormat, FailureReason, Overlong, Training
+from mlora_worker.protocol import (
+    DataCounts,
+    Dataset,
+    DatasetFormat,
+    FailureReason,
+    Overlong,
+    Training,
+    without_credentials,
+)
 from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.remote.dataset_source import Source
 from mlora_worker.stream.fit import check_length
@@ -65,6 +74,7 @@ def prepare(
     cache: RowCache | None = None,
     most_rows: int | None = None,
     vocabulary: int | None = None,
+    most_text: int = MOST_TEXT,
 ) -> Prepared:
     """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes,
     ``vocabulary`` how many rows its embedding has: a tokenizer may know more tokens (None: rows are not held against it).
@@ -72,13 +82,13 @@ def prepare(
     ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
     ``day``: what a template that writes the date is told; None: today.
     ``cache``: where tokenised rows are kept, and looked for first; without it they are in memory. ``most_rows``: stop
-    after so many rows, to look at a large file.
+    after so many rows, to look at a large file. ``most_text``: bytes of the texts of one row.
 
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
     when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
     """
     day = day or date.today()
-    with _checked_encoder(dataset, training, tokenizer, max_positions, template, day) as encoder:
+    with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)
         rows, counts = _usable(files, encoder, training, renderer, cache, vocabulary)
@@ -116,6 +126,7 @@ def _checked_encoder(
     max_positions: int,
     template: str | None,
     day: date,
+    most_text: int,
 ) -> Iterator[ChatEncoder]:
     try:
         check_length(max_positions, training)
@@ -123,7 +134,9 @@ def _checked_encoder(
         raise DataError(error.reason, str(error)) from None
     templated = dataset.format is not DatasetFormat.TEXT
     try:
-        encoder = ChatEncoder(tokenizer, dataset.supervised, template, templated=templated, day=day)
+        encoder = ChatEncoder(
+            tokenizer, dataset.supervised, template, templated=templated, day=day, most_text=most_text
+        )
     except InvalidTemplate as error:
         told = (
             f"dataset.chatTemplate: {error}"
@@ -194,12 +207,13 @@ def _tokenised(
 ) -> tuple[TokenRows, DataCounts]:
     tally = Tally()
     for file in files.each():
+        shown = without_credentials(file.name) if files.are_several else None
         try:
             with closing(encoded_rows(file.rows(), encoder)) as encoded:
                 for line, result in encoded:
                     made = result if isinstance(result, Drop) else _learnable(result, training, encoder.bos)
                     if isinstance(made, Drop):
-                        tally.drop(made, line)
+                        tally.drop(made, line, shown)
                         continue
                     if vocabulary is not None and made.ids.max() >= vocabulary:
                         raise RowRefused(line, _unknown_token(made.ids, vocabulary, encoder))
@@ -211,6 +225,8 @@ def _tokenised(
             raise DataError(error.reason, f"{file.name}, {file.unit} {error.line} {error}") from None
         if tally.used == files.most_used:
             break
+    if files.whole:
+        files.columns.check(files.name)
     rows = writer.finish()
     return rows, tally.counts(rows)
 

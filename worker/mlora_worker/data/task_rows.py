@@ -10,6 +10,7 @@ import numpy as np
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
+from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.training_rows.row_cache import RowCache
 from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import DataCounts, Dataset, FailureReason, TaskPlan
@@ -34,6 +35,7 @@ def task_rows(
     day: date | None = None,
     cache: RowCache | None = None,
     vocabulary: int | None = None,
+    most_text: int = MOST_TEXT,
 ) -> TaskRows:
     """What follows from looks at each row is worked out, too: the digests of what is returned, and the load.
 
@@ -52,6 +54,7 @@ def task_rows(
             day=day,
             cache=cache,
             vocabulary=vocabulary,
+            most_text=most_text,
         )
 
     prepared = rows_of(task.dataset)

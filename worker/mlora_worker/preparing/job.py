@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mlora_worker.data.reading.row_bounds import most_text
 from mlora_worker.data.row_access import Reading
 from mlora_worker.data.task_rows import TaskRows, task_rows
 from mlora_worker.data.training_rows.row_files import open_files, open_rows
 from mlora_worker.data.training_rows.token_rows import TokenRows
+from mlora_worker.preparing import bounds
 from mlora_worker.preparing.errors import told
 from mlora_worker.preparing.messages import Answer, Job, Load, Made, View, receive, send
 from mlora_worker.protocol import StorageAccess
@@ -69,6 +71,7 @@ class Workshop:
             day=job.day,
             cache=cache,
             vocabulary=self.vocabulary,
+            most_text=most_text(bounds.most_of_one(bounds.container_limit())),
         )
 
 

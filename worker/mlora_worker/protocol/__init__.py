@@ -102,6 +102,7 @@ from mlora_worker.protocol.questions import (
 )
 from mlora_worker.protocol.redaction import indented, one_line, without_credentials, without_keys
 from mlora_worker.protocol.report import (
+    LONGEST_FILE,
     MOST_SAMPLES,
     AdapterInfo,
     DataCounts,
@@ -124,6 +125,7 @@ __all__ = [
     "DNS_NAME",
     "HUB_ENDPOINT",
     "KMS_KEY",
+    "LONGEST_FILE",
     "MANIFEST_NAME",
     "METADATA_SERVICES",
     "MOST_SAMPLES",

@@ -71,6 +71,10 @@ class Failure(Message):
     message: Words
 
 
+LONGEST_FILE = 512  # characters of a file's address in a status
+FileName = Annotated[str, Field(max_length=LONGEST_FILE)]
+
+
 class DataCounts(Message):
     """What became of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
 
@@ -84,6 +88,15 @@ class DataCounts(Message):
         Field(max_length=256),
         at_most(256),
     ] = Field(default={}, description="The first line numbers that each rule left out.")
+    # From report format 6 on, or left out:
+    first_dropped_in: (
+        Annotated[
+            dict[Word, Annotated[tuple[FileName, ...], Field(max_length=1024, fail_fast=True)]],
+            Field(max_length=256),
+            at_most(256),
+        ]
+        | None
+    ) = Field(default=None, description="Of several files, the one that each of these lines is in.")
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
     # From report format 3 on, or left out:
     special_tokens: Amount | None = Field(
@@ -255,6 +268,10 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
         later |= {"crowded_out": None, "released": None}
     if format < 3 and task.data is not None and task.data.special_tokens is not None:
         later["data"] = task.data.model_copy(update={"special_tokens": None})
+    if format < 6 and task.data is not None and task.data.first_dropped_in is not None:
+        known = later.get("data", task.data)
+        assert isinstance(known, DataCounts)
+        later["data"] = known.model_copy(update={"first_dropped_in": None})
     if format < 4:
         later |= {
             field: told.model_copy(update={"reason": FailureReason.UPLOAD_FAILED})

@@ -140,8 +140,13 @@ def print_answer(answer: LookAnswer) -> None:
         f"{counts.supervised_tokens:,} of them learnt; the longest row has {answer.longest:,}"
     )
     for rule, count in counts.dropped.items():
-        lines = ", ".join(map(str, counts.first_dropped.get(rule, ())))
-        out.print(f"  dropped as {rule}: {count:,} (first in {lines})")
+        lines = counts.first_dropped.get(rule, ())
+        files = (counts.first_dropped_in or {}).get(rule, ())
+        if len(files) == len(lines):
+            places = [f"{line} of {file}" for line, file in zip(lines, files, strict=True)]
+        else:
+            places = list(map(str, lines))
+        out.print(f"  dropped as {rule}: {count:,} (first in {', '.join(places)})", markup=False)
     if counts.truncated:
         out.print(f"  cut to maxSeqLength: {counts.truncated:,}")
     if counts.special_tokens:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.columns import Columns
 from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
@@ -32,6 +33,7 @@ class DatasetFiles:
         self._text = text if dataset.config_map_ref is not None else dataset.inline
         self._rows_left = most_rows
         self.whole = True  # False once a row was left unread because of ``most_rows``
+        self.columns = Columns(dataset)
         self._uris = [uri for address in dataset.addresses for uri in source.find(address, dataset.split)]
 
     @property
@@ -41,6 +43,10 @@ class DatasetFiles:
         if dataset.config_map_ref is not None:
             return f"ConfigMap {dataset.config_map_ref.name}, key {dataset.config_map_ref.key}"
         return ", ".join(dataset.addresses) or "dataset.inline"
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._uris) > 1
 
     @property
     def most_used(self) -> int | None:
@@ -86,7 +92,9 @@ class DatasetFiles:
         dataset = self._dataset
         format = format_of(uri, dataset.file_format)
         columns = columns_of(dataset.format, dataset.fields)
-        return self._file(uri, format, lambda: records_of_file(self._source, uri, format, columns))
+        return self._file(
+            uri, format, lambda: records_of_file(self._source, uri, format, columns, self.columns.saw)
+        )
 
     def _file(self, name: str, format: FileFormat, records: Callable[[], Iterator[Record]]) -> DatasetFile:
         unit = unit_of(format)
@@ -94,7 +102,9 @@ class DatasetFiles:
         def rows() -> Iterator[Chat | Text | Dropped]:
             try:
                 yield from self._no_more_than_asked(
-                    read_rows(records(), self._dataset.format, self._dataset.fields, name, unit)
+                    read_rows(
+                        self.columns.read(records()), self._dataset.format, self._dataset.fields, name, unit
+                    )
                 )
             except Undecodable as error:
                 raise DataError(FailureReason.INVALID_ROW, f"{name} {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -39,11 +39,17 @@ def unit_of(format: FileFormat) -> str:
 
 
 def records_of_file(
-    source: Source, uri: str, format: FileFormat, columns: Collection[str]
+    source: Source,
+    uri: str,
+    format: FileFormat,
+    columns: Collection[str],
+    saw: Callable[[Collection[str]], None] = lambda _: None,
 ) -> Iterator[Record]:
-    """Raises StorageError; Undecodable when it is no such file."""
+    """``saw`` is told all columns of a file that names them by itself.
+
+    Raises StorageError; Undecodable when it is no such file."""
     if format is FileFormat.PARQUET:
-        return parquet_rows(source, uri, columns)
+        return parquet_rows(source, uri, columns, saw=saw)
     return records_of_text(source.pieces(uri), format, uri.lower())
 
 

@@ -8,7 +8,7 @@ stored as its difference to the one before (``DELTA_BYTE_ARRAY`` and its like): 
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +30,14 @@ _READ_AHEAD = 2**20  # bytes; the pages of a column lie one after the other
 
 
 def parquet_rows(
-    source: Source, uri: str, columns: Collection[str], longest: int = LONGEST_LINE
+    source: Source,
+    uri: str,
+    columns: Collection[str],
+    longest: int = LONGEST_LINE,
+    saw: Callable[[Collection[str]], None] = lambda _: None,
 ) -> Iterator[Record]:
     """Rows are numbered from 1. A column that the file lacks is missing in its rows, too. ``longest``: bytes of one row.
+    ``saw`` is told all columns of the file.
 
     Raises StorageError; Undecodable.
     """
@@ -46,6 +51,7 @@ def parquet_rows(
     try:
         footer = opened()
         names = footer.schema_arrow.names
+        saw(names)
         # Rows without a known column: their own names are what the message about the missing one needs.
         there = [name for name in names if name in columns] or names[:10]
         texts = _texts_of(footer.schema, there)

@@ -9,7 +9,7 @@ import numpy as np
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.row_types import Drop
 from mlora_worker.data.training_rows.token_rows import TokenRows
-from mlora_worker.protocol import DataCounts, FailureReason
+from mlora_worker.protocol import LONGEST_FILE, DataCounts, FailureReason
 
 FIRST_LINES = 10  # of dropped rows that are named per rule
 
@@ -34,11 +34,15 @@ class Tally:
         self.special = 0
         self._dropped: Counter[str] = Counter()
         self._first: defaultdict[str, list[int]] = defaultdict(list)
+        self._first_in: defaultdict[str, list[str]] = defaultdict(list)
 
-    def drop(self, rule: Drop, line: int) -> None:
+    def drop(self, rule: Drop, line: int, file: str | None = None) -> None:
+        """``file``: which it is, of several."""
         self._dropped[rule.value] += 1
         if len(self._first[rule.value]) < FIRST_LINES:
             self._first[rule.value].append(line)
+            if file is not None:
+                self._first_in[rule.value].append(file[:LONGEST_FILE])
 
     def use(self, *, truncated: bool, special: bool) -> None:
         self.used += 1
@@ -55,6 +59,7 @@ class Tally:
             used=len(rows),
             dropped=dict(self._dropped),
             first_dropped={rule: tuple(lines) for rule, lines in self._first.items()},
+            first_dropped_in={rule: tuple(files) for rule, files in self._first_in.items()} or None,
             truncated=self.truncated,
             special_tokens=self.special or None,
             **_tokens(rows),
@@ -75,13 +80,18 @@ def _tokens(rows: TokenRows) -> dict[str, int]:
     }
 
 
+def _of_file(counts: DataCounts, rule: str) -> str:
+    files = (counts.first_dropped_in or {}).get(rule)
+    return f" of {files[0]}" if files else ""
+
+
 def nothing_left(source: str, counts: DataCounts, mismatch: str | None = None) -> DataError:
     """``mismatch``: what is wrong with most rows that were dropped as TemplateMismatch, and what to do."""
     advice = _ADVICE | ({Drop.TEMPLATE_MISMATCH: mismatch} if mismatch else {})
     if not counts.rows:
         return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} holds no rows")
     told = "; ".join(
-        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}): {advice[Drop(rule)]}"
+        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}{_of_file(counts, rule)}): {advice[Drop(rule)]}"
         for rule, count in counts.dropped.items()
     )
     masked = Drop.NO_SUPERVISED_TOKENS.value in counts.dropped

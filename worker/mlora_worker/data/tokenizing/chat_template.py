@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.row_bounds import MOST_TEXT, too_much_text
 from mlora_worker.data.reading.row_types import Chat, Drop, Text
 from mlora_worker.data.tokenizing.answer_spans import Mismatch, Span
 from mlora_worker.data.tokenizing.answer_tokens import Cut, Cuts, Row
@@ -62,7 +63,7 @@ class ChatEncoder:
 
     ``template``: the task's own, in the place of the tokenizer's; ``templated`` False: no template is needed, and the
     tokenizer's is not looked at. Raises InvalidTemplate for one that is none. An encoder with a task's own template has a
-    process, which ``close`` ends. ``day``: see ``ChatTemplate``.
+    process, which ``close`` ends. ``day``: see ``ChatTemplate``. ``most_text``: bytes of the texts of one row.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class ChatEncoder:
         *,
         templated: bool = True,
         day: date | None = None,
+        most_text: int = MOST_TEXT,
     ) -> None:
+        self._most_text = most_text
         self._backend = tokenizer.backend_tokenizer
         self._eos: int | None = tokenizer.eos_token_id
         self._ends = (tokenizer.eos_token,) if tokenizer.eos_token else ()
@@ -89,7 +92,7 @@ class ChatEncoder:
         has_one = template is not None or (templated and tokenizer.chat_template)
         self._template = ChatTemplate(tokenizer, template, day=day) if has_one else None
         self._conversations = (
-            Conversations(self._template, tokenizer, train_on, self._mismatches)
+            Conversations(self._template, tokenizer, train_on, self._mismatches, most_text)
             if self._template is not None
             else None
         )
@@ -206,6 +209,10 @@ class ChatEncoder:
 
     def _plain(self, row: Chat | Text) -> Rendered | Drop:
         """A text, or a prompt and its completion, without a template. What ends it is written behind it, once."""
+        whole = [row.text] if isinstance(row, Text) else [turn.content for turn in row.turns]
+        flaw = too_much_text(whole, self._most_text)
+        if flaw is not None:
+            raise RowRefused(row.line, flaw)
         if isinstance(row, Text):
             text = without_end(row.text, self._ends)
             if not text.strip():

@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from mlora_worker.data.reading.row_bounds import MOST_TEXT, too_much_text
 from mlora_worker.data.reading.row_types import ASSISTANT, Chat, Drop, Turn
 from mlora_worker.data.tokenizing import turn_ends as closings
 from mlora_worker.data.tokenizing.answer_spans import AnswerProof, Ask, Mismatch, Span
@@ -49,9 +50,15 @@ class Conversations:
     """Of one template and its tokenizer, for one thread."""
 
     def __init__(
-        self, template: ChatTemplate, tokenizer: Any, train_on: TrainOn, mismatches: Counter[Mismatch]
+        self,
+        template: ChatTemplate,
+        tokenizer: Any,
+        train_on: TrainOn,
+        mismatches: Counter[Mismatch],
+        most_text: int = MOST_TEXT,
     ) -> None:
-        """``mismatches``: counts why rows are dropped as TemplateMismatch."""
+        """``mismatches``: counts why rows are dropped as TemplateMismatch. ``most_text``: bytes of one conversation."""
+        self._most_text = most_text
         self._template = template
         self._train_on = train_on
         self._backend = tokenizer.backend_tokenizer
@@ -103,7 +110,7 @@ class Conversations:
         return self._proof
 
     def _steps(self, chat: Chat, proof: AnswerProof) -> _Steps:
-        _check_size(chat)
+        _check_size(chat, self._most_text)
         turns: list[Turn] = []
         special = False
         for turn in chat.turns:
@@ -152,12 +159,15 @@ class Conversations:
         ]
 
 
-def _check_size(chat: Chat) -> None:
+def _check_size(chat: Chat, most_text: int) -> None:
     told = None
     if len(chat.turns) > MOST_TURNS:
         told = f"has {len(chat.turns):,} turns; a conversation may have {MOST_TURNS:,}"
     elif (characters := _characters_of(chat)) > MOST_CHARACTERS:
         told = f"has {characters:,} characters; a conversation may have {MOST_CHARACTERS:,}"
+    flaw = too_much_text([turn.content for turn in chat.turns], most_text) if told is None else None
+    if flaw is not None:
+        raise RowRefused(chat.line, flaw)
     if told is not None:
         raise RowRefused(chat.line, f"{told}: split it into several rows")
 

@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from mlora_worker.data.reading.row_bounds import text_bytes
 from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, Text
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
@@ -15,6 +16,10 @@ from mlora_worker.data.tokenizing.text_tokens import Tokens
 # for each character until the tokens are arrays, of two batches at a time.
 _BATCH_ROWS = 512
 _BATCH_CHARACTERS = 500_000
+
+_MOST_TOGETHER = (
+    4 * _BATCH_CHARACTERS
+)  # bytes of two batches: one long row may take all the memory that there is
 
 Row = Chat | Text | Dropped
 
@@ -32,6 +37,11 @@ def encoded_rows(
     waiting: _Batch | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
         for batch in _batches(rows):
+            if waiting is not None and _bytes(waiting.rows) + _bytes(batch) > _MOST_TOGETHER:
+                yield from _finished(
+                    waiting, encoder
+                )  # its tokens are gone before those of the next ones come
+                waiting = None
             rendered = encoder.render([row for row in batch if not isinstance(row, Dropped)])
             following = _Batch(batch, rendered, pool.submit(encoder.tokenise, rendered))
             if waiting is not None:
@@ -51,7 +61,15 @@ def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
     return batches(rows, most=_BATCH_ROWS, size=_size, most_size=_BATCH_CHARACTERS)
 
 
-def _size(row: Row) -> int:
+def _bytes(rows: list[Row]) -> int:
+    return sum(text_bytes(_texts(row)) for row in rows)
+
+
+def _texts(row: Row) -> list[str]:
     if isinstance(row, Chat):
-        return sum(len(turn.content) for turn in row.turns)
-    return len(row.text) if isinstance(row, Text) else 0
+        return [turn.content for turn in row.turns]
+    return [row.text] if isinstance(row, Text) else []
+
+
+def _size(row: Row) -> int:
+    return sum(map(len, _texts(row)))

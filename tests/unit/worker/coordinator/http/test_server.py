@@ -21,7 +21,9 @@ REPORT = Report(
         TaskReport(uid="b", phase=TaskPhase.TRAINING, step=4, released=True),
         TaskReport(uid="c", phase=TaskPhase.TRAINING, step=5),
         TaskReport(
-            uid="d", phase=TaskPhase.PREPARED, data=DataCounts(rows=3, used=3, special_tokens=2)
+            uid="d",
+            phase=TaskPhase.PREPARED,
+            data=DataCounts(rows=3, used=3, special_tokens=2, first_dropped_in={"X": ("a",)}),
         ),
     ),
 )  # fmt: skip
@@ -65,7 +67,10 @@ async def test_a_number_that_is_none_is_refused() -> None:
         ("9" * 5000, 1),
         ("2", 2),
         ("3", 3),
-        ("4", 3),
+        ("4", 4),
+        ("5", 5),
+        ("6", 6),
+        ("7", 6),
     ],
     ids=[
         "none",
@@ -74,6 +79,9 @@ async def test_a_number_that_is_none_is_refused() -> None:
         "no number",
         "no number that is read",
         "a former one",
+        "the one before",
+        "the last but two",
+        "the last but one",
         "the present one",
         "a later one",
     ],
@@ -88,4 +96,5 @@ async def test_a_reader_gets_the_fields_that_it_knows(header: str | None, format
     assert words == ([["crowdedOut"], ["released"], [], []] if format >= 2 else [[], [], [], []])
     assert [task["step"] for task in tasks] == [3, 4, 5, 0]
     assert ("specialTokens" in tasks[3]["data"]) == (format >= 3)
+    assert ("firstDroppedIn" in tasks[3]["data"]) == (format >= 6)
     assert tasks[3]["data"]["used"] == 3
