@@ -18,6 +18,15 @@ LIFETIME = timedelta(days=3650)
 CLOCKS_APART = timedelta(hours=1)  # machines whose clocks are so far behind trust it, too
 
 
+def end_of(pem: str) -> datetime | None:
+    """When the first certificate in ``pem`` ends; None where that cannot be read, which the handshake tells."""
+    first, end, _ = pem.partition("-----END CERTIFICATE-----")
+    try:
+        return x509.load_pem_x509_certificate((first + end).encode()).not_valid_after_utc
+    except (ValueError, TypeError):
+        return None
+
+
 def self_signed(host: str, now: datetime) -> CertificatePair:
     """A new key on P-256 and a certificate of it, for the DNS name ``host``."""
     key = ec.generate_private_key(ec.SECP256R1())

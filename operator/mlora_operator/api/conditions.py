@@ -17,6 +17,8 @@ WORKERS_AVAILABLE = "WorkersAvailable"  # all worker pods of the current group r
 SERVES_OTHERS = "ServesOthers"  # it serves tasks of other namespaces, as its allowedNamespaces says
 STALLED = "Stalled"  # tasks are training but make no progress; the group is restarted
 
+CERTIFICATE_ENDS = "CertificateEnds"  # of its coordinator, within 30 days
+
 # Reasons of Accepted.
 REASON_ACCEPTED = "Accepted"
 REASON_INVALID_SPEC = "InvalidSpec"  # a field has an error that the schema cannot express
@@ -82,6 +84,11 @@ REASON_CANNOT_SERVE = (
 # Reasons of ServesOthers.
 REASON_CROSS_NAMESPACE_NOT_ALLOWED = "CrossNamespaceNotAllowed"  # its namespace may not serve others
 REASON_CROSS_NAMESPACE_ALLOWED = "CrossNamespaceAllowed"  # its namespace may serve others now
+
+# Reasons of CertificateEnds.
+REASON_ENDS_SOON = "EndsSoon"  # within 30 days
+REASON_ENDED = "Ended"  # the coordinator cannot prove itself any more
+REASON_RENEWED = "Renewed"  # another one is there, with a longer life
 
 # Reasons of Stalled.
 REASON_NO_PROGRESS = "NoProgress"  # tasks are training, but no microbatch completes

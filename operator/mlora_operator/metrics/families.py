@@ -154,6 +154,12 @@ REACHABLE = Family(
     "1 while the coordinator answers, 0 while it does not or its stages load the model; absent without workers",
     labels=PIPELINE,
 )
+CERTIFICATE_END = Family(
+    "mlora_pipeline_certificate_end_timestamp_seconds",
+    "gauge",
+    "When the certificate ends by which the coordinator proves itself; absent without workers or TLS",
+    labels=PIPELINE,
+)
 ACTIVE = Family("mlora_pipeline_active_tasks", "gauge", "Tasks that train or save now", labels=PIPELINE)
 STALLS = Family(
     "mlora_pipeline_stalls_total", "counter", "Times that tasks trained but nothing moved", labels=PIPELINE
@@ -208,6 +214,7 @@ FAMILIES = (
     BUILD_INFO, LEADER, WATCHING, LAST_PASS, FAILED_PASSES, UNDECIDED, PASS, DECISION, ERRORS, API_REQUESTS,
     API_DURATION, TASKS, WAITING,
     LONGEST_WAIT, ADMITTED, PREEMPTED, RESTARTED, FINISHED, WAIT, DURATION, PIPELINE_STATE, WORKERS_WANTED,
-    WORKERS_READY, REACHABLE, ACTIVE, STALLS, PIPELINE_RESTARTS, TOKENS, MICROBATCHES, BUDGET, PREDICTED, USED,
+    WORKERS_READY, REACHABLE, CERTIFICATE_END,
+    ACTIVE, STALLS, PIPELINE_RESTARTS, TOKENS, MICROBATCHES, BUDGET, PREDICTED, USED,
     TASK_STEP, TASK_STEPS, TASK_LOSS, TASK_EVALUATION_LOSS, TASK_SPEED, TASKS_LEFT_OUT,
 )  # fmt: skip

@@ -123,6 +123,9 @@ def _of_pipelines(seen: Seen, members: Mapping[str, list[Task]]) -> Iterator[Met
         report = contact.live
         if status.replicas:
             rows[f.REACHABLE.name].append((place, float(report is not None)))
+        certificate = seen.snapshot.certificate_ends.get(pipeline.key)
+        if certificate is not None:
+            rows[f.CERTIFICATE_END.name].append((place, certificate.at.timestamp()))
         if report is None:
             continue
         rows[f.TOKENS.name].append((place, report.wire.tokens))
@@ -133,7 +136,14 @@ def _of_pipelines(seen: Seen, members: Mapping[str, list[Task]]) -> Iterator[Met
             rows[f.PREDICTED.name].append((here, one.predicted))
             if one.used:
                 rows[f.USED.name].append((here, one.used))
-    for family in (f.PIPELINE_STATE, f.WORKERS_WANTED, f.WORKERS_READY, f.ACTIVE, f.REACHABLE):
+    for family in (
+        f.PIPELINE_STATE,
+        f.WORKERS_WANTED,
+        f.WORKERS_READY,
+        f.ACTIVE,
+        f.REACHABLE,
+        f.CERTIFICATE_END,
+    ):
         yield _gauge(family, rows[family.name])
     for family in (f.TOKENS, f.MICROBATCHES):
         metric = CounterMetricFamily(family.name, family.help, labels=family.labels)

@@ -22,7 +22,7 @@ from mlora_operator.reconcile.cluster.writer import Writer
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.failed_passes import Failing, failed_again
 from mlora_operator.reconcile.observer import Nobody, Witness
-from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint
+from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint, Trust
 from mlora_operator.reconcile.state.decision import Decision, Fault
 from mlora_operator.reconcile.state.decode import (
     Reader,
@@ -31,7 +31,7 @@ from mlora_operator.reconcile.state.decode import (
     secrets_wanted,
 )
 from mlora_operator.reconcile.state.log_fields import about_key
-from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot
+from mlora_operator.reconcile.state.snapshot import CertificateEnd, Key, Pipeline, Snapshot
 from mlora_operator.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ class Loop:
         with_workers = [
             one for one in valid if one.key in objects.groups and objects.groups[one.key].replicas
         ]
-        await self._follow({one.key: (one, objects.groups[one.key].scheme) for one in with_workers})
+        trusts = await self._follow({one.key: (one, objects.groups[one.key].scheme) for one in with_workers})
         contacts = self._coordinators.contacts()
         return Snapshot(
             tasks=tasks,
@@ -215,6 +215,11 @@ class Loop:
             worker_image=self._settings.worker.image,
             refused=written.refused,
             contacts=contacts,
+            certificate_ends={
+                key: CertificateEnd(trust.ends, trust.origin)
+                for key, trust in trusts.items()
+                if trust.ends is not None
+            },
             secrets=await self._lookups.secrets(secrets_wanted(tasks, pipelines)),
             config_maps=await self._lookups.texts.of(config_maps_wanted(tasks, contacts)),
             namespace_labels=await self._lookups.namespace_labels(namespaces_wanted(tasks, pipelines)),
@@ -241,8 +246,8 @@ class Loop:
             read.append(seen)
         return tuple(read), revisions
 
-    async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> None:
-        """Of each pipeline with workers, and how its coordinator is spoken to."""
+    async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> Mapping[Key, Trust]:
+        """Of each pipeline with workers, and how its coordinator is spoken to. By what those that encrypt prove themselves."""
         urls = {key: self._cluster.coordinator_url(*one) for key, one in schemes.items()}
         tokens = await self._lookups.tokens(pipeline for pipeline, _ in schemes.values())
         encrypted = {key for key, url in urls.items() if url.startswith("https:")}
@@ -254,6 +259,7 @@ class Loop:
                 if key in tokens and (key not in encrypted or key in trusts)
             }
         )
+        return trusts
 
     def _forget(self, uids: set[str]) -> None:
         self._writer.keep_only(uids)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
 from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
@@ -34,6 +35,7 @@ class Trust:
     host: str
     certificate: str = field(repr=False)  # as PEM
     origin: str  # for messages
+    ends: datetime | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True)

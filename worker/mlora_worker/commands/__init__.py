@@ -5,4 +5,5 @@
 ``inspect_rows`` ``mlora validate --data``
 ``merge``        ``mlora export --merged``
 ``gguf_export``  ``mlora export --gguf``
+``adapter_check`` whether an adapter is whole, for both
 """

@@ -14,7 +14,6 @@ which belongs to llama.cpp; the form is that of its ``convert_lora_to_gguf.py``:
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import re
 import tempfile
@@ -28,7 +27,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from mlora_worker.commands.merge import Refused, check_folders, failure
+from mlora_worker.commands.adapter_check import Refused, json_object, positive
+from mlora_worker.commands.merge import check_folders, failure
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME
@@ -68,8 +68,8 @@ def export(question: MergeQuestion) -> MergeAnswer:
             made.rename(target)
     except Refused as error:
         return failure(str(error))
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        return failure(f"{type(error).__name__}: {str(error)[:1000]}")
+    except Exception as error:  # damaged weights break the libraries anywhere, with any error
+        return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
     return MergeAnswer(bytes=size, dtype=question.dtype or "float32")
 
 
@@ -79,7 +79,7 @@ def _write(adapter: Path, base: Path, made: Path, dtype: str) -> None:
     shape = _base_shape(base)
     architecture = MODEL_ARCH[shape.architecture]
     names = get_tensor_name_map(architecture, shape.layers)
-    config = json.loads((adapter / CONFIG_NAME).read_text(encoding="utf-8"))
+    config = json_object(adapter / CONFIG_NAME)
     _check_kind(config)
     writer = GGUFWriter(made, MODEL_ARCH_NAMES[architecture])
     writer.add_type(GGUFType.ADAPTER)
@@ -109,13 +109,15 @@ class _BaseShape:
 
 
 def _base_shape(base: Path) -> _BaseShape:
-    config = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    config = json_object(base / "config.json")
     kind = config.get("model_type")
     if kind not in _ARCHITECTURES:
         raise Refused(
             f"adapters of {kind} models are not written as GGUF, only those of {', '.join(_ARCHITECTURES)}: merge it into "
             "its base with --merged, and convert the whole with llama.cpp's convert_hf_to_gguf.py"
         )
+    for name in ("num_attention_heads", "num_hidden_layers"):
+        positive(base / "config.json", config, name)
     heads = int(config["num_attention_heads"])
     key_heads = int(config.get("num_key_value_heads") or heads)
     return _BaseShape(*_ARCHITECTURES[kind], int(config["num_hidden_layers"]), heads, key_heads)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from mlora_worker.commands.adapter_check import Refused, check_adapter, json_object
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import (
     MANIFEST_NAME,
@@ -30,10 +31,6 @@ from mlora_worker.storage.object_store.scratch import sha256_of
 from mlora_worker.storage.versioned_json import read_document
 
 _LARGEST_FILE = "5GB"  # of weights; more are shards
-
-
-class Refused(Exception):
-    """Why there is nothing to export, and what to do."""
 
 
 def main() -> None:
@@ -57,8 +54,8 @@ def merge(question: MergeQuestion) -> MergeAnswer:
             made.rename(target)
     except Refused as error:
         return failure(str(error))
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        return failure(f"{type(error).__name__}: {str(error)[:1000]}")
+    except Exception as error:  # damaged weights of the base break the libraries anywhere, with any error
+        return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
     return MergeAnswer(bytes=size, dtype=dtype)
 
 
@@ -72,10 +69,12 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
     ):
         if not (folder / name).is_file():
             raise Refused(f"{folder} has no {name} and is no folder of {what}")
+    json_object(base / "config.json")
     if target.exists():
         raise Refused(f"{target} is there already: name another place, or remove it")
     manifest = adapter / MANIFEST_NAME
     if not manifest.is_file():  # PEFT's own folders have none
+        check_adapter(adapter)
         return frozenset(path.name for path in adapter.iterdir())
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
@@ -85,6 +84,7 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
         path = adapter / file.name
         if not path.is_file() or sha256_of(path) != file.sha256:
             raise Refused(f"{path} is not what the adapter's manifest says: fetch it again")
+    check_adapter(adapter)
     return frozenset(file.name for file in files)
 
 

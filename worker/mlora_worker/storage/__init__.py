@@ -3,6 +3,8 @@
 ``errors``         what can go wrong, with the reason that a user sees
 ``uri``            pure: the two kinds of address
 ``limits``         pure: bounds on what stores and servers say; ``wire``: how slowly they may say it
+``busy``           pure: how long a busy server asks to be left alone
+``first_bytes``    pure: what lies in the place of another file
 ``versioned_json`` JSON documents with a version
 ``egress_policy``  addresses that a task may not send a worker to
 

@@ -17,6 +17,7 @@ from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
 from mlora_operator.reconcile.state.references import keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.state.serving import claims_in_vain
 from mlora_operator.reconcile.state.snapshot import (
+    CertificateEnd,
     Contact,
     Group,
     Key,
@@ -54,6 +55,7 @@ class View:
     stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
     unjudged: frozenset[str] = frozenset()  # uids of tasks that nobody has looked into yet (``judging``)
     serves_others: bool = False  # its namespace has the right to
+    certificate: CertificateEnd | None = None  # by which its coordinator proves itself
     claims_in_vain: str | None = None  # why it serves its own namespace alone though it says otherwise
 
     def may_have_keys_of(self, task: Task) -> bool:
@@ -159,6 +161,7 @@ def view(
         past=_past(pipeline, tasks, snapshot),
         group=snapshot.groups.get(pipeline.key),
         contact=contact,
+        certificate=snapshot.certificate_ends.get(pipeline.key),
         revision=snapshot.revisions.get(pipeline.key),
         blocked=blocked,
         rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),

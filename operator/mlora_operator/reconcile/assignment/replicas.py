@@ -94,8 +94,8 @@ def dealt(
 ) -> dict[Key, Acceptance]:
     """``accepted``, with each task at the member of the family where it shall be.
 
-    1. A task that has a place, or may have one by the last that its coordinator was told, stays where it is; so does a
-       suspended one, and one whose checkpoints lie on a volume of that member alone.
+    1. A task that has a place, or may have one by the last that its coordinator was told, stays where it is; so does one
+       whose checkpoints lie on a volume of that member alone, and a suspended one while that member takes tasks.
     2. The others are dealt in the scheduler's order, each to the member with the fewest tasks. One stays where it is unless
        another has at least two fewer; and also then, while nobody before it waits there and it fits.
     3. One that waits for memory, or for its namespace's turn, moves to a member where nobody waits and it fits.
@@ -177,8 +177,11 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
             load[at.key] += _counts(task)
             if _counts(task):
                 inside.append((task, at))
-        elif task.spec is None or task.spec.suspend:
+        elif task.spec is None:
             placed.append((task, at or family.head))
+        elif task.spec.suspend:  # one that is closed would wait for it for ever
+            takes = at is not None and (at in family.members[: family.open] or _has_files(task, at))
+            placed.append((task, at if at is not None and takes else family.head))
         elif not _counts(task):  # no workers start for it
             placed.append((task, at if at is not None and _has_files(task, at) else family.head))
         elif at is not None and _has_files(task, at):

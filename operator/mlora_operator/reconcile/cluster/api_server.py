@@ -16,6 +16,7 @@ from mlora_operator.api import API_VERSION, pipeline, task
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.paths import item
+from mlora_operator.certificates import end_of
 from mlora_operator.manifests.names import FIELD_MANAGER, LABEL_MANAGED_BY
 from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
@@ -90,13 +91,15 @@ class ApiServer:
 
     def objects(self) -> Objects:
         present = self._present
+        pipelines = list(present(self._indexes.pipelines()))
         return Objects(
             tasks=list(present(self._indexes.tasks())),
-            pipelines=list(present(self._indexes.pipelines())),
+            pipelines=pipelines,
             groups=read_groups(
                 present(self._indexes.statefulsets()),
                 present(self._indexes.pods()),
                 self._indexes.events(),
+                {key_of(one): one["metadata"]["uid"] for one in pipelines},
             ),
         )
 
@@ -155,7 +158,8 @@ class ApiServer:
             self._certified.discard(pipeline.key)
             return None
         self._certified.add(pipeline.key)
-        return Trust(coordinator_host(owner), data.get(CERTIFICATE_KEY, ""), f"Secret {key}")
+        certificate = data.get(CERTIFICATE_KEY, "")
+        return Trust(coordinator_host(owner), certificate, f"Secret {key}", end_of(certificate))
 
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
         try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from mlora_operator.api.pipeline import KIND
 from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION, SCHEME
 from mlora_operator.reconcile.state.decode import key_of, parse_time
 from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod, PodProblem
@@ -19,9 +21,13 @@ LINE_SHOWN = 400  # characters of each
 
 
 def read_groups(
-    statefulsets: Iterable[Raw], pods: Iterable[Raw], events: Iterable[Raw]
+    statefulsets: Iterable[Raw],
+    pods: Iterable[Raw],
+    events: Iterable[Raw],
+    owners: Mapping[Key, str] = MappingProxyType({}),
 ) -> Mapping[Key, Group]:
-    """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod.
+    """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod. ``owners``: uids of the
+    pipelines that there are. A StatefulSet of a deleted one of the name is about to go, with its pods: it is nobody's.
 
     Pods whose StatefulSet is gone are a group, too, until they have ended: they train, and write, to the end. Where their
     pipeline's name had to be changed for a label, the group goes by that (``names.safe_name``).
@@ -38,13 +44,21 @@ def read_groups(
         if name is None or "deletionTimestamp" in meta:
             continue
         members = by_label.pop((meta["namespace"], meta.get("labels", {}).get(LABEL_PIPELINE, "")), [])
+        key = Key(meta["namespace"], name)
+        uids = _owners_of(meta)
+        if uids and key in owners and owners[key] not in uids:
+            of_it = tuple(sorted(members, key=lambda pod: pod.key))
+            groups[key] = Group(replicas=0, revision="", pods=of_it, gone=True, former=True)
+            continue
         replicas = raw["spec"].get("replicas", 1)
-        refusal = refusals.get(key_of(raw)) if len(members) < replicas else None
-        groups[Key(meta["namespace"], name)] = Group(
+        refusal = refusals.get(key_of(raw)) if _still_lacks(raw, len(members), replicas) else None
+        if refusal is not None and refusal.of not in (None, meta.get("uid")):
+            refusal = None  # of a former one of the name
+        groups[key] = Group(
             replicas=replicas,
             revision=meta.get("annotations", {}).get(REVISION, ""),
             pods=tuple(sorted(members, key=lambda pod: pod.key)),
-            problem=refusal,
+            problem=refusal.problem if refusal is not None else None,
             scheme=_scheme(raw, members),
         )
     for (namespace, label), members in by_label.items():
@@ -52,6 +66,27 @@ def read_groups(
         left = Group(replicas=0, revision="", pods=of_it, gone=True)
         groups.setdefault(Key(namespace, label), left)
     return groups
+
+
+def _owners_of(meta: Raw) -> list[str]:
+    """Uids of the pipelines that it belongs to."""
+    return [str(one.get("uid")) for one in meta.get("ownerReferences") or () if one.get("kind") == KIND]
+
+
+class _Refusal(NamedTuple):
+    problem: PodProblem
+    of: str | None  # uid of the StatefulSet
+
+
+def _still_lacks(raw: Raw, pods: int, replicas: int) -> bool:
+    """Whether a refusal that was seen may be of its present state. Events stay: until its controller has looked at the
+    present spec, and once it has made all pods, which may not be seen here yet, they are about a former state."""
+    status = raw.get("status") or {}
+    observed, generation = status.get("observedGeneration"), raw["metadata"].get("generation")
+    if isinstance(observed, int) and isinstance(generation, int) and observed < generation:
+        return False
+    made = status.get("replicas")
+    return max(pods, made if isinstance(made, int) else 0) < replicas
 
 
 def _readable(raw: Raw) -> Pod:
@@ -142,7 +177,7 @@ def _last_words(ended: Mapping[str, Any]) -> str:
     return f"{code}: {message}" if message else code
 
 
-def _latest(events: Iterable[Raw]) -> Mapping[Key, PodProblem]:
+def _latest(events: Iterable[Raw]) -> Mapping[Key, _Refusal]:
     """The newest refusal of each StatefulSet. Whoever may write events in a namespace writes what they like: one that names
     nothing is about nothing."""
     ordered = sorted(
@@ -150,8 +185,9 @@ def _latest(events: Iterable[Raw]) -> Mapping[Key, PodProblem]:
     )
     about = ((event, event.get("involvedObject") or {}) for event in ordered)
     return {
-        Key(str(of["namespace"]), str(of["name"])): PodProblem(
-            str(event.get("reason") or "FailedCreate"), str(event.get("message") or "")
+        Key(str(of["namespace"]), str(of["name"])): _Refusal(
+            PodProblem(str(event.get("reason") or "FailedCreate"), str(event.get("message") or "")),
+            str(of["uid"]) if of.get("uid") else None,
         )
         for event, of in about
         if of.get("kind") == "StatefulSet" and of.get("namespace") and of.get("name")

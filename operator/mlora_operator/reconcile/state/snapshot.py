@@ -190,11 +190,19 @@ class Group:
     pods: tuple[Pod, ...] = ()
     problem: PodProblem | None = None  # why pods cannot even be made, such as a quota
     gone: bool = False  # only pods are left of it
+    former: bool = False  # so is the StatefulSet, but of a deleted pipeline of the name: it is about to go
     scheme: str = "http"  # of the coordinator that runs, or else of the one that comes next
 
     @property
     def ready(self) -> int:
         return sum(pod.ready for pod in self.pods)
+
+
+class CertificateEnd(NamedTuple):
+    """Of the certificate by which a pipeline's coordinator proves itself."""
+
+    at: datetime
+    origin: str  # for messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +311,9 @@ class Snapshot:
         default_factory=dict
     )  # by pipeline's uid: why the API server takes no such workers
     contacts: Mapping[Key, Contact] = field(default_factory=dict)  # by pipeline
+    certificate_ends: Mapping[Key, CertificateEnd] = field(
+        default_factory=dict
+    )  # by pipeline, as far as known
     # Of these three: what could not be read is not in them.
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False

@@ -108,6 +108,8 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "Unknown"): "Warning",
     (c.SERVES_OTHERS, "False"): "Warning",
     (c.SERVES_OTHERS, "True"): "Normal",
+    (c.CERTIFICATE_ENDS, "True"): "Warning",
+    (c.CERTIFICATE_ENDS, "False"): "Normal",
     (c.STALLED, "True"): "Warning",
     (c.STALLED, "False"): "Normal",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import NamespacesFrom, timestamp
@@ -19,6 +19,8 @@ from mlora_operator.reconcile.workers.gang import Turn, given_back_message
 from mlora_operator.reconcile.workers.health import Health
 from mlora_operator.reconcile.workers.scale import Size
 
+CERTIFICATE_WARNING = timedelta(days=30)  # before its end
+
 
 def pipeline_status(
     view: View, wish: Size, fares: Health, turn: Turn, waiting: int, generation: int | None, now: datetime
@@ -27,7 +29,7 @@ def pipeline_status(
     plan.
     """
     state, wishes = _course(view, wish, fares, turn, now)
-    wishes += _stalled(view, fares) + _serves_others(view)
+    wishes += _stalled(view, fares) + _serves_others(view) + _certificate_ends(view, now)
     status, report = view.pipeline.status, view.present_report
     changes: dict[str, object] = {
         "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
@@ -124,6 +126,26 @@ def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     if held.status == "True" and (view.report is not None or fares.given_up is not None):
         return (Wish(c.STALLED, "False", c.REASON_RESTARTED, "the workers were started anew"),)
     return (Wish(held.type, held.status, held.reason, held.message),)
+
+
+def _certificate_ends(view: View, now: datetime) -> tuple[Wish, ...]:
+    """Spoken of once it is near, and until another one is read: after it, the workers are sent nothing any more."""
+    held = condition(view.pipeline.status.conditions, c.CERTIFICATE_ENDS)
+    end = view.certificate
+    if end is None:
+        return () if held is None else (Wish(held.type, held.status, held.reason, held.message),)
+    if end.at - now < CERTIFICATE_WARNING:
+        over = end.at <= now
+        words = (
+            f"the certificate in {end.origin} {'ended' if over else 'ends'} at {timestamp(end.at)}; then the workers are told "
+            "nothing any more. Renew it: one of your own where it comes from; the operator makes another one when the Secret is "
+            "deleted, and nothing starts anew"
+        )
+        return (Wish(c.CERTIFICATE_ENDS, "True", c.REASON_ENDED if over else c.REASON_ENDS_SOON, words),)
+    if held is None:
+        return ()
+    words = f"the certificate in {end.origin} ends at {timestamp(end.at)}"
+    return (Wish(c.CERTIFICATE_ENDS, "False", c.REASON_RENEWED, words),)
 
 
 def _serves_others(view: View) -> tuple[Wish, ...]:

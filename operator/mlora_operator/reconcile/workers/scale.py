@@ -62,6 +62,8 @@ def size(view: View, wanting: tuple[Task, ...], fares: Health, turn: Turn, now: 
 def workers(view: View, wish: Size) -> Workers | None:
     """The group to apply, or None to leave everything as it is: nothing there and nothing wanted, or in use
     with a former configuration."""
+    if view.group is not None and view.group.former:
+        return None  # what is applied now would be taken for the former one's, and go with it
     nothing = view.group is None or view.group.gone
     if view.draining or (nothing and wish.replicas == 0):
         return None

@@ -462,6 +462,21 @@ def test_a_replica_goes_once_it_is_not_wanted_and_its_workers_are_gone(make: Any
     assert [one.key for one in world.decide(*few).delete_pipelines] == [SECOND, THIRD]
 
 
+@pytest.mark.parametrize(
+    "files", [False, True], ids=["its files are in a store", "its files are there alone"]
+)
+def test_a_suspended_task_keeps_no_replica_that_is_not_wanted(make: Any, files: bool) -> None:
+    world = World(make, **({"checkpoints": {"uri": "file:///checkpoints"}} if files else {}))
+    tasks = tasks_of(make, 9)
+    world.make_pipelines(world.decide(*tasks))
+    world.up(TOY)
+    world.groups[SECOND] = make.group(replicas=0)
+    waits = make.task("t00", age=100, suspend=True, status={"pipeline": str(SECOND), "step": 3})
+    now = world.decide(waits)
+    assert where(now) == {"t00": str(SECOND if files else TOY)}
+    assert (SECOND in [one.key for one in now.delete_pipelines]) is not files
+
+
 def test_a_replica_with_a_task_in_training_is_not_deleted(make: Any) -> None:
     world = World(make)
     tasks = tasks_of(make, 9)

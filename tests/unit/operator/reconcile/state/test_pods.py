@@ -145,6 +145,50 @@ def test_pods_that_cannot_even_be_made_are_explained_by_the_newest_event() -> No
     assert whole.problem is None
 
 
+NEW = {"generation": 7}
+
+
+@pytest.mark.parametrize(
+    ("story", "status", "uid", "counts"),
+    [
+        ("its controller looked at the present spec", {"observedGeneration": 7, "replicas": 1}, "s", True),
+        ("it has not looked yet", {"observedGeneration": 6, "replicas": 1}, "s", False),
+        ("all pods are made, and not seen here yet", {"observedGeneration": 7, "replicas": 2}, "s", False),
+        (
+            "the event is of a former one of the name",
+            {"observedGeneration": 7, "replicas": 1},
+            "other",
+            False,
+        ),
+        ("nothing is said of either", {}, None, True),
+    ],
+    ids=lambda value: value if isinstance(value, str) and " " in value else "",
+)
+def test_a_refusal_of_a_former_state_does_not_count(
+    story: str, status: dict[str, Any], uid: str | None, counts: bool
+) -> None:
+    raw = statefulset(**NEW) | {"status": status}
+    told = event("exceeded quota", "2026-03-01T12:00:02Z")
+    if uid is not None:
+        told["involvedObject"]["uid"] = uid
+    group = read_groups([raw], [pod(0)], [told])[Key("a", "toy")]
+    assert (group.problem is not None) == counts, story
+
+
+def owned(uid: str) -> list[dict[str, Any]]:
+    return [{"kind": "LoRAPipeline", "name": "toy", "uid": uid, "controller": True}]
+
+
+def test_the_statefulset_of_a_deleted_pipeline_is_not_its_successors() -> None:
+    raw = statefulset(ownerReferences=owned("old"))
+    former = read_groups([raw], [pod(0)], [], {Key("a", "toy"): "new"})[Key("a", "toy")]
+    assert (former.former, former.gone, former.replicas, len(former.pods)) == (True, True, 0, 1)
+    for owners in ({Key("a", "toy"): "old"}, {Key("a", "other"): "new"}, {}):
+        assert not read_groups([raw], [pod(0)], [], owners)[Key("a", "toy")].former
+    orphan = read_groups([statefulset()], [pod(0)], [], {Key("a", "toy"): "new"})[Key("a", "toy")]
+    assert (orphan.former, orphan.replicas) == (False, 2)
+
+
 def test_of_a_group_that_is_being_deleted_only_its_pods_are_left() -> None:
     ending = statefulset(deletionTimestamp="2026-03-01T12:00:00Z")
     for statefulsets in ([ending], []):

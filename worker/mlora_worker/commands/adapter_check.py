@@ -1,0 +1,103 @@
+"""Whether a folder holds a PEFT adapter that is whole. What is wrong is told with its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME
+from mlora_worker.storage.base_model.safetensors_reader import BrokenModel, Entry, read_header
+from mlora_worker.storage.errors import StorageError
+from mlora_worker.storage.first_bytes import ENOUGH, named
+from mlora_worker.storage.object_store.file_store import FileStore
+from mlora_worker.storage.versioned_json import plain_json
+
+_A, _B = ".lora_A.weight", ".lora_B.weight"
+_AGAIN = "fetch the adapter again"
+
+
+class Refused(Exception):
+    """Why there is nothing to export, and what to do."""
+
+
+def check_adapter(folder: Path) -> None:
+    """Reads the configuration, and of the weights the header. Raises Refused."""
+    config = json_object(folder / CONFIG_NAME)
+    _check_config(folder / CONFIG_NAME, config)
+    path = folder / WEIGHTS_NAME
+    if not path.is_file():
+        pickled = (
+            " (adapter_model.bin is a pickle, which is not read)"
+            if (folder / "adapter_model.bin").exists()
+            else ""
+        )
+        raise Refused(f"{folder} has no {WEIGHTS_NAME}{pickled}: {_AGAIN}, or save it with safetensors")
+    try:
+        entries = read_header(FileStore(), path.absolute().as_uri())
+    except BrokenModel as error:
+        raise Refused(str(error).replace(path.absolute().as_uri(), str(path))) from None
+    except StorageError as error:
+        raise Refused(f"{path} cannot be read: {error}") from None
+    if not entries:
+        raise Refused(f"{path} holds no tensors: {_AGAIN}")
+    if config.get("peft_type") == "LORA":
+        _check_pairs(path, entries)
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Raises Refused, also for a number without a value."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
+    found = named(data[:ENOUGH])
+    if found is not None:
+        raise Refused(f"{path} {found}")
+    try:
+        made = plain_json(data)
+    except ValueError as error:
+        raise Refused(f"{path} is no JSON ({error}): it is damaged; {_AGAIN}") from None
+    if not isinstance(made, dict):
+        raise Refused(f"{path} is no JSON object: it is damaged; {_AGAIN}")
+    return made
+
+
+def positive(path: Path, config: Mapping[str, Any], name: str, kind: type = int) -> None:
+    """Raises Refused where the field is no number above 0."""
+    value = config.get(name)
+    is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    if not is_number or value <= 0:
+        shown = json.dumps(value)[:40]
+        raise Refused(f"{path} has {name} {shown}, which is no number above 0: it is damaged; {_AGAIN}")
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    if not isinstance(config.get("peft_type"), str):
+        raise Refused(f"{path} has no peft_type and is no configuration of a PEFT adapter: {_AGAIN}")
+    if config["peft_type"] == "LORA":
+        positive(path, config, "r")
+        positive(path, config, "lora_alpha", float)
+    for name in ("rank_pattern", "alpha_pattern"):
+        pattern = config.get(name) or {}
+        if not isinstance(pattern, dict):
+            raise Refused(f"{path} has a {name} that is no object: it is damaged; {_AGAIN}")
+        for module in pattern:
+            positive(path, pattern, module, float)
+
+
+def _check_pairs(path: Path, entries: Mapping[str, Entry]) -> None:
+    for name, entry in entries.items():
+        for mine, other, side, its_side in ((_A, _B, 0, 1), (_B, _A, 1, 0)):
+            if not name.endswith(mine):
+                continue
+            if len(entry.shape) != 2 or 0 in entry.shape:
+                raise Refused(f"{path}: {name} has the shape {list(entry.shape)}, and is no matrix: {_AGAIN}")
+            partner = entries.get(name.removesuffix(mine) + other)
+            if partner is None:
+                raise Refused(f"{path} has {name} and not its {other[1:7]}: it is not whole; {_AGAIN}")
+            if len(partner.shape) == 2 and partner.shape[its_side] != entry.shape[side]:
+                raise Refused(
+                    f"{path}: {name} has rank {entry.shape[side]}, its {other[1:7]} {partner.shape[its_side]}: {_AGAIN}"
+                )
