@@ -247,7 +247,8 @@ class Loop:
         return tuple(read), revisions
 
     async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> Mapping[Key, Trust]:
-        """Of each pipeline with workers, and how its coordinator is spoken to. By what those that encrypt prove themselves."""
+        """Of each pipeline with workers, and how its coordinator is spoken to. Returns by what those that encrypt prove
+        themselves."""
         urls = {key: self._cluster.coordinator_url(*one) for key, one in schemes.items()}
         tokens = await self._lookups.tokens(pipeline for pipeline, _ in schemes.values())
         encrypted = {key for key, url in urls.items() if url.startswith("https:")}

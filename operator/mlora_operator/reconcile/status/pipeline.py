@@ -137,9 +137,9 @@ def _certificate_ends(view: View, now: datetime) -> tuple[Wish, ...]:
     if end.at - now < CERTIFICATE_WARNING:
         over = end.at <= now
         words = (
-            f"the certificate in {end.origin} {'ended' if over else 'ends'} at {timestamp(end.at)}; then the workers are told "
-            "nothing any more. Renew it: one of your own where it comes from; the operator makes another one when the Secret is "
-            "deleted, and nothing starts anew"
+            f"the certificate in {end.origin} {'ended' if over else 'ends'} at {timestamp(end.at)}; then the workers are "
+            "told nothing any more. Renew it: one of your own where it comes from; the operator makes another one when the "
+            "Secret is deleted, and nothing starts anew"
         )
         return (Wish(c.CERTIFICATE_ENDS, "True", c.REASON_ENDED if over else c.REASON_ENDS_SOON, words),)
     if held is None:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from mlora_worker.data.errors import DataError, Interrupted
+from mlora_worker.data.reading.row_bounds import most_text
 from mlora_worker.data.task_rows import TaskRows
 from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.data.training_rows.token_rows import rows_digest
@@ -237,16 +238,27 @@ def test_rows_that_take_too_much_memory_fail_alone(
 ) -> None:
     waiting = jobs.begin(make_task("waiting", dataset={"uri": slow_server.url}))
     assert slow_server.asked.acquire(timeout=_DEADLINE)
-    task = make_task("long", rows=json.dumps({"text": "ä" * (30 * 2**20)}, ensure_ascii=False))
+    most = most_text(bounds.most_of_one(bounds.container_limit()))
+    task = make_task(
+        "long", rows=json.dumps({"text": "short"}) + "\n" + json.dumps({"text": "x" * (most + 2**17)})
+    )
     as_text = Dataset(uri=task.dataset.uri, format=DatasetFormat.TEXT)
-    with pytest.raises(
-        DataError, match=r"takes more memory than the [0-9,]+ MiB that each task may have"
-    ) as error:
+    told = rf"line 2 has {most / 2**20 + 0.125:.1f} MiB of text; a row may have {most / 2**20:g} MiB"
+    with pytest.raises(DataError, match=told) as error:
         make(rows, task.model_copy(update={"dataset": as_text}))
-    assert error.value.reason is FailureReason.OUT_OF_MEMORY
+    assert error.value.reason is FailureReason.INVALID_ROW
     assert not isinstance(error.value, Interrupted), "it would be so each time"
     slow_server.go_on.set()
     assert len(waiting.result(_DEADLINE).train) == 40
+
+
+def test_the_longest_rows_are_made_one_after_the_other(rows: RowProcess, make_task: MakeTask) -> None:
+    """Each of them takes most of the memory that there is, since each of its bytes is a token."""
+    most = most_text(bounds.most_of_one(bounds.container_limit()))
+    row = json.dumps({"text": "\u20ac" * (most // 3)}, ensure_ascii=False)
+    task = make_task("long", rows="\n".join([row] * 2))
+    as_text = Dataset(uri=task.dataset.uri, format=DatasetFormat.TEXT)
+    assert len(make(rows, task.model_copy(update={"dataset": as_text})).train) == 2
 
 
 def test_many_jobs_run_at_once_and_no_file_stays_open(

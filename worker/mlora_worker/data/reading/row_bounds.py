@@ -17,8 +17,8 @@ import numpy as np
 from mlora_worker.data.reading.row_types import Flaw
 
 MOST_VALUES: Final = 200_000  # of one row: lists, objects, texts, numbers, and the names in objects
-_BYTES_OF_A_BYTE: Final = 256
-MOST_TEXT: Final = 4 * 2**20  # bytes of the texts that one row is learnt from, where memory allows it
+_BYTES_OF_A_BYTE: Final = 400  # with what is held beside the tokens
+MOST_TEXT: Final = 5 * 2**19  # bytes of the texts that one row is learnt from, where memory allows it
 MOST_COLUMNS: Final = 10_000  # of a CSV file
 MOST_COMMAS: Final = 1_000_000  # of one row of a CSV file, those within texts with them
 _BEFORE_VALUES = b"[{,:"  # one of them stands before each value and each name, but the first

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 
 from mlora_worker.protocol import Checksums, Encryption, FailureReason, StorageAccess
-from mlora_worker.storage import s3
 from mlora_worker.storage.errors import AccessRefused, StorageError
+from mlora_worker.storage.object_store import s3
 from mlora_worker.storage.object_store.s3_client import Patience
 from mlora_worker.storage.object_store.s3_errors import explain
 from mlora_worker.storage.object_store.store import Store, open_store
