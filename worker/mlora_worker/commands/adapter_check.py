@@ -68,7 +68,7 @@ def positive(path: Path, config: Mapping[str, Any], name: str, kind: type = int)
     """Raises Refused where the field is no number above 0."""
     value = config.get(name)
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-    if not is_number or value <= 0:
+    if not is_number or not float(value or 0) > 0:
         shown = json.dumps(value)[:40]
         raise Refused(f"{path} has {name} {shown}, which is no number above 0: it is damaged; {_AGAIN}")
 
