@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pydantic import ValidationError
 
 from mlora_operator.api.problem import describe
+from mlora_operator.reconcile.admission.deleted_tasks import DeletedTasks
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.cluster.assumed import up_to_date_pipeline, up_to_date_task
 from mlora_operator.reconcile.cluster.cached_reads import Lookups
@@ -77,6 +78,7 @@ class Loop:
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)
         self._memo = Memo()
+        self._deleted = DeletedTasks()
         self._writer = Writer(
             cluster, coordinators, self._witness, pace, self._look_again, self._lookups.texts.text
         )
@@ -227,6 +229,7 @@ class Loop:
             later=self._lookups.later(),
             texts_kept=self._lookups.texts.kept,
             told_lately=written.told_lately(self._now()),
+            deleted=self._deleted.seen(tasks, (str(one.key) for one in pipelines), self._now()),
         )
 
     def _revised(self, pipelines: Iterable[Pipeline]) -> tuple[tuple[Pipeline, ...], dict[Key, str]]:

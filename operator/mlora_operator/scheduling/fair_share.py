@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlora_operator.scheduling.entrant import Entrant
 from mlora_operator.scheduling.first_come import first_come
+from mlora_operator.scheduling.order import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,5 +63,12 @@ class FairShare:
 def _ages(come: Sequence[Entrant]) -> Mapping[str, int]:
     """Places by uid where all are of one priority."""
     if len({one.task.priority for one in come}) > 1:
-        come = first_come(one._replace(task=replace(one.task, priority=0)) for one in come)
+        come = first_come(map(_without_priority, come))
     return {one.uid: number for number, one in enumerate(come)}
+
+
+def _without_priority(one: Entrant) -> Entrant:
+    task = one.task
+    if not task.priority:
+        return one
+    return one._replace(task=Candidate(task.uid, task.namespace, task.name, 0, task.created))

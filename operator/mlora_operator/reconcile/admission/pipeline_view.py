@@ -23,6 +23,7 @@ from mlora_operator.reconcile.state.snapshot import (
     Key,
     Pipeline,
     PodProblem,
+    Served,
     Snapshot,
     Task,
     condition,
@@ -46,6 +47,7 @@ class View:
     image: str | None = None  # of the workers
     refused: str | None = None  # why the API server takes no such workers
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
+    deleted: tuple[Served, ...] = ()  # what tasks that are deleted were served here
     blocked: Acceptance | None = (
         None  # why workers may not start: the model's address, or the Secret of its store
     )
@@ -159,6 +161,7 @@ def view(
         image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
         refused=snapshot.refused.get(pipeline.uid),
         past=_past(pipeline, tasks, snapshot),
+        deleted=snapshot.deleted.get(str(pipeline.key), ()),
         group=snapshot.groups.get(pipeline.key),
         contact=contact,
         certificate=snapshot.certificate_ends.get(pipeline.key),

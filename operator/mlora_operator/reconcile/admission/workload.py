@@ -136,8 +136,8 @@ def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
 def served_tokens(view: View, half_life: timedelta, now: datetime) -> Mapping[str, float]:
     """Tokens that each namespace was served by this pipeline; what is ``half_life`` old counts half.
 
-    Finished tasks count as long as their objects are there. A task is taken to have trained evenly from its start to its
-    end, or until now.
+    Finished tasks count as long as their objects are there, deleted ones as far as they are known (``deleted_tasks``).
+    A task is taken to have trained evenly from its start to its end, or until now.
     """
     served: defaultdict[str, float] = defaultdict(float)
     for task in (*view.tasks, *view.past):
@@ -146,7 +146,14 @@ def served_tokens(view: View, half_life: timedelta, now: datetime) -> Mapping[st
             end = parse_time(task.status.completion_time) if task.status.completion_time else now
             part = _what_still_counts(start, end, now, half_life)
             served[task.key.namespace] += progress_of(view, task).served_tokens * part
+    for one in view.deleted:
+        served[one.namespace] += one.tokens * _what_still_counts(one.start, one.end, now, half_life)
     return served
+
+
+def served_by_status(task: Task) -> float:
+    """Tokens, as its status was last written."""
+    return _progress(task, None).served_tokens if task.spec is not None else 0.0
 
 
 def _what_still_counts(start: datetime, end: datetime, now: datetime, half_life: timedelta) -> float:

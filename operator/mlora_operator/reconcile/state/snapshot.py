@@ -298,6 +298,15 @@ class Contact:
 SecretData = Mapping[str, str]  # key -> text, decoded
 
 
+class Served(NamedTuple):
+    """What a task that is deleted was served, evenly from ``start`` to ``end``."""
+
+    namespace: str
+    tokens: float
+    start: datetime
+    end: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     tasks: tuple[Task, ...] = ()
@@ -333,3 +342,4 @@ class Snapshot:
     )  # digests of texts that the operator has, whatever ConfigMaps hold
     later: frozenset[tuple[str, Key]] = frozenset()  # kind and name of what will be read with a next pass
     wrong: Mapping[str, str] = field(default_factory=dict)
+    deleted: Mapping[str, tuple[Served, ...]] = field(default_factory=dict)  # tasks, by pipeline
