@@ -7,23 +7,31 @@ enough tasks waited: the worker measures each microbatch at torch's allocator, t
 the adapters that are loaded. ``used`` is the mean, over the times between two changes of who is admitted, of the most that
 was in use; ``used_always`` is the mean over all microbatches. Beside it stands what was predicted for the tasks that were
 admitted.
+
+A second story (``restless.py``) is the same at a store that takes its time, while tasks are suspended, resumed, displaced
+and tried again all the time. The last line has ``ooms`` of both stories together and the lesser ``used``; the figures of
+each stand below its name. ``--story`` tells one of them alone.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from bench.base import cut_folder, smollm2_folder
 from bench.options import parser
 from bench.ranks import MODEL_NAME, Ranks, logs_of
 from bench.report import last_line, table
+from bench.restless import Restless, Time
+from bench.slow_store import SlowStore, slow_store
 from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import MemoryModel, demand_of
 from mlora_worker.protocol import (
@@ -41,6 +49,9 @@ from mlora_worker.protocol import (
 TASKS, QUICK_TASKS = 200, 12
 BUDGET = 384 * 2**20
 MICROBATCH_TOKENS = 256
+RESTLESS_TASKS = 80
+PACE = 20e6  # bytes a second of each object on its way
+HEAD = ["", "tasks", "succeeded", "out of memory", "used", "always", "predicted", "most at once", "seconds"]
 ENOUGH_WAITING = 24  # while more wait, whoever fits is there: the steady state
 TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all-linear",))
 
@@ -48,63 +59,105 @@ TARGETS = (("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all
 def main(arguments: list[str]) -> int:
     made = parser("oom", __doc__)
     made.add_argument("--tasks", type=int, default=TASKS, help=f"how many there are (default: {TASKS})")
+    made.add_argument("--story", choices=("both", *STORIES), default="both", help="which one (default: both)")
     options = made.parse_args(arguments)
-    count = QUICK_TASKS if options.quick else options.tasks
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = cut_folder(smollm2_folder(), 1, Path(scratch) / "model")
-        ranks = Ranks(folder, 1, Path(scratch) / "ranks", options.threads)
-        ranks.config = ranks.config.model_copy(
-            update={"memory_budget": BUDGET, "microbatch_tokens": MICROBATCH_TOKENS, "measure_every": 1}
+    told = {name: story(options) for name, story in STORIES.items() if options.story in ("both", name)}
+    print(
+        table(
+            HEAD,
+            [
+                [name, *(one[column] for column in ("tasks", "succeeded", "ooms", "used", "used_always")),
+                 one["predicted"], one["most_at_once"], one["seconds"]]
+                for name, one in told.items()
+            ],
         )
-        with ranks:
-            tasks = [_task(number, Path(scratch)) for number in range(count)]
-            run = Run(tasks)
-            run.through(ranks)
-            log = logs_of(Path(scratch) / "ranks")
-    ooms = run.ooms + log.count("ran out of memory")
-    times = [one for one in run.times if one.used]
-    used = fmean(max(one.used) for one in times) if times else 0.0
-    always = fmean(used for one in times for used in one.used) if times else 0.0
-    predicted = fmean(one.predicted for one in times) if times else 0.0
-    head = [
-        "",
-        "tasks",
-        "succeeded",
-        "out of memory",
-        "used",
-        "always",
-        "predicted",
-        "most at once",
-        "seconds",
-    ]
-    seconds = time.perf_counter() - began
-    print(table(head, [["1 stage", count, run.succeeded, ooms, used, always, predicted, run.most, seconds]]))
+    )  # fmt: skip
     result = {
-        "ooms": ooms,
-        "used": used,
-        "used_always": always,
-        "used_most": max((max(one.used) for one in times), default=0.0),
-        "predicted": predicted,
-        "microbatches": sum(len(one.used) for one in times),
-        "tasks": count,
-        "succeeded": run.succeeded,
-        "too_large": run.too_large,
-        "most_at_once": run.most,
-        "budget": BUDGET,
-        "seconds": seconds,
+        "ooms": sum(one["ooms"] for one in told.values()),
+        "used": min(one["used"] for one in told.values()),
+        **told,
     }
     print(last_line("oom", result, repetitions=1, threads=options.threads, quick=options.quick))
     return 0
 
 
-@dataclass(slots=True)
-class Time:
-    """Between two changes of who is admitted. Parts of the budget."""
+def restless(options: argparse.Namespace) -> dict[str, Any]:
+    """Tasks that come and go, at a slow store."""
+    count = QUICK_TASKS if options.quick else max(1, options.tasks * RESTLESS_TASKS // TASKS)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        with slow_store(scratch / "store", PACE) as store, _ranks(scratch, options.threads) as ranks:
+            tasks = [_restless(_task(number, scratch), number, store) for number in range(count)]
+            run = Restless(tasks, BUDGET, MICROBATCH_TOKENS, min(ENOUGH_WAITING, count // 4))
+            run.through(ranks)
+            log = logs_of(scratch / "ranks")
+    return {
+        **_figures(run.times),
+        "ooms": run.ooms,
+        "ran_out": log.count("ran out"),  # each was cured; in the end of the log
+        "tasks": count,
+        "succeeded": run.succeeded,
+        "failures": run.failures[:3],
+        "too_large": run.too_large,
+        "most_at_once": run.most,
+        "most_held": run.most_held,
+        "suspensions": run.suspensions,
+        "displacements": run.displacements,
+        "retries": run.retries,
+        "budget": BUDGET,
+        "pace": PACE,
+        "seconds": time.perf_counter() - began,
+    }
 
-    predicted: float
-    full: bool  # somebody whose rows are ready did not fit
-    used: list[float] = field(default_factory=list)  # at the peak of each microbatch
+
+def steady(options: argparse.Namespace) -> dict[str, Any]:
+    """Tasks that are let in once."""
+    count = QUICK_TASKS if options.quick else options.tasks
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        with _ranks(scratch, options.threads) as ranks:
+            run = Run([_task(number, scratch) for number in range(count)])
+            run.through(ranks)
+            log = logs_of(scratch / "ranks")
+    return {
+        **_figures(run.times),
+        "ooms": run.ooms + log.count("ran out of memory"),
+        "tasks": count,
+        "succeeded": run.succeeded,
+        "too_large": run.too_large,
+        "most_at_once": run.most,
+        "budget": BUDGET,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+STORIES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "steady": steady,
+    "restless": restless,
+}
+
+
+def _ranks(scratch: Path, threads: int) -> Ranks:
+    """One stage with the budget."""
+    folder = cut_folder(smollm2_folder(), 1, scratch / "model")
+    ranks = Ranks(folder, 1, scratch / "ranks", threads)
+    ranks.config = ranks.config.model_copy(
+        update={"memory_budget": BUDGET, "microbatch_tokens": MICROBATCH_TOKENS, "measure_every": 1}
+    )
+    return ranks
+
+
+def _figures(times: Sequence[Time]) -> dict[str, Any]:
+    measured = [one for one in times if one.used]
+    return {
+        "used": fmean(max(one.used) for one in measured) if measured else 0.0,
+        "used_always": fmean(used for one in measured for used in one.used) if measured else 0.0,
+        "used_most": max((max(one.used) for one in measured), default=0.0),
+        "predicted": fmean(one.predicted for one in measured) if measured else 0.0,
+        "microbatches": sum(len(one.used) for one in measured),
+    }
 
 
 class Run:
@@ -181,6 +234,15 @@ class Run:
         """As the operator does: who waits is known already, so that its rows are prepared when there is room."""
         waiting = [task.model_copy(update={"admitted": False}) for task in self._waiting]
         ranks.plan([*self._inside.values(), *waiting])
+
+
+def _restless(task: TaskPlan, number: int, store: SlowStore) -> TaskPlan:
+    """Longer, and at the slow store."""
+    training = task.training.model_copy(
+        update={"max_steps": random.Random(number).randint(6, 18), "checkpoint_every_steps": 4}
+    )
+    output = f"s3://bench/{task.name}"
+    return task.model_copy(update={"training": training, "output_uri": output, "storage": store.access})
 
 
 def _task(number: int, scratch: Path) -> TaskPlan:

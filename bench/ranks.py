@@ -153,20 +153,25 @@ class Ranks:
         raise RuntimeError(f"the coordinator took no plan within {seconds:.0f} s\n{logs_of(self._folder)}")
 
     def reports(
-        self, seconds: float = 900.0, *, tasks_may_fail: bool = False
+        self,
+        seconds: float = 900.0,
+        *,
+        tasks_may_fail: bool = False,
+        wait: float = 5.0,
+        repeat: bool = False,
     ) -> Iterator[tuple[float, Report]]:
         """Each report as it comes, with the time of its coming (``time.perf_counter``). Raises RuntimeError when a
-        task fails, unless it may.
+        task fails, unless it may. ``wait``: for a new one; with ``repeat``, the same one comes again after that.
         """
         deadline, after = time.monotonic() + seconds, -1
         while time.monotonic() < deadline:
             self._check_alive()
-            report = Report.model_validate_json(self._call("GET", f"/v1/report?after={after}&wait=5"))
+            report = Report.model_validate_json(self._call("GET", f"/v1/report?after={after}&wait={wait:g}"))
             came = time.perf_counter()
             for task in report.tasks:
                 if task.phase is TaskPhase.FAILED and not tasks_may_fail:
                     raise RuntimeError(f"task {task.uid} failed: {task.failure}\n{logs_of(self._folder)}")
-            if report.sequence != after:
+            if repeat or report.sequence != after:
                 yield came, report
             after = report.sequence
         raise RuntimeError(f"not done within {seconds:.0f} s\n{logs_of(self._folder)}")
