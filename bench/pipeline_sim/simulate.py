@@ -110,7 +110,7 @@ class Microbatch:
 
 
 class _Supply:
-    """Rank 0's decisions, as ``coordinator/dispatch.py`` makes them: joins and leaves first, then the issue rule."""
+    """Rank 0's decisions, as the dispatcher makes them: joins and leaves first, then the issue rule."""
 
     def __init__(self, workloads: Sequence[Workload], rule: IssueRule) -> None:
         self._rule = rule

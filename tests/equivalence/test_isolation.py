@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlora_worker.coordinator.dispatch import PipelineFault
+from mlora_worker.coordinator.dispatch.dispatcher import PipelineFault
 from mlora_worker.coordinator.task.known_good import WITNESS
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.task.run import TaskRun

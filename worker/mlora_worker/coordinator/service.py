@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from mlora_worker.coordinator.dispatch import LOOK_AGAIN, Dispatcher
+from mlora_worker.coordinator.dispatch.dispatcher import Dispatcher
+from mlora_worker.coordinator.dispatch.memory_lack import LOOK_AGAIN
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.preparation.texts import Texts
@@ -370,7 +371,7 @@ class Coordinator:
             ),
             memory=self._with.memory(),
             held=held if any(held := self._with.held()) else None,
-            exhausted=tuple(self._dispatcher.exhausted),
+            exhausted=self._dispatcher.exhausted,
             lacks=self._texts.lacks,
             wire=WireReport(
                 payload_bytes=payload,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 
-from mlora_worker.coordinator.dispatch import Announce
+from mlora_worker.coordinator.dispatch.issuing import Announce
 from mlora_worker.coordinator.metrics import Meter, Unmetered
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenPlace

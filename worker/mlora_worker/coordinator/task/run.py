@@ -83,7 +83,9 @@ class TaskRun:
     restoration: Restoration | None = None
     blocked: Failure | None = None
     crowded_out: int = 0  # it leaves, or left, for want of memory beside others; so many were there with it
-    lacked: int = 0  # times in a row that memory ran out for it although nobody else held any
+    # Memory ran out for it although nobody else held any, and no later step has come back since: the steps that it had done
+    # by then. Its update, its checkpoint and its adapter come after a step, so the same step once more shows nothing.
+    lacked_after: int | None = None
     # It left for want of memory while tasks that are out held so many bytes of this stage: it waits until that is less.
     waits_for: tuple[int, int] | None = None
     evaluated: EvaluationProgress = field(default_factory=EvaluationProgress)
@@ -235,7 +237,9 @@ class TaskRun:
             clip = min(1.0, training.max_grad_norm / (norm + 1e-6)) if training.max_grad_norm > 0 else 1.0
             self.update = Update(step=flight.step, learning_rate=rate, clip=clip)
             self.updates += 1
-        self.steps_done, self.lacked = flight.step, 0
+        self.steps_done = flight.step
+        if self.lacked_after is not None and self.steps_done > self.lacked_after:
+            self.lacked_after = None
         self.tokens_done += flight.tokens
         self.seconds = self.seconds_before + now - (self.started if self.started is not None else now)
         self.last = StepRecord(

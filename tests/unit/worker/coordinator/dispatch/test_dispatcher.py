@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mlora_worker.coordinator.dispatch import Dispatcher
+from mlora_worker.coordinator.dispatch.dispatcher import Dispatcher
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
@@ -384,6 +384,23 @@ def test_a_whole_step_between_two_lacks_of_memory_begins_the_count_anew() -> Non
     assert task.failure is None
 
 
+def test_an_update_that_never_finds_memory_fails_its_task_although_the_step_before_it_comes_back() -> None:
+    """The step was taken for a sign that memory suffices: the task went round for ever."""
+    task = prepared_task("a", max_steps=3)
+    play = Play(task)
+    play.run(items=1)
+    for _ in range(2):
+        assert task.failure is None
+        come_back(play, next_train(play))
+        assert task.steps_done == 1
+        second = next_train(play)
+        play.dispatcher.faulted(fault(second.number, Phase.UPDATE, "a", memory=True))
+        come_back(play, second, faults=1)
+        assert task.failure is not None or kinds(play.run(items=2)) == ["unload", "load"]
+    assert task.failure is not None
+    assert task.failure.reason is FailureReason.OUT_OF_MEMORY
+
+
 def test_rows_that_find_no_memory_alone_are_tried_once_more_on_an_emptied_stage() -> None:
     task = prepared_task("a", rows=[row(10, 4)], batch_size=1, max_steps=3)
     play = Play(task)
@@ -626,7 +643,7 @@ class Counted(UserDict[str, TaskRun]):
 def test_for_each_microbatch_those_that_wait_are_passed_over_once_at_most() -> None:
     inside = [prepared_task(name, max_steps=50) for name in ("a", "b")]
     play = Play(*inside, *(prepared_task(f"waits-{number}", admitted=False) for number in range(20)))
-    tasks = play.dispatcher._tasks = Counted(play.tasks)
+    tasks = play.dispatcher._tasks = play.dispatcher._inside._tasks = Counted(play.tasks)
     play.run(items=2)
     tasks.passes = 0
     assert kinds(play.run(items=10)) == ["train"] * 10, "and each comes back"

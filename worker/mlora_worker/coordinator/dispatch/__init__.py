@@ -1,0 +1,7 @@
+"""Tasks become items of the stream; what comes back becomes progress. Called with the coordinator's lock held.
+
+``dispatcher``  what comes next, and what a result means
+``issuing``     items: made, numbered, announced
+``evaluations`` microbatches of evaluations
+``memory_lack`` tasks that leave because memory ran out, and come back
+"""

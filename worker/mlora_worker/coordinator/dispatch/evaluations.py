@@ -1,0 +1,54 @@
+"""Microbatches of evaluations: which comes next, and which have not come back yet."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
+from mlora_worker.coordinator.task.evaluation import Assessment
+from mlora_worker.pipeline.mailbox import Entry
+from mlora_worker.stream.rule import IssueRule
+
+_AHEAD = 2  # microbatches of evaluations in the pipeline, for each stage
+
+
+class Evaluations:
+    def __init__(self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer) -> None:
+        self._most = _AHEAD * stages
+        self._rule, self._inside, self._issuer = rule, inside, issuer
+        self._out: dict[int, Assessment] = {}  # by number of the item
+
+    def next(self) -> Entry | None:
+        """None when there is none, or enough of them are on their way."""
+        if len(self._out) >= self._most:
+            return None
+        for task in self._inside:
+            if task.leaving or not self._rule.is_idle(task.uid):
+                continue
+            if task.evaluation_is_due:
+                assert task.prepared is not None
+                assert task.prepared.evaluation is not None
+                budget = self._rule.budget_of([task.uid])
+                task.assessment = task.prepared.evaluation.begin(task.steps_done, budget)
+            if task.assessment is not None and task.assessment.left:
+                item, entry = self._issuer.evaluate(task, task.assessment)
+                self._out[item.number] = task.assessment
+                return entry
+        return None
+
+    def returned(self, number: int, scores: Tensor) -> bool:
+        """With scores [2]: sum of losses, correct predictions. False for one that nothing is known of any more."""
+        found = self._out.pop(number, None)
+        if found is not None:
+            found.add(scores)
+        for task in self._inside:
+            if task.assessment is not None and task.assessment is found and found.complete:
+                task.finish_evaluation()
+        return found is not None
+
+    def lost(self, number: int) -> None:
+        """It met a fault, so no scores may come: its evaluation begins again."""
+        found = self._out.pop(number, None)
+        for task in self._inside:
+            if found is not None and task.assessment is found:
+                task.assessment = None
