@@ -155,18 +155,19 @@ class _Story:
                 await self._loosen(folder)
                 await self._send(count - count // 2)
                 stopped = await self._stopped(operator)
+                if watch.done():
+                    watch.result()  # why it saw nothing more
                 log = operator.log
         return self._figures(stopped, forged(log))
 
     async def _stopped(self, operator: Operator) -> list[str]:
-        told = await self._crowd.until(lambda seen: seen.told is not None, TOLD_WITHIN)
+        await self._crowd.until(lambda seen: seen.told is not None, TOLD_WITHIN)
         await asyncio.sleep(5)  # what the last objects cause
         late = {
             name: "never" if seen.told is None else f"{seen.told - seen.sent:.0f} s"
             for name, seen in self._crowd.tasks.items()
             if seen.told is None or seen.told - seen.sent > TOLD_WITHIN
         }
-        assert told == all(wait != "never" for wait in late.values())
         stopped = [f"honest task {name} had its first status after: {wait}" for name, wait in late.items()]
         stopped += [line for line in operator.log.splitlines() if "a pass failed" in line]
         if not operator.is_running():

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.operator_parts.server import Server
+import aiohttp
+
+from bench.operator_parts.server import PAUSE, Server
 from mlora_operator.api import API_VERSION
 from mlora_operator.api.task import KIND, PLURAL
 
@@ -45,7 +47,11 @@ class Crowd:
             if (
                 version is None
             ):  # at the begin, and when it no longer knows the version, as after a CRD has changed
-                listed = await self._server.get(self._path)
+                try:
+                    listed = await self._server.get(self._path)
+                except (RuntimeError, TimeoutError, aiohttp.ClientError):
+                    await asyncio.sleep(PAUSE)
+                    continue
                 version = listed["metadata"]["resourceVersion"]
                 for one in listed["items"]:
                     self._see(one)

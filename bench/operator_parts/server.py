@@ -18,6 +18,7 @@ import yaml
 JSON = dict[str, Any]
 LONGEST_LINE = 1 << 24  # bytes of one object in a watch
 PATIENCE = 30.0  # seconds for one request
+PAUSE = 0.5  # seconds before a watch that was refused is begun again
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,20 @@ class Server:
         await self._ask("DELETE", path)
 
     async def watch(self, path: str, version: str) -> AsyncIterator[JSON]:
-        """Events after ``version``, for as long as the server goes on."""
+        """Events after ``version``, for as long as the server goes on. One of type ERROR, and the end, where it refuses, as
+        it does for a moment after a definition has changed: ask for a list, and watch on from there."""
         query = f"?watch=true&resourceVersion={version}&allowWatchBookmarks=true"
         timeout = aiohttp.ClientTimeout(total=None)
-        async with self._open.get(path + query, timeout=timeout) as answer:
-            async for line in answer.content:
-                yield json.loads(line)
+        try:
+            async with self._open.get(path + query, timeout=timeout) as answer:
+                if answer.status == 200:
+                    async for line in answer.content:
+                        yield json.loads(line)
+                    return
+        except (aiohttp.ClientError, ValueError):  # it hung up, perhaps within a line
+            pass
+        await asyncio.sleep(PAUSE)
+        yield {"type": "ERROR"}
 
     async def _ask(
         self,

@@ -134,3 +134,17 @@ async def test_a_server_that_gives_no_answer_ends_nothing_and_is_counted(answer:
 async def test_a_server_that_answers_is_believed() -> None:
     async with _server(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n") as server:
         assert await server.try_create("/x", {}, patience=5.0) == 413
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'HTTP/1.1 503 Busy\r\nContent-Length: 17\r\n\r\n{"kind":"Status"}',
+        b'HTTP/1.1 200 OK\r\nContent-Length: 90\r\n\r\n{"type":"MODI',
+        b"",
+    ],
+    ids=["busy", "breaks off", "hangs up"],
+)
+async def test_a_watch_that_is_refused_or_breaks_off_is_begun_again(answer: bytes) -> None:
+    async with _server(answer) as server:
+        assert [event async for event in server.watch("/x", "1")] == [{"type": "ERROR"}]
