@@ -13,6 +13,9 @@ from mlora_operator.download.errors import AdapterCorrupt, AdapterNotFound
 from mlora_operator.download.source import Source
 
 MANIFEST_NAME = "manifest.json"
+LARGEST = 2**20  # bytes of a manifest; these three are the worker's own bounds, which cannot be imported here
+MOST_FILES = 1024
+LARGEST_FILE = 2**50  # bytes
 _VERSION = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -48,11 +51,17 @@ class Manifest:
 
 def read_manifest(source: Source) -> Manifest:
     """Raises AdapterNotFound, StoreRefused, StoreSilent, AdapterCorrupt."""
+    content = bytearray()
     try:
-        content = b"".join(source.read(MANIFEST_NAME))
+        for piece in source.read(MANIFEST_NAME):
+            content += piece
+            if len(content) > LARGEST:
+                raise AdapterCorrupt(
+                    f"{MANIFEST_NAME} has more than {LARGEST:,} bytes, which no adapter's manifest has"
+                )
     except AdapterNotFound as error:
         raise AdapterNotFound(f"no finished adapter: {error}") from error
-    return parse_manifest(content)
+    return parse_manifest(bytes(content))
 
 
 def parse_manifest(content: bytes) -> Manifest:
@@ -80,6 +89,8 @@ def parse_manifest(content: bytes) -> Manifest:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise AdapterCorrupt(f"{MANIFEST_NAME} is not an adapter's manifest: {error!r}") from error
+    if len(manifest.files) > MOST_FILES:
+        raise AdapterCorrupt(f"{MANIFEST_NAME} names more than {MOST_FILES:,} files")
     for name, times in Counter(file.name for file in manifest.files).items():
         if times > 1:
             raise AdapterCorrupt(f"{MANIFEST_NAME} names {name} twice")
@@ -87,7 +98,7 @@ def parse_manifest(content: bytes) -> Manifest:
         outside = ("", "..", ".", MANIFEST_NAME)
         if PurePosixPath(file.name).name != file.name or file.name in outside or "\0" in file.name:
             raise AdapterCorrupt(f"{MANIFEST_NAME} names a file outside of the adapter: {file.name!r}")
-        if file.bytes < 0 or not _SHA256.fullmatch(file.sha256):
+        if not 0 <= file.bytes <= LARGEST_FILE or not _SHA256.fullmatch(file.sha256):
             raise AdapterCorrupt(f"{MANIFEST_NAME} has no size or no SHA-256 for {file.name}")
     return manifest
 

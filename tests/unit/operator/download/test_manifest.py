@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from mlora_operator.download.errors import AdapterCorrupt
-from mlora_operator.download.manifest import MANIFEST_NAME, parse_manifest
+from mlora_operator.download.manifest import (
+    LARGEST,
+    LARGEST_FILE,
+    MANIFEST_NAME,
+    MOST_FILES,
+    parse_manifest,
+    read_manifest,
+)
 from mlora_worker import protocol
+from mlora_worker.storage import limits
 
 WRITTEN = protocol.AdapterManifest(
     task_uid="u",
@@ -52,6 +61,11 @@ def test_fields_of_a_later_worker_are_kept() -> None:
         ({"files": [{"name": "a", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
         ({"files": [{"name": "a", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a"),
         ({"files": [{"name": "a", "bytes": -1, "sha256": "0" * 64}]}, "no size"),
+        ({"files": [{"name": "a", "bytes": 10**400, "sha256": "0" * 64}]}, "no size"),
+        (
+            {"files": [{"name": str(n), "bytes": 1, "sha256": "0" * 64} for n in range(1025)]},
+            "more than 1,024",
+        ),
         ({"files": [{"name": "", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
         ({"files": [{"name": "a\0b", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
         ({"files": [{"name": "a", "bytes": 1, "sha256": "0" * 64}] * 2}, "names a twice"),
@@ -68,3 +82,28 @@ def test_what_cannot_be_trusted_is_refused(change: dict[str, object], words: str
 def test_what_is_no_manifest_is_refused(content: bytes) -> None:
     with pytest.raises(AdapterCorrupt, match="not an adapter's manifest"):
         parse_manifest(content)
+
+
+class _Endless:
+    """A store that sends without an end."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:  # noqa: ARG002 - the protocol's signature
+        while self.sent < 64 * LARGEST:
+            self.sent += 2**16
+            yield b" " * 2**16
+
+
+def test_a_manifest_without_an_end_is_not_read_to_it() -> None:
+    store = _Endless()
+    with pytest.raises(AdapterCorrupt, match="more than 1,048,576 bytes"):
+        read_manifest(store)
+    assert store.sent <= LARGEST + 2**16
+
+
+def test_the_bounds_are_the_workers_own() -> None:
+    assert (LARGEST, LARGEST_FILE) == (limits.DOCUMENT, limits.LARGEST_OBJECT)
+    (most,) = (one.max_length for one in protocol.AdapterManifest.model_fields["files"].metadata)
+    assert most == MOST_FILES
