@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urljoin
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _LONGEST_HOST: Final = 253
@@ -76,6 +76,7 @@ _SITE_PARTS = re.compile(rf"(https?)://({HOST})(?::({PORT}))?((?:/[^?]*)?)(?:\?(
 _DATA_PARTS = re.compile(rf"hf://datasets/({_OWNER})/({_OWNER})(?:@({_COMMIT}))?(.*)", re.DOTALL)
 _MODEL_PARTS = re.compile(rf"hf://({_OWNER})/({_OWNER})(.*)", re.DOTALL)
 _PATH = re.compile(_parts())
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 
 class NotAnAddress(ValueError):
@@ -127,6 +128,32 @@ def endpoint(text: str) -> Site:
 def web(text: str) -> Site:
     """Of a file or folder. Raises NotAnAddress."""
     return _site(text, _WEB_FILE, "an address such as https://host/path")
+
+
+def origin(text: str) -> Site:
+    """Scheme, host and port alone, whatever follows them: of a URL that a client has made. Raises NotAnAddress."""
+    head = re.split(r"(?<![/:])[/?#]", text, maxsplit=1)[0]
+    return _site(head, _SITE, "an address such as https://host/path")
+
+
+def led_to(at: str, location: str) -> str:
+    """Where a server that was asked for ``at`` leads on with a ``location`` (RFC 9110), which may be relative. What may not
+    stand in an address is escaped, and a fragment is cut off. Another scheme is left as it is. Raises NotAnAddress.
+    """
+    here, text = web(at), location.strip(" \t").partition("#")[0]
+    scheme = _SCHEME.match(text)
+    if scheme is not None and scheme[1].lower() not in DEFAULT_PORTS:
+        return text
+    if scheme is not None:
+        text = scheme[1].lower() + text[scheme.end(1) :]
+    elif text.startswith("//"):
+        text = f"{here.scheme}:{text}"
+    else:
+        text = here.origin + urljoin(here.target, text)
+    head, mark, query = text.partition("?")
+    escaped = quote(head, safe="%/:[]@!$&'()*+,;=~") + mark + quote(query, safe="%/:@!$&'()*+,;=?~")
+    web(escaped)
+    return escaped
 
 
 def s3(text: str) -> S3Address:

@@ -270,3 +270,54 @@ def test_one_spelling_of_a_site() -> None:
     spellings = ("http://S3.Storage:80/a/", "http://s3.storage/a", "http://s3.storage:80/a")
     assert len({(site.origin, site.path) for site in map(addresses.endpoint, spellings)}) == 1
     assert addresses.endpoint("http://[fd12::1]:9000").origin == "http://[fd12::1]:9000"
+
+
+@pytest.mark.parametrize(
+    ("location", "leads_to"),
+    [
+        ("https://cdn.example/a?X-Sig=%2F&e=1", "https://cdn.example/a?X-Sig=%2F&e=1"),
+        ("HTTPS://cdn.example/a#part", "https://cdn.example/a"),
+        ("//cdn.example/a", "https://cdn.example/a"),
+        ("/c/ä b", "https://host.example:8443/c/%C3%A4%20b"),
+        ("../c", "https://host.example:8443/c"),
+        ("?page=[2]", "https://host.example:8443/a/b?page=%5B2%5D"),
+        ("ftp://host/x", "ftp://host/x"),
+    ],
+)
+def test_a_server_leads_on_by_the_same_grammar(location: str, leads_to: str) -> None:
+    assert addresses.led_to("https://HOST.example:8443/a/b", location) == leads_to
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "http://127.0.0.1:80\\@host.example/",
+        "//127.0.0.1\\@host.example/",
+        "http://user:secret@host.example/",
+        "http://0x7f.1/",
+        "http://127.1/",
+        "http://2130706433/",
+        "http://host.example./",
+        "http://[::ffff:127.0.0.1]/",
+        "http://[::1",
+        "http://host.example:99999/",
+        "http:///x",
+        "http:x",
+        "/%2e%2e/x",
+    ],
+)
+def test_where_two_parsers_would_see_two_hosts_nobody_is_led(location: str) -> None:
+    with pytest.raises(addresses.NotAnAddress):
+        addresses.led_to("http://host.example/a/b", location)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("https://bucket.s3.example/a%2Fb//c?x=/", "bucket.s3.example", 443),
+        ("http://[::1]:9000?list-type=2", "::1", 9000),
+    ],
+)
+def test_of_a_url_that_a_client_has_made_the_host_is_taken_alone(url: str, host: str, port: int) -> None:
+    site = addresses.origin(url)
+    assert (site.host, site.port, site.path) == (host, port, "")

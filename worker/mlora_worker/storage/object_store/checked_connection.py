@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 from typing import Any
-from urllib.parse import urlsplit
 
 from botocore.exceptions import HTTPClientError
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
+from mlora_worker import addresses
+from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable
 
@@ -73,11 +74,11 @@ def check_connections(client: Any, destinations: Destinations) -> None:
 
 
 def _judge(url: str, destinations: Destinations) -> None:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
     try:
-        destinations.addresses_of(
-            host, parts.port or (443 if parts.scheme == "https" else 80), f"the store at {host}"
-        )
+        site = addresses.origin(url)
+    except addresses.NotAnAddress as error:
+        raise StorageError(FailureReason.INVALID_SPEC, f"the store's {error}") from None
+    try:
+        destinations.addresses_of(site.host, site.port, f"the store at {site.host}")
     except StoreUnreachable:  # the proxy may know the name
         return

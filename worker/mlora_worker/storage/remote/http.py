@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import SplitResult, urljoin, urlsplit
 
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from mlora_worker.protocol import FailureReason, without_credentials
+from mlora_worker import addresses
+from mlora_worker.protocol import FailureReason, one_line, without_credentials
 from mlora_worker.storage.busy import asked_seconds, busy
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import (
@@ -224,7 +224,7 @@ class WebFiles:
                 answer = self._followed(method, url, headers)
             except HTTPError as error:
                 if last:
-                    host = urlsplit(url).hostname
+                    host = _site(url).host
                     raise StoreUnreachable(
                         f"cannot read {url}: no connection to {host} ({type(error).__name__})"
                     ) from None
@@ -266,37 +266,34 @@ class WebFiles:
                 return answer
             answer.close()
             target = _joined(at, answer.headers["Location"])
-            here, there = _parts(at), _parts(target)
-            if there.scheme not in ("http", "https") or (here.scheme == "https" and there.scheme == "http"):
+            scheme = target.partition(":")[0].lower()
+            if scheme not in ("http", "https") or (_site(at).scheme == "https" and scheme == "http"):
                 raise StorageError(
-                    FailureReason.INVALID_SPEC, f"{url} leads on to {there.scheme}:// which is not followed"
+                    FailureReason.INVALID_SPEC,
+                    f"{url} leads on to {one_line(scheme[:20])}:// which is not followed",
                 )
-            if (here.scheme, here.hostname, here.port) != (there.scheme, there.hostname, there.port):
+            if _site(at).origin != _site(target).origin:
                 sent = {name: value for name, value in sent.items() if name != "Authorization"}
             at = target
         raise StorageError(FailureReason.INVALID_SPEC, f"{url} leads on more than {_MOST_REDIRECTS} times")
 
     def _once(self, method: str, url: str, headers: Headers) -> _Answer:
-        parts = _parts(url)
-        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-        if not host or parts.username is not None:
-            raise _no_address(f"{parts.scheme}://{host or ''}")
+        site = _site(url)
+        host, port = site.host, site.port
         address = self._destinations.address_of(host, port, url)
         timeout = urllib3.Timeout(connect=self._patience.connect_seconds, read=self._patience.read_seconds)
         options: dict[str, Any] = {"port": port, "timeout": timeout, "retries": False, "maxsize": 1}
         pool: urllib3.HTTPConnectionPool
-        if parts.scheme == "https":
+        if site.scheme == "https":
             pool = urllib3.HTTPSConnectionPool(address, server_hostname=host, assert_hostname=host, **options)
             pool.ConnectionCls = self._tls_connection
         else:
             pool = urllib3.HTTPConnectionPool(address, **options)
             pool.ConnectionCls = self._connection
-        path = parts.path or "/"
-        named = parts.netloc.rpartition("@")[2]
         body = pool.request(
             method,
-            f"{path}?{parts.query}" if parts.query else path,
-            headers={**headers, "Host": named},
+            site.target,
+            headers={**headers, "Host": site.origin.partition("://")[2]},
             redirect=False,
             preload_content=False,
             decode_content=False,
@@ -322,20 +319,18 @@ class _Answer:
         self._pool.close()
 
 
-def _parts(address: str) -> SplitResult:
+def _site(address: str) -> addresses.Site:
     """Raises StorageError where it is no address."""
     try:
-        parts = urlsplit(address)
-        _ = parts.port
-    except ValueError:  # brackets without an end, a port that is no number
+        return addresses.web(address)
+    except addresses.NotAnAddress:
         raise _no_address(address) from None
-    return parts
 
 
 def _joined(at: str, location: str) -> str:
     try:
-        return urljoin(at, location)
-    except ValueError:
+        return addresses.led_to(at, location)
+    except addresses.NotAnAddress:
         raise _no_address(location) from None
 
 

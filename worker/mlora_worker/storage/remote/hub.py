@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote
 
 from mlora_worker import addresses
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
@@ -119,13 +119,23 @@ class Hub:
             more = _NEXT.search(headers.get("Link", ""))
             if more is None:
                 return sorted(found, key=lambda file: file.path)
-            url = _next(str(url), more.group(1))
-            if not url.startswith(self.endpoint + "/"):
-                raise StoreUnreachable(
-                    f"{self.endpoint} goes on with its list of files at another host ({urlsplit(url).hostname}): "
-                    "name that one as the hub's endpoint"
-                )
+            url = self._next(str(url), more.group(1))
         raise StoreUnreachable(f"{self.endpoint} has no end of its list of files after {_MOST_PAGES} pages")
+
+    def _next(self, url: str, link: str) -> str:
+        """Raises StoreUnreachable where it is not the hub's own: its token goes with each page that is asked for."""
+        own = addresses.endpoint(self.endpoint)
+        try:
+            then = addresses.led_to(url, link)
+            there = addresses.web(then)
+        except addresses.NotAnAddress:
+            raise StoreUnreachable(f"{url} goes on at something that is no address") from None
+        if there.origin != own.origin or not there.path.startswith(f"{own.path}/"):
+            raise StoreUnreachable(
+                f"{self.endpoint} goes on with its list of files at another host ({there.host}): "
+                "name that one as the hub's endpoint"
+            )
+        return then
 
     def url(self, uri: str) -> str:
         """Where a file of a data set is read from."""
@@ -156,13 +166,6 @@ class Hub:
 
 def _api(at: HubAddress) -> str:
     return f"/api/{at.kind}/{at.owner}/{at.name}"
-
-
-def _next(url: str, link: str) -> str:
-    try:
-        return urljoin(url, link)
-    except ValueError:  # brackets without an end
-        raise StoreUnreachable(f"{url} goes on at something that is no address") from None
 
 
 def _entries_of(page: Any) -> Iterator[dict[str, Any]]:
