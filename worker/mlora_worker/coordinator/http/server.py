@@ -14,12 +14,14 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from mlora_worker.bounds import MOST_TEXT
+from mlora_worker.coordinator.http.gate import Gate, Guarded
 from mlora_worker.coordinator.http.plan_parsing import understand, without_values
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.pipeline.collect import Unanswered
 from mlora_worker.protocol import REPORT_HEADER
 from mlora_worker.stream.timeline import latest
 
+GATE = web.AppKey("GATE", Gate)
 _LONGEST_WAIT = 60.0  # seconds a report may be held back
 _SETTLE = 0.2  # seconds in which further changes ride along with a report
 _LARGEST_PLAN = 256 * 2**20
@@ -28,6 +30,7 @@ _LARGEST_PLAN = 256 * 2**20
 def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[], str]) -> web.Application:
     """The routes. ``token`` is read at each request, so that a rotated token takes effect at once; ``current`` is None
     (503) until all stages have loaded the model."""
+    gate = Gate()
 
     def coordinator() -> Coordinator:
         found = current()
@@ -43,6 +46,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             sent = request.headers.get("Authorization", "")
             if not hmac.compare_digest(sent.encode(), f"Bearer {token()}".encode()):
                 raise web.HTTPUnauthorized(text="the bearer token is not this pipeline's")
+            gate.proven(request.transport)
         return await handler(request)
 
     async def put_plan(request: web.Request) -> web.Response:
@@ -101,6 +105,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
         return web.Response(text=timeline.to_json(), content_type="application/json")
 
     app = web.Application(middlewares=[authorize], client_max_size=_LARGEST_PLAN)
+    app[GATE] = gate
     app.add_routes(
         [
             web.put("/v1/plan", put_plan),
@@ -124,14 +129,20 @@ def serve_in_thread(
     app: web.Application, host: str | None, port: int, tls: ssl.SSLContext | None = None
 ) -> None:
     """Serve until the process ends, HTTPS where there is ``tls``; returns when the port is bound. Raises ``OSError`` when
-    it cannot be."""
+    it cannot be. Whoever may hold a connection is up to the app's ``GATE``, if it has one."""
     bound: Future[None] = Future()
 
     async def run() -> None:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
+        server, gate = runner.server, app.get(GATE)
+        assert server is not None
         try:
-            await web.TCPSite(runner, host, port, ssl_context=tls).start()
+            if gate is None:
+                await web.TCPSite(runner, host, port, ssl_context=tls).start()
+            else:
+                loop = asyncio.get_running_loop()
+                await loop.create_server(lambda: Guarded(gate, server, tls), host, port, backlog=128)
         except OSError as error:
             bound.set_exception(error)
             return
