@@ -72,6 +72,7 @@ REASON_RETRIED = "Retried"  # of an event: a failed task runs again, as its anno
 REASON_READY = "Ready"
 REASON_IDLE = "Idle"  # scaled to zero
 REASON_STARTING = "Starting"
+REASON_STAGES_DIFFER = "StagesDiffer"  # its workers report other stages than spec.stages
 REASON_POD_NOT_STARTING = "PodNotStarting"  # a pod's container waits; the message quotes the kubelet
 REASON_POD_STUCK_TERMINATING = "PodStuckTerminating"  # a deleted pod stays, since its node does not respond
 REASON_WORKERS_INCOMPLETE = "WorkersIncomplete"  # some could not be scheduled, so all others were released

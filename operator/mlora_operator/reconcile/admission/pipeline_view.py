@@ -130,8 +130,27 @@ class View:
             facts, stages = status.facts, status.stages
         else:
             return None
-        numbers = [one.stage for one in stages]
-        return (facts, stages) if numbers == list(range(self.pipeline.spec.stages)) else None
+        return (facts, stages) if _are_all(stages, self.pipeline.spec.stages) else None
+
+    @cached_property
+    def odd_stages(self) -> str | None:
+        """What workers that have loaded the model say of their stages where the pipeline has others, and what to do."""
+        assert self.pipeline.spec is not None
+        report, wanted = self.present_report, self.pipeline.spec.stages
+        if report is None or report.facts is None or _are_all(report.stages, wanted):
+            return None
+        told = ", ".join(str(one.stage) for one in report.stages[:8]) or "none"
+        more = ", ..." if len(report.stages) > 8 else ""
+        return (
+            f"its workers report the stages {told}{more}, but spec.stages is {wanted}, so those are wanted from 0 on, each "
+            "once: no task can be admitted. Delete the pods of its workers; if the new ones report the same, "
+            "worker.image does not go with this operator"
+        )
+
+
+def _are_all(stages: Sequence[StageReport], count: int) -> bool:
+    """Each once, in their order."""
+    return [one.stage for one in stages] == list(range(count))
 
 
 def view(

@@ -100,6 +100,7 @@ NEWS: dict[tuple[str, ...], Literal["Normal", "Warning"]] = {
     (c.READY, "False", c.REASON_POD_STUCK_TERMINATING): "Warning",
     (c.READY, "False", c.REASON_WORKERS_INCOMPLETE): "Warning",
     (c.READY, "False", c.REASON_UNREACHABLE): "Warning",
+    (c.READY, "False", c.REASON_STAGES_DIFFER): "Warning",
     (c.READY, "False", c.REASON_INVALID_SPEC): "Warning",
     (c.READY, "False", c.REASON_SECRET_NOT_FOUND): "Warning",
     (c.READY, "False", c.REASON_SECRET_INCOMPLETE): "Warning",

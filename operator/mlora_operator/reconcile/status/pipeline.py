@@ -101,6 +101,8 @@ def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) ->
     available = _available(view, wish, now)
     if fares.stalled is not None:
         return "Stalled", (Wish(c.READY, "False", fares.stalled.reason, fares.stalled.message), available)
+    if view.odd_stages is not None:
+        return "Starting", (Wish(c.READY, "False", c.REASON_STAGES_DIFFER, view.odd_stages), available)
     if view.report is not None and view.report.ready:
         return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
     if available.status == "False":

@@ -89,6 +89,8 @@ def starting_message(view: View, now: datetime) -> str:
         return f"{name} is starting: its workers load the model"
     if view.report is None:
         return f"{name} is starting: its coordinator does not answer yet"
+    if view.odd_stages is not None:
+        return f"{name} cannot train: {view.odd_stages}"
     return f"the task is being handed to {name}"
 
 

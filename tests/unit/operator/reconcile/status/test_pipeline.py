@@ -91,6 +91,24 @@ def test_idle_workers_go_after_the_timeout(
     assert made.pipeline_statuses[TOY].idle_since == (status.get("idleSince") or "2026-03-01T12:00:00Z")
 
 
+@pytest.mark.parametrize(("count", "order"), [(3, 1), (2, -1)], ids=["more", "in another order"])
+def test_workers_that_report_other_stages_are_named_with_what_to_do(
+    make: Any, count: int, order: int
+) -> None:
+    """Nothing can be admitted then; it used to be said nowhere."""
+    report = make.report(make.reported("Prepared"), count=count)
+    report = report.model_copy(update={"stages": report.stages[::order]})
+    made = decision(make, make.task(), group=make.group(), contact=Contact(report=report))
+    status = made.pipeline_statuses[TOY]
+    assert ready(status) == ("False", "StagesDiffer")
+    words = next(one.message for one in status.conditions if one.type == "Ready")
+    assert "but spec.stages is 2" in words
+    assert "Delete the pods" in words
+    task = made.task_statuses[Key("team-a", "t1")]
+    assert task.state == "Pending"
+    assert words in next(one.message for one in task.conditions if one.type == "Admitted")
+
+
 def test_idle_workers_do_not_stay_for_a_clock_that_was_ahead(make: Any) -> None:
     pipeline = make.pipeline(status={"idleSince": "2026-03-02T12:00:00Z"})
     made = decision(make, pipelines=(pipeline,), group=make.group())
