@@ -26,7 +26,7 @@ from bench.pipeline_sim.fixed_rule import FixedRule
 from bench.ranks import HOST, free_ports
 from mlora_worker.pipeline import collect
 from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
-from mlora_worker.pipeline.frames import Header
+from mlora_worker.pipeline.frames import Header, Payload
 from mlora_worker.pipeline.hello import Membership
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
@@ -131,7 +131,7 @@ def _rank(shape: Shape, rank: int, link: int, store: int, writing: int) -> None:
     mailbox = Mailbox(threading.Condition(), turns=turns)
     transport = _transport(shape, rank, store, spoke.run_id, mailbox)
 
-    def heard(_: int, header: Header, payload: bytes) -> None:
+    def heard(_: int, header: Header, payload: Payload) -> None:
         if header["kind"] == collect.QUESTION:
             spoke.send(*collect.answer(recorder, header, time.monotonic_ns()))
             return
@@ -180,11 +180,11 @@ def _first_rank(
             for task in rule.returned([segment.task for segment in issued.pop(number).segments]):
                 steps[task] -= 1
 
-    def heard(rank: int, header: Header, payload: bytes) -> None:
+    def heard(rank: int, header: Header, payload: Payload) -> None:
         if header["kind"] == "ready":
             ready.release()
         else:
-            collector.heard(rank, header, payload)
+            collector.heard(rank, header, bytes(payload))
 
     collector = collect.SpanCollector(recorder, shape.stages, lambda header: hub.broadcast(header, {}))
     mailbox = Mailbox(changed, supply, turns)
