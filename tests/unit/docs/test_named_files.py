@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -57,3 +58,27 @@ def test_the_picture_of_the_rooms_has_every_room() -> None:
         for path in (ROOT / house).glob("*/__init__.py")
     }
     assert sorted(room for room in rooms if not re.search(rf"\b{room}\b", picture)) == []
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [
+        "Operator rooms, from the edge to the core",
+        "Worker rooms, from the edge to the core",
+        "Rooms of reconcile, from the edge to the core",
+        "Rooms of the coordinator",
+        "Rooms of data",
+    ],
+)
+def test_the_picture_has_the_rooms_in_the_order_of_the_contract(contract: str) -> None:
+    page = (ROOT / "docs" / "contributors" / "architecture.md").read_text()
+    picture = page.partition("## The rooms")[2].partition("### Operator")[0].splitlines()
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = [one["layers"] for one in contracts if one["name"] == contract]
+    names = [{module.rpartition(".")[2] for module in layer.split(" | ")} for layer in layers]
+    found = [
+        next((n for n, line in enumerate(picture) if rooms <= set(re.findall(r"\w+", line))), None)
+        for rooms in names
+    ]
+    assert None not in found, dict(zip(layers, found, strict=True))
+    assert found == sorted(found), dict(zip(layers, found, strict=True))
