@@ -56,7 +56,7 @@ Size = Annotated[
     _INT_OR_STRING,
 ]
 Duration = Annotated[str, Field(max_length=32, pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$")]
-Weight = Annotated[float, Field(ge=0.001, le=1000)]
+Weight = Annotated[float, Field(strict=True, ge=0.001, le=1000)]
 Network = Annotated[str, Field(max_length=64, pattern=NETWORK), AfterValidator(_network)]
 LabelValue = Annotated[str, Field(max_length=63)]
 LabelKey = Annotated[str, Field(max_length=317)]  # prefix/name

@@ -103,7 +103,11 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: 
         values = node.get("additionalProperties", True)
         if values is True:
             return {"x-kubernetes-preserve-unknown-fields": True}
-        return {"additionalProperties": _convert(values, definitions, defaults)}
+        made = {"additionalProperties": _convert(values, definitions, defaults)}
+        names = _resolved(node.get("propertyNames", {}), definitions)
+        return made | (
+            {"x-kubernetes-validations": [_names(names)]} if defaults and "maxLength" in names else {}
+        )
     required = node.get("required", [])
     properties: JSON = {}
     for name, child in node["properties"].items():
@@ -118,6 +122,20 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: 
             }
         properties[name] = converted
     return {"properties": properties} | ({"required": sorted(required)} if required else {})
+
+
+def _names(names: Mapping[str, Any]) -> JSON:
+    """The rule for the names of a map, for which there is no word in a structural schema."""
+    least, most = names.get("minLength", 0), names["maxLength"]
+    longer = f"size(name) >= {least} && " if least else ""
+    rule = Rule(
+        path=(),
+        cel=f"self.all(name, {longer}size(name) <= {most})",
+        message=f"names must have {least} to {most} characters"
+        if least
+        else f"names must have at most {most} characters",
+    )
+    return rule.to_cel()
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, JSON]) -> Mapping[str, Any]:

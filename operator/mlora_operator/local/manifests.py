@@ -224,7 +224,7 @@ def _spec(
     if "spec" not in value:
         return None, [(("spec",), "is missing")]
     try:
-        spec = model.model_validate(value["spec"], by_alias=True, by_name=False)
+        spec = model.model_validate(_without_nulls(value["spec"]), by_alias=True, by_name=False)
     except ValidationError as error:
         return None, [(("spec", *problem["loc"]), _message(problem, model)) for problem in error.errors()]
     filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
@@ -233,6 +233,13 @@ def _spec(
     if patterns is not None:
         wrong.append((("spec", *patterns[0]), patterns[1]))
     return (None, wrong) if wrong else (spec, [])
+
+
+def _without_nulls(value: Any) -> Any:
+    """As the API server takes it: a field that is null is as if it were not there. In lists, null stays."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
 
 
 def _status(value: Mapping[str, Any]) -> PipelineStatus:

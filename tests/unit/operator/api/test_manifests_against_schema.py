@@ -79,6 +79,8 @@ def test_a_good_spec_is_accepted_by_both(kind: str) -> None:
 
 
 BAD = [
+    ("pipeline", "scheduling.weights", {"team-a": "1"}),
+    ("pipeline", "scheduling.weights", {"team-a": True}),
     ("task", "training.learningRate", "1e-4"),
     ("task", "training.learningRate", 0),
     ("task", "training.learningRate", -0.1),

@@ -192,3 +192,23 @@ def test_a_name_that_is_near_none_is_just_unknown() -> None:
     assert unknown_field("zzz", ["rank"]) == "unknown field"
     assert unknown_field("Rank", ["rank"]) == "unknown field; did you mean rank?"
     assert unknown_field(7, ["rank"]) == "unknown field"
+
+
+def test_a_field_that_is_null_is_as_if_it_were_not_there_as_for_the_api_server() -> None:
+    text = """\
+apiVersion: mlora.dev/v1alpha1
+kind: LoRATask
+metadata: {name: a}
+spec:
+  baseModel: m
+  priority: null
+  lora: {rank: null, alphaPattern: {q_proj: null}}
+  dataset: {uri: s3://data/train.jsonl, fields: null}
+  training: null
+  output: {uri: s3://adapters/a}
+"""
+    assert not read_manifests([("a.yaml", text)]).problems
+    for required in ("baseModel: m", "output: {uri: s3://adapters/a}"):
+        name = required.partition(":")[0]
+        (problem,) = read_manifests([("a.yaml", text.replace(required, f"{name}: null"))]).problems
+        assert str(problem).endswith(f"spec.{name}: is missing")
