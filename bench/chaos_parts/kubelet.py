@@ -212,4 +212,4 @@ class Kubelet:
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace")[-_TAIL * 4 :].splitlines() if line.strip()]
-    return lines[-1][-_TAIL:] if lines else "it wrote nothing"
+    return lines[-1][-_TAIL:] if lines else "it wrote no output"

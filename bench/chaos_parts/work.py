@@ -84,7 +84,7 @@ def pipeline_spec(endpoint: str, stall: str) -> dict[str, Any]:
         "stallTimeout": stall,
         "restarts": {
             "limit": 1_000_000
-        },  # every fault here is somebody else's, so none shall end the pipeline
+        },  # every fault here was not created by the operator, so none shall end the pipeline
         "storage": storage(endpoint),
     }
 

@@ -89,7 +89,7 @@ class Runtime:
         indexes = Indexes(*map(self.watched.of, WATCHED))
         if not self.settings.coordinators_encrypt:
             logger.warning(
-                "keys of tasks go to the coordinators in clear text: see the setting coordinatorTls"
+                "credentials of tasks are sent to the coordinators in clear text: set coordinatorTls to true"
             )
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.work = asyncio.create_task(self._serve(indexes, ready), name="reconcile loop")
@@ -195,7 +195,7 @@ class Runtime:
             try:
                 return await cluster.catch_up()
             except Exception as error:
-                logger.warning("cannot list what is there: %s", error)
+                logger.warning("cannot list the existing objects: %s", error)
             await asyncio.sleep(LIST_AGAIN_AFTER)
 
     async def _audit(self, cluster: ApiServer) -> None:
@@ -206,7 +206,7 @@ class Runtime:
     async def _compare(self, cluster: ApiServer) -> None:
         try:
             if await cluster.audit():
-                logger.warning("objects were deleted while the watch was cut off")
+                logger.warning("objects were deleted while the watch was interrupted")
                 self.wake_loop()
         except Exception as error:
             logger.warning("the audit of the indexes failed: %s", error)

@@ -49,10 +49,11 @@ def examine(
         if not any(name.startswith(f"watcher for {plural}.") for name in names)
     ]
     if silence is not None and silence > most:
-        problems.append(f"no pass has ended for {silence:.0f} s")
+        problems.append(f"no reconcile pass has finished for {silence:.0f} s")
     if failures is not None and failures.seconds > most and failures.times >= FAILURES:
         problems.append(
-            f"{failures.times} passes in a row have failed in {failures.seconds:.0f} s, the last one with {failures.words}"
+            f"{failures.times} consecutive passes failed within {failures.seconds:.0f} s, the last one with "
+            f"{failures.words}"
         )
     return Health(tuple(problems))
 

@@ -156,7 +156,7 @@ class MetricsSettings(Model):
     @model_validator(mode="after")
     def _steps_ascend(self) -> MetricsSettings:
         if list(self.priorities) != sorted(set(self.priorities)):
-            raise ValueError("priorities must ascend, each once")
+            raise ValueError("priorities must be strictly ascending")
         return self
 
 
@@ -202,7 +202,7 @@ class NetworkPolicySettings(Model):
     @model_validator(mode="after")
     def _the_operator_is_known(self) -> NetworkPolicySettings:
         if self.enabled and not self.operator_labels:  # an empty selector would let every pod in
-            raise ValueError("operatorLabels must say by which labels the operator's pods are known")
+            raise ValueError("operatorLabels must contain labels that select the operator's pods")
         return self
 
 
@@ -230,7 +230,7 @@ class Settings(Model):
         names = [model.name for model in self.models]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"models: each name may stand once, not twice: {', '.join(twice)}")
+            raise ValueError(f"models: names must be unique, but these occur twice: {', '.join(twice)}")
         return self
 
     @model_validator(mode="after")
@@ -256,7 +256,7 @@ class Settings(Model):
             raise ValueError("health.port, metrics.port and page.port must differ")
         if self.worker.metrics_port in WORKER_PORTS:
             raise ValueError(
-                f"worker.metricsPort {self.worker.metrics_port} is one that workers use themselves"
+                f"worker.metricsPort {self.worker.metrics_port} is a port that workers use themselves: choose another"
             )
         return self
 
@@ -267,7 +267,7 @@ class Settings(Model):
         if self.coordinator_tls and self.coordinator_url.startswith("http://"):
             raise ValueError(
                 "coordinatorUrl begins with http://, but coordinators serve HTTPS: write {scheme}:// instead, or "
-                "coordinatorTls: false, with which keys of tasks cross the network in clear text"
+                "coordinatorTls: false, which sends credentials of tasks over the network in clear text"
             )
         if self.coordinator_tls is False and self.coordinator_url.startswith("https://"):
             raise ValueError("coordinatorUrl begins with https://, but coordinatorTls is false")

@@ -26,7 +26,7 @@ def definitions() -> dict[str, Any]:
     defaults = {
         "title": "PipelineDefaults",
         "type": "object",
-        "description": "What pipelines of the catalogue have in common.",
+        "description": "Defaults of the catalogue's pipelines.",
         "additionalProperties": False,
         "properties": {name: part for name, part in entry["properties"].items() if name not in _OWN},
     }

@@ -127,12 +127,12 @@ def test_half_precision_is_written_where_it_is_asked_for(tmp_path: Path) -> None
         (
             "base/config.json",
             {"model_type": "gpt_neox"},
-            "adapters of gpt_neox models are not written as GGUF",
+            "adapters of gpt_neox models cannot be written as GGUF",
         ),
         ("adapter/adapter_config.json", {"use_dora": True}, "has use_dora"),
         ("adapter/adapter_config.json", {"bias": "all"}, "has bias"),
         ("adapter/adapter_config.json", {"modules_to_save": ["lm_head"]}, "has modules_to_save"),
-        ("adapter/adapter_config.json", {"peft_type": "IA3"}, "IA3 adapters have no form in GGUF"),
+        ("adapter/adapter_config.json", {"peft_type": "IA3"}, "IA3 adapters cannot be written as GGUF"),
         ("bot.gguf", {}, "bot.gguf is there already"),
     ],
 )
@@ -155,8 +155,8 @@ def test_the_command_writes_a_file_or_says_why_not(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*arguments, "--gguf"], catch_exceptions=False)
     assert (done.exit_code, "bot.gguf" in done.output) == (0, True)
     for more, told in (
-        ([], "say --merged or --gguf"),
-        (["--merged", "--gguf"], "say --merged or --gguf"),
+        ([], "give exactly one of --merged and --gguf"),
+        (["--merged", "--gguf"], "give exactly one of --merged and --gguf"),
     ):
         error = CliRunner().invoke(app, [*arguments, *more]).exception
         assert isinstance(error, CommandError)

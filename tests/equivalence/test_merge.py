@@ -115,10 +115,10 @@ def test_what_cannot_be_merged_leaves_nothing_and_says_why(
     there.mkdir()
     out = tmp_path / "out"
     for one, base, output, told in (
-        (tmp_path, tiny_model, out, "has no adapter_config.json and is no folder of an adapter"),
-        (adapter, tmp_path, out, "has no config.json and is no folder of a base model"),
+        (tmp_path, tiny_model, out, "has no adapter_config.json and is not the folder of an adapter"),
+        (adapter, tmp_path, out, "has no config.json and is not the folder of a base model"),
         (adapter, tiny_model, there, "is there already"),
-        (damaged, tiny_model, out, "is not what the adapter's manifest says: fetch it again"),
+        (damaged, tiny_model, out, "does not match the adapter's manifest: fetch it again"),
         (adapter, foreign, out, "the base model is quantised"),
     ):
         answer = ask(one, base, output)
@@ -136,7 +136,7 @@ def test_an_adapter_of_another_base_is_told(tiny_model: Path, adapter: Path, tmp
     AutoModelForCausalLM.from_config(_config_of(wide)).save_pretrained(wide)
     answer = ask(adapter, wide, tmp_path / "out")
     assert answer.failure is not None
-    assert "the adapter is not of this base model" in answer.failure.message
+    assert "the adapter belongs to another base model" in answer.failure.message
 
 
 def _config_of(folder: Path) -> object:
@@ -150,7 +150,7 @@ def test_the_command_says_what_it_did_and_what_is_missing(
 ) -> None:
     arguments = ["export", str(adapter), str(tmp_path / "merged"), "--base", str(tiny_model)]
     refused = CliRunner().invoke(app, arguments)
-    assert "say --merged" in str(refused.exception)
+    assert "give exactly one of --merged" in str(refused.exception)
     done = CliRunner().invoke(app, [*arguments, "--merged", "--output", "json"])
     assert done.exit_code == 0, done.exception
     assert json.loads(done.stdout)["dtype"] == "float32"

@@ -124,7 +124,7 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (PIPELINE, "worker.env", [{"nmae": "A"}], "nmae"),
     (PIPELINE, "memory.budget", 0, "spec.memory.budget"),
     (PIPELINE, "memory.budget", "20 GB", "spec.memory.budget"),
-    (TASK, "dataset.fields.text", "body", "fields.text is a column of format text"),
+    (TASK, "dataset.fields.text", "body", "fields.text applies only to format text"),
     (TASK, "storage.secretRef.name", "../../other/secrets/keys", "spec.storage.secretRef.name"),
     (TASK, "storage.secretRef.name", "a/b", "spec.storage.secretRef.name"),
     (TASK, "training.learningRate", "1e-4", "spec.training.learningRate"),
@@ -162,7 +162,7 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (PIPELINE, "idleTimeout", "soon", "must be a duration such as 90s, 10m or 1h30m"),
     (PIPELINE, "namespaceLimits.training", 0, "spec.namespaceLimits.training"),
     (PIPELINE, "allowedNamespaces", {"from": "Selector"}, "needs at least one label in selector"),
-    (PIPELINE, "allowedNamespaces", {"selector": {"a": "b"}}, "only with from: Selector"),
+    (PIPELINE, "allowedNamespaces", {"selector": {"a": "b"}}, "requires from: Selector"),
 ]
 
 
@@ -282,7 +282,7 @@ def test_short_names_and_the_category_work(inside: Kubectl) -> None:
     ("path", "words"),
     [
         ("loratask", "One LoRA adapter to train"),
-        ("loratask.spec.lora.rank", "more is a larger adapter"),
+        ("loratask.spec.lora.rank", "A larger rank makes a larger adapter"),
         ("loratask.spec.training", "learningRate"),
         ("loratask.status.conditions", "observedGeneration"),
         ("lorapipeline.spec.worker.tolerations", "As in a pod"),

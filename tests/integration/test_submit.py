@@ -237,7 +237,7 @@ def test_what_the_api_server_refuses_is_refused_before_anything_is_written(bench
 
     unknown = {"apiVersion": "nowhere.dev/v1", "kind": "Thing", "metadata": {"name": "x"}}
     code, _, errors = bench.submit("-f", bench.file(task("a"), unknown))
-    assert (code, "the cluster knows no Thing in nowhere.dev/v1" in errors) == (5, True)
+    assert (code, "the cluster has no Thing in nowhere.dev/v1" in errors) == (5, True)
     code, _, errors = bench.submit("-f", bench.file(task("a", lora={"rank": 0})))
     assert (code, "spec.lora.rank" in errors, bench.names()) == (2, True, [])
 
@@ -256,7 +256,7 @@ def test_a_timeout_leaves_the_tasks_as_asked(bench: Bench, leave: str, suspended
     file = bench.file(task("a"), task("done"))
     code, _, errors = bench.submit("-f", file, "--wait", "--timeout", "2s", "--on-timeout", leave)
     assert code == 3
-    assert "not all tasks had finished after 2 seconds" in errors
+    assert "not all tasks finished within 2 seconds" in errors
     assert not bench.get("done")["spec"]["suspend"]
     if suspended is None:
         assert bench.names() == ["done"]

@@ -57,14 +57,14 @@ def main() -> None:
     log = logging.getLogger("mlora_worker")
 
     def leave(error: Exception) -> None:
-        log.error("the group is over before it began: %s", error)
+        log.error("the group ended before it started: %s", error)
         _leave(EXIT_PEER_LOST)
 
     try:
         run_rank(config, rank, termination, leave)
         code = 0
     except LinkClosed as error:
-        log.error("the group is over: %s", error)
+        log.error("the group ended: %s", error)
         code = EXIT_PEER_LOST
     except Interrupted as error:  # the machine lacks something: another start may find it
         log.error("%s", error)
@@ -97,7 +97,7 @@ def read_environment(environment: dict[str, str]) -> tuple[WorkerConfig, int]:
         match = re.search(r"-(\d+)$", environment.get("MLORA_POD_NAME", ""))
         if match is None:
             raise ValueError(
-                "neither MLORA_RANK nor MLORA_POD_NAME (ending in a number) says which rank this is"
+                "this rank's number is not set: set MLORA_RANK, or a MLORA_POD_NAME that ends in a number"
             )
         number = match[1]
     if not number.isdigit() or int(number) >= config.stages:

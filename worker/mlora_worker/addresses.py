@@ -173,7 +173,7 @@ def s3_object(text: str) -> S3Address:
 
 def file(text: str) -> str:
     """The absolute path. Raises NotAnAddress."""
-    _check(text, _FILE, "file:///folder/name, three slashes")
+    _check(text, _FILE, "file:///folder/name with three slashes")
     try:
         path = unquote(text.removeprefix("file://").removesuffix("/"), errors="strict")
     except UnicodeDecodeError:
@@ -187,7 +187,7 @@ def file_object(text: str) -> str:
     """The same for a file that a folder lists itself, where a name may look like anything. Raises NotAnAddress."""
     path = unquote(text.removeprefix("file://"), errors="surrogateescape")
     if not text.startswith("file:///") or "?" in text or "\0" in path:
-        raise _wrong(text, "file:///folder/name, three slashes")
+        raise _wrong(text, "file:///folder/name with three slashes")
     return path
 
 
@@ -201,7 +201,7 @@ def hub_data(text: str) -> HubAddress:
 
 def hub_model(text: str) -> HubAddress:
     """Of a model, or of a folder in its repository. Raises NotAnAddress."""
-    _check(text, _HUB_MODEL, "hf://OWNER/NAME, and a revision into model.revision")
+    _check(text, _HUB_MODEL, "hf://OWNER/NAME, and put a revision into model.revision")
     found = _MODEL_PARTS.fullmatch(text)
     assert found is not None
     return HubAddress(found[1], found[2], None, found[3].strip("/"))
@@ -264,7 +264,7 @@ def _check(text: str, pattern: str, write: str) -> None:
 
 
 def _wrong(text: str, write: str) -> NotAnAddress:
-    return NotAnAddress(f"{_shown(text)} is not an address that can be used{_why(text)}: write {write}")
+    return NotAnAddress(f"{_shown(text)} is not a valid address{_why(text)}: write {write}")
 
 
 def _shown(text: str) -> str:
@@ -286,10 +286,10 @@ def _why(text: str) -> str:
             re.search(f"[\\s{_UNSEEN}]", text.replace(" ", "")) is not None,
             "white space or a control character",
         ),
-        (is_web(text) and "@" in site, "a user or a password"),
+        (is_web(text) and "@" in site, "a user name or a password"),
         (is_web(text) and not rest.isascii(), "a character that is not ASCII"),
-        ("//" in path or path.startswith("/"), "an empty part (//)"),
-        (re.search(r"(^|/)(\.|%2[Ee]){1,2}(/|$)", path) is not None, "a part . or .."),
+        ("//" in path or path.startswith("/"), "an empty segment (//)"),
+        (re.search(r"(^|/)(\.|%2[Ee]){1,2}(/|$)", path) is not None, "a segment . or .."),
     )
     found = next((what for wrong, what in reasons if wrong), None)
     return f", since it has {found}" if found is not None else ""

@@ -64,7 +64,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- with .Values.metrics.workers -}}
 {{- if and .enabled (has (.port | int64 | toString) (list "8080" "29400" "29500")) -}}
-{{- fail (printf "metrics.workers.port %s is one that workers use themselves" (.port | int64 | toString)) -}}
+{{- fail (printf "metrics.workers.port %s is a port that workers use themselves: choose another" (.port | int64 | toString)) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
@@ -90,7 +90,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- $names := list -}}
 {{- range .Values.models -}}
 {{- if has .name $names -}}
-{{- fail (printf "models: %s stands twice" .name) -}}
+{{- fail (printf "models: %s is defined twice" .name) -}}
 {{- end -}}
 {{- $names = append $names .name -}}
 {{- /* The API server would refuse these two when the first task asks for the model, and only the operator's log would say so. */ -}}

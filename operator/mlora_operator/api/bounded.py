@@ -23,7 +23,7 @@ def bounded(value: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("has a number of more than 64 bits")
         if values > MOST_VALUES or characters > MOST_CHARACTERS:
             raise ValueError(
-                f"is too large: it may have {MOST_VALUES} values and {MOST_CHARACTERS} characters at most"
+                f"is too large: at most {MOST_VALUES} values and {MOST_CHARACTERS} characters are allowed"
             )
     return value
 
@@ -34,7 +34,9 @@ def _parts(value: object) -> Iterator[object]:
     while left:
         one, depth = left.pop()
         if depth > DEEPEST:
-            raise ValueError(f"is nested too deeply: it may have {DEEPEST} lists and mappings in each other")
+            raise ValueError(
+                f"is nested too deeply: at most {DEEPEST} levels of lists and mappings are allowed"
+            )
         yield one
         if isinstance(one, dict):
             yield from one

@@ -29,35 +29,35 @@ def _column(
     return column | ({"priority": 1} if wide else {})
 
 
-_AGE = _column("Age", ".metadata.creationTimestamp", "Time since it was created.", "date")
+_AGE = _column("Age", ".metadata.creationTimestamp", "Time since creation.", "date")
 
 _TASK_COLUMNS = [
-    _column("State", ".status.state", "The most telling condition."),
-    _column("Reason", ".status.reason", "Why it is in this state."),
-    _column("Priority", ".spec.priority", "Higher goes first.", "integer"),
-    _column("Progress", ".status.progress", "Optimizer steps done and to do."),
+    _column("State", ".status.state", "The most relevant condition."),
+    _column("Reason", ".status.reason", "Reason of the state."),
+    _column("Priority", ".spec.priority", "Higher values are scheduled first.", "integer"),
+    _column("Progress", ".status.progress", "Completed and total optimizer steps."),
     _column("Loss", ".status.loss", "Mean loss of the last step."),
     _column("Pipeline", ".status.pipeline", "The pipeline that serves the task.", wide=True),
     _column("Tokens/s", ".status.tokensPerSecond", "Tokens of this task per second.", wide=True),
-    _column("Adapter", ".status.adapter.uri", "Where the finished adapter lies.", wide=True),
+    _column("Adapter", ".status.adapter.uri", "Address of the finished adapter.", wide=True),
     _AGE,
 ]
 
 _PIPELINE_COLUMNS = [
     _column("Model", ".spec.model.name", "The base model."),
-    _column("Stages", ".spec.stages", "Stages, one worker pod each.", "integer"),
+    _column("Stages", ".spec.stages", "Number of stages; each has one worker pod.", "integer"),
     _column("State", ".status.state", "Idle, Waiting, Starting, Ready, Stalled or Failed."),
-    _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Why it is Ready or not."),
-    _column("Ready", ".status.readyReplicas", "Worker pods that answer.", "integer"),
-    _column("Active", ".status.activeTasks", "Tasks that train now.", "integer"),
-    _column("Waiting", ".status.waitingTasks", "Tasks that wait.", "integer"),
+    _column("Reason", '.status.conditions[?(@.type=="Ready")].reason', "Reason of the Ready condition."),
+    _column("Ready", ".status.readyReplicas", "Worker pods that are ready.", "integer"),
+    _column("Active", ".status.activeTasks", "Tasks that are training.", "integer"),
+    _column("Waiting", ".status.waitingTasks", "Tasks that are waiting.", "integer"),
     _column(
         "Updating",
         ".status.updatingSince",
-        "How long tasks have waited for workers with the changed spec.",
+        "Time since tasks began to wait for workers with the changed spec.",
         "date",
     ),
-    _column("Dtype", ".spec.model.dtype", "Type of the frozen weights.", wide=True),
+    _column("Dtype", ".spec.model.dtype", "Data type of the frozen weights.", wide=True),
     _AGE,
 ]
 
@@ -94,7 +94,7 @@ def files() -> dict[str, str]:
 
 def _status(model: type[BaseModel]) -> dict[str, Any]:
     schema = structural(model, defaults=False)
-    schema["description"] = "What the operator last saw; written by the operator alone."
+    schema["description"] = "The state that the operator last observed. Only the operator writes it."
     # One entry a type, so that a server-side apply of one condition leaves the others.
     schema["properties"]["conditions"] |= {
         "x-kubernetes-list-type": "map",

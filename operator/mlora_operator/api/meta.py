@@ -68,16 +68,16 @@ LastTime = Annotated[str, BeforeValidator(lambda text: _readable(text) or _BEGIN
 class Condition(Status):
     """A condition in the Kubernetes sense; ``lastTransitionTime`` moves only when ``status`` does."""
 
-    type: Annotated[str, Field(max_length=64, description="What the condition says something about.")]
+    type: Annotated[str, Field(max_length=64, description="Type of the condition.")]
     status: Annotated[Literal["True", "False", "Unknown"], Field(description="True, False or Unknown.")]
-    reason: Annotated[str, Field(max_length=128, description="One CamelCase word: why.")]
+    reason: Annotated[str, Field(max_length=128, description="Reason in one CamelCase word, for programs.")]
     message: Annotated[
         str,
         BeforeValidator(cut_to(LONGEST_MESSAGE)),
-        Field(max_length=LONGEST_MESSAGE, description="The same for people, with what to do."),
+        Field(max_length=LONGEST_MESSAGE, description="Explanation for people, with the next step."),
     ] = ""
     observed_generation: Annotated[
-        Amount, Field(description="The generation of the spec that this speaks of.")
+        Amount, Field(description="Generation of the spec that the condition describes.")
     ] = 0
     last_transition_time: Annotated[LastTime, Field(description="When status last changed.")]
 
@@ -91,7 +91,7 @@ class SecretReference(Model):
 class Storage(Model):
     """An S3-compatible store and the Secret with its keys."""
 
-    endpoint: EndpointUrl | None = Field(default=None, description="URL of the S3 endpoint; AWS when absent.")
+    endpoint: EndpointUrl | None = Field(default=None, description="URL of the S3 endpoint. Default: AWS.")
     region: str = Field(
         default="us-east-1",
         max_length=64,
@@ -104,21 +104,22 @@ class Storage(Model):
     )
     checksums: Checksums = Field(
         default=Checksums.AUTO,
-        description="whenSupported: requests carry the SDK's checksum headers, which many stores do not know; "
-        "whenRequired: they do not; auto: whenRequired with an endpoint.",
+        description="whenSupported: requests carry the SDK's checksum headers, which many stores do not "
+        "support; whenRequired: they do not carry them;"
+        " auto: whenRequired with an endpoint.",
     )
     server_side_encryption: Encryption | None = Field(
         default=None,
-        description="How the store shall encrypt what is written, where its policy wants to be asked: AES256, aws:kms "
-        "or aws:kms:dsse.",
+        description="Server-side encryption of uploads, for stores that require it: AES256, aws:kms or aws:kms:dsse.",
     )
     kms_key_id: KmsKeyId | None = Field(
         default=None, description="Id, ARN or alias of the key for aws:kms; by default the store's own."
     )
     secret_ref: SecretReference | None = Field(
         default=None,
-        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and perhaps ca.crt: the certificates (PEM) "
-        "that may sign the store's own, and HF_TOKEN for hf:// addresses. "
+        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and optionally ca.crt (PEM "
+        "certificates of authorities that may sign the store's certificate) and HF_TOKEN"
+        " for hf:// addresses. "
         "Absent: anonymous (a task) or the workers' own identity (a pipeline).",
     )
 

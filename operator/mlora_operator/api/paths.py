@@ -40,9 +40,7 @@ def checked(path: str, *, any_kind: bool = False) -> str:
     first, *parts = path.split("/")
     wrong = next((one for one in parts if len(one) > LONGEST_NAME or part.fullmatch(one) is None), None)
     if first or not parts or wrong is not None:
-        raise UnsafePath(
-            f"{wrong if wrong is not None else path!r} is not a name that Kubernetes knows: {path!r}"
-        )
+        raise UnsafePath(f"{wrong if wrong is not None else path!r} is not a valid Kubernetes name: {path!r}")
     return path
 
 

@@ -68,12 +68,12 @@ class BaseModelSource(Model):
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="bfloat16",
-        description="In which the frozen weights are held and computed; adapters are float32.",
+        description="Data type in which the frozen weights are stored and computed. Adapters are float32.",
     )
 
 
 class AllowedNamespaces(Model):
-    """Whose tasks this pipeline takes."""
+    """Namespaces whose tasks this pipeline serves."""
 
     from_: NamespacesFrom = Field(
         default=NamespacesFrom.SAME,
@@ -87,52 +87,52 @@ class AllowedNamespaces(Model):
 
 class Memory(Model):
     budget: Size | None = Field(
-        default=None, description="Bytes per stage, such as 20Gi; by default what the device has."
+        default=None, description="Bytes per stage, such as 20Gi. Default: the memory of the device."
     )
     margin: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
-        default=0.05, description="Part of the budget that is kept free."
+        default=0.05, description="Fraction of the budget that stays free."
     )
 
 
 class Scheduling(Model):
-    """Whose turn it is."""
+    """The order in which tasks are scheduled."""
 
     policy: Literal["priority", "fairShare", "shortestRemaining"] = Field(
         default="fairShare",
-        description="fairShare: namespaces in proportion to their weights, and within one the higher priority, then the "
-        "older task; priority: that for all namespaces together; shortestRemaining: among equal priorities, the task with "
-        "the fewest tokens left.",
+        description="fairShare: namespaces get memory in proportion to their weights; within a namespace, the task of "
+        "higher priority, then the older one, is first. priority: the same order for all namespaces together. "
+        "shortestRemaining: among equal priorities, the task with the fewest remaining tokens is first.",
     )
     hold_back: Duration = Field(
         default="10m",
-        description="After a task has waited so long for a place, no task of lower or equal rank gets one before it.",
+        description="After a task has waited this long, no task of lower or equal rank is admitted before it.",
     )
     weights: dict[NamespaceName, Weight] = Field(
         default_factory=dict,
         max_length=1000,
-        description="fairShare: weights by namespace; 1 for one that is not named.",
+        description="fairShare: weight of each namespace. Default: 1.",
     )
     half_life: Duration = Field(
         default="24h",
-        description="fairShare: after this time what a namespace was served counts half; 0s: only what runs counts.",
+        description="fairShare: half-life of past usage; with 0s only running tasks count.",
     )
     quantum: Duration = Field(
         default="10m",
-        description="fairShare: a task takes another namespace's place once that namespace is ahead by more than the "
-        "pipeline trains in this time.",
+        description="fairShare: a task preempts one of another namespace once that namespace has used more "
+        "than its share by what the pipeline trains in this time.",
     )
 
 
 class NamespaceLimits(Model):
-    """How many tasks each namespace may have here at once."""
+    """Limits of tasks per namespace."""
 
     training: Annotated[int, Field(strict=True, ge=1, le=100_000)] | None = Field(
-        default=None, description="Most tasks of a namespace that have a place at once; absent: no limit."
+        default=None, description="Maximum number of admitted tasks per namespace. Absent: no limit."
     )
     waiting: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] | None = Field(
         default=None,
-        description="Most tasks of a namespace that wait or are suspended here; more are kept out until there are fewer. "
-        "Absent: no limit.",
+        description="Maximum number of waiting or suspended tasks per namespace; further tasks are not "
+        "accepted until there are fewer. Absent: no limit.",
     )
 
 
@@ -140,26 +140,26 @@ class Replicas(Model):
     """Pipelines of the same kind that share the tasks of one. Each has workers of its own."""
 
     min: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        default=1, description="Replicas that there are at least, this pipeline included."
+        default=1, description="Minimum number of replicas, including this pipeline."
     )
     max: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        default=1, description="Replicas that there are at most, this pipeline included."
+        default=1, description="Maximum number of replicas, including this pipeline."
     )
     tasks_per_replica: Annotated[int, Field(strict=True, ge=1, le=100_000)] = Field(
         default=16,
-        description="There is another replica whenever there are more unfinished tasks than so many for each.",
+        description="Number of unfinished tasks per replica; when there are more, another replica is created.",
     )
 
 
 class Restarts(Model):
-    """How often workers that fail are started again."""
+    """How often failed workers are restarted."""
 
     limit: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = Field(
         default=5,
-        description="Failures in a row after which the pipeline is Failed and its workers are not started again.",
+        description="Number of consecutive failures after which the pipeline is Failed and its workers stay down.",
     )
     reset_after: Duration = Field(
-        default="10m", description="Progress so long after a restart sets the count back to zero."
+        default="10m", description="After this long with progress, the restart count is reset to zero."
     )
 
 
@@ -169,16 +169,14 @@ class Checkpoints(Model):
     uri: FolderUri | None = Field(
         default=None,
         description="Folder for the checkpoints of all tasks, s3://bucket/prefix with the keys of storage, or file:///path "
-        "in a mounted volume; by default each task's own output, with the task's keys.",
+        "in a mounted volume; by default each task's own output, with the task's credentials.",
     )
 
 
 class Worker(Model):
     """The worker pods: a pod template's usual fields."""
 
-    image: str | None = Field(
-        default=None, max_length=512, description="Worker image; the chart's by default."
-    )
+    image: str | None = Field(default=None, max_length=512, description="Worker image. Default: the chart's.")
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="As in a container."
     )
@@ -201,38 +199,38 @@ class Worker(Model):
     pod_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
         max_length=64,
-        description="More labels of the pods, such as those that a cluster's policies ask for; the operator's own stay.",
+        description="Additional pod labels, such as those that cluster policies require. They cannot replace "
+        "the operator's own.",
     )
     pod_annotations: dict[LabelKey, AnnotationValue] = Field(
         default_factory=dict,
         max_length=64,
-        description="More annotations of the pods; the operator's own stay.",
+        description="Additional pod annotations. They cannot replace the operator's own.",
     )
     service_account_name: ObjectName | None = Field(
         default=None,
-        description="ServiceAccount of the pods, for an identity of a cloud or rights that a cluster's policies ask for; "
-        "no token of the cluster is mounted.",
+        description="ServiceAccount of the pods, for a cloud identity or for cluster policies; its token is not mounted.",
     )
     priority_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     runtime_class_name: ObjectName | None = Field(default=None, description="As in a pod.")
     allowed_networks: tuple[Network, ...] = Field(
         default=(),
         max_length=64,
-        description="Networks such as 127.0.0.0/8 that tasks may name in addresses though they are loopback, link-local "
-        "or metadata services, which are refused else.",
+        description="Networks such as 127.0.0.0/8 that the addresses of tasks may reach although they are "
+        "loopback, link-local or metadata services, which are rejected otherwise.",
     )
     hub_endpoint: EndpointUrl | None = Field(
         default=None,
-        description="URL of the hub that hf:// addresses of the model and of tasks' rows are read from, such as a mirror; "
-        "by default the public one.",
+        description="URL of the hub that serves hf:// addresses of the model and of tasks' rows, such as a "
+        "mirror. Default: the public hub.",
     )
     model_cache: Quantity = Field(
         default="100Gi",
-        description="Most bytes of the weights of a model on a hub or web server that are kept below /cache, together with "
-        "those of other pipelines that mount the same volume; 0: none.",
+        description="Size limit of the cache below /cache for weights from hubs and web servers. Pipelines "
+        "that mount the same volume share it. 0 disables the cache.",
     )
     threads: Annotated[int, Field(strict=True, ge=0, le=1024)] = Field(
-        default=0, description="CPU threads per rank; 0: all that torch sees."
+        default=0, description="CPU threads per rank; 0: all that torch detects."
     )
 
 
@@ -241,52 +239,55 @@ class LoRAPipelineSpec(Model):
 
     model: BaseModelSource = Field(description="The frozen base model.")
     stages: Annotated[int, Field(strict=True, ge=1, le=64)] = Field(
-        default=1, description="Stages of the pipeline, one worker pod each."
+        default=1, description="Number of pipeline stages; each has one worker pod."
     )
     replicas: Replicas = Field(
         default_factory=Replicas,
-        description="More pipelines like this one while many tasks are there, each with stages workers of its own.",
+        description="Scales this pipeline out while the queue is long; each replica has its own workers.",
     )
     allowed_namespaces: AllowedNamespaces = Field(
-        default_factory=AllowedNamespaces, description="Whose tasks this pipeline takes."
+        default_factory=AllowedNamespaces, description="Namespaces whose tasks this pipeline serves."
     )
     namespace_limits: NamespaceLimits = Field(
-        default_factory=NamespaceLimits, description="How many tasks each namespace may have here at once."
+        default_factory=NamespaceLimits, description="Limits of tasks per namespace."
     )
     priorities: Priorities = Field(
         default_factory=Priorities,
-        description="How high spec.priority of tasks may be here. What the platform team gives in the operator's chart is "
-        "only narrowed.",
+        description="Limits of spec.priority of tasks. They can only narrow the limits in the operator's chart.",
     )
-    memory: Memory = Field(default_factory=Memory, description="Memory per stage that admission may use.")
+    memory: Memory = Field(
+        default_factory=Memory, description="Memory per stage that admission may allocate."
+    )
     microbatch_tokens: Annotated[int, Field(strict=True, ge=16, le=1_048_576)] = Field(
-        default=4096, description="Most tokens that travel the pipeline as one microbatch."
+        default=4096, description="Maximum number of tokens in one microbatch."
     )
     recompute_activations: bool = Field(
         default=False,
         strict=True,
-        description="Keep of each layer only its input for the backward, which then computes the layer's forward once "
-        "more: less memory, more time, the same results.",
+        description="Activation checkpointing: keep only the input of each layer and recompute its forward "
+        "pass in the backward pass. This needs less memory and more time; the results are the same.",
     )
-    scheduling: Scheduling = Field(default_factory=Scheduling, description="Whose turn it is.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling, description="The order in which tasks are scheduled."
+    )
     idle_timeout: Duration = Field(
-        default="10m", description="After this long without a task the workers are scaled to zero."
+        default="10m", description="Time without a task after which the workers are scaled to zero."
     )
     start_timeout: Duration = Field(
         default="5m",
-        description="When a quota, full nodes or an image keep some workers from starting for so long, the others are "
-        "ended, too, and all start again later; 0s: never.",
+        description="When a quota, full nodes or an image keep some workers from starting for this long, all "
+        "workers are stopped and restarted later. 0s: never.",
     )
     stall_timeout: Duration = Field(
         default="10m",
-        description="When tasks train and no microbatch was trained for so long, or the coordinator of ready workers "
-        "does not answer, the workers are started anew; 0s: never.",
+        description="When tasks are training but no microbatch completes for this long, or the coordinator "
+        "of ready workers does not respond, the workers are restarted. 0s: never.",
     )
     restarts: Restarts = Field(
-        default_factory=Restarts, description="How often workers that fail are started again."
+        default_factory=Restarts, description="How often failed workers are restarted."
     )
     storage: Storage = Field(default_factory=Storage, description="The store of the model.")
     checkpoints: Checkpoints = Field(
-        default_factory=Checkpoints, description="Where checkpoints of tasks are kept."
+        default_factory=Checkpoints, description="Location of the tasks' checkpoints."
     )
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")

@@ -37,31 +37,36 @@ MOST_PODS = 1024  # of a group that are remembered
 
 
 class WorkersSeen(Status):
-    """The worker pods as they were when restarts were last counted."""
+    """The worker pods at the time when restarts were last counted."""
 
     pods: Annotated[tuple[Word, ...], Field(max_length=MOST_PODS)] = Field(
         default=(), description="Uids of the pods."
     )
     first: Word = Field(default="", description="Uid of the coordinator's pod.")
-    starts: Amount = Field(default=0, description="How often the coordinator was started again in that pod.")
+    starts: Amount = Field(default=0, description="Container restarts of the coordinator in that pod.")
     replaced: bool = Field(
-        default=False, description="A pod was replaced since, so the next restart is no failure."
+        default=False,
+        description="A pod was replaced since, so the next restart does not count as a failure.",
     )
 
 
 class StartSeen(Status):
     """Workers that do not all get a place, remembered until they all have been ready."""
 
-    since: Time = Field(default=None, description="Since when some have no place.")
-    lack: Word | None = Field(default=None, description="What is missing: Quota, Room or Other.")
-    words: Words = Field(default="", description="What the quota, the scheduler or the kubelet says.")
-    attempts: Amount = Field(default=0, description="How often those that had a place were ended, too.")
+    since: Time = Field(default=None, description="Time since which some workers cannot be scheduled.")
+    lack: Word | None = Field(
+        default=None, description="What is missing: Quota, Room (on the nodes) or Other."
+    )
+    words: Words = Field(default="", description="Message of the quota, the scheduler or the kubelet.")
+    attempts: Amount = Field(
+        default=0, description="How often the workers that were running were stopped as well."
+    )
     again: Time = Field(
-        default=None, description="When all start again at the latest; absent while they try."
+        default=None, description="Latest time of the next attempt; absent during an attempt."
     )
     others: Amount = Field(
         default=0,
-        description="Most workers of other pipelines meanwhile; fewer means that something was freed.",
+        description="Maximum number of workers of other pipelines since then; fewer means that resources were freed.",
     )
 
 
@@ -73,9 +78,7 @@ class LearnedLine(Status):
         description="Bytes: constant, per token, per squared token, per supervised position, per row of logits, and "
         "the smaller terms (docs/operators/memory.md).",
     )
-    interval: Word = Field(
-        default="0", description="By how much more it may be, as part of what is predicted."
-    )
+    interval: Word = Field(default="0", description="Upper margin, as a fraction of the prediction.")
 
 
 class LearnedMemory(Status):
@@ -84,22 +87,20 @@ class LearnedMemory(Status):
     stage: Stage = Field(description="Number of the stage, from 0.")
     origin: Word = Field(
         default="",
-        description="Of what it was learned: changes with the model, the stages and what computes.",
+        description="Identity of what was measured; it changes with the model, the stages and the device.",
     )
-    image: LongName | None = Field(default=None, description="Image of the workers that measured it.")
-    samples: Amount = Field(default=0, description="Microbatches that it was learned from; 0: none yet.")
-    widest: Amount = Field(default=0, description="Tokens of the widest of them.")
+    image: LongName | None = Field(default=None, description="Worker image that took the measurements.")
+    samples: Amount = Field(default=0, description="Number of measured microbatches; 0: none yet.")
+    widest: Amount = Field(default=0, description="Tokens of the largest of them.")
     correction: Word = Field(
-        default="1", description="Factor on what is predicted, above 1 after memory ran out."
+        default="1", description="Factor on the prediction; above 1 after memory ran out."
     )
     kept: LearnedLine = Field(
-        default_factory=LearnedLine, description="Bytes kept between forward and backward."
+        default_factory=LearnedLine, description="Bytes kept between the forward and the backward pass."
     )
-    forward: LearnedLine = Field(
-        default_factory=LearnedLine, description="Most bytes there during a forward."
-    )
+    forward: LearnedLine = Field(default_factory=LearnedLine, description="Peak bytes during a forward pass.")
     backward: LearnedLine = Field(
-        default_factory=LearnedLine, description="Most bytes there during a backward."
+        default_factory=LearnedLine, description="Peak bytes during a backward pass."
     )
 
 
@@ -108,54 +109,54 @@ class PipelineStatus(Status):
         default=(), description="Ready, WorkersAvailable, Stalled, ServesOthers."
     )
     observed_generation: Amount | None = Field(
-        default=None, description="The generation of the spec last acted upon."
+        default=None, description="The generation of the spec that was last reconciled."
     )
     state: Word | None = Field(default=None, description="Idle, Waiting, Starting, Ready, Stalled or Failed.")
-    replicas: Amount | None = Field(default=None, description="Worker pods wanted now.")
+    replicas: Amount | None = Field(default=None, description="Desired number of worker pods.")
     members: Amount | None = Field(
         default=None,
-        description="Pipelines that share the tasks: this one and its replicas. Absent where spec.replicas has only one.",
+        description="Number of pipelines that share the tasks: this one and its replicas. Absent when there is only one.",
     )
-    ready_replicas: Amount | None = Field(default=None, description="Worker pods that answer.")
+    ready_replicas: Amount | None = Field(default=None, description="Worker pods that are ready.")
     restarts: Amount | None = Field(
-        default=None, description="Failures of the workers in a row, each of which restarted all of them."
+        default=None, description="Consecutive failures of the workers; each one restarted all of them."
     )
-    last_restart: Time = Field(default=None, description="When such a failure was last seen.")
+    last_restart: Time = Field(default=None, description="Time of the last such failure.")
     last_failure: Words | None = Field(
-        default=None, description="What the workers said last when they failed."
+        default=None, description="Last message of the workers when they failed."
     )
-    given_up: Word | None = Field(
-        default=None, description="Why the workers are not started again: a reason of Ready."
-    )
+    given_up: Word | None = Field(default=None, description="Why the workers stay down: a reason of Ready.")
     revision: Word | None = Field(
         default=None,
-        description="Of the workers' configuration (spec and default image) that restarts and refusals are counted for.",
+        description="Revision of the workers' configuration (spec and default image) for which restarts are counted.",
     )
     workers_seen: WorkersSeen | None = Field(
-        default=None, description="The worker pods as they were when restarts were last counted."
+        default=None, description="The worker pods at the time when restarts were last counted."
     )
-    start: StartSeen | None = Field(default=None, description="Why not all workers start, while that is so.")
-    active_tasks: Amount | None = Field(default=None, description="Tasks that train now.")
+    start: StartSeen | None = Field(
+        default=None, description="Why some workers cannot start; absent when all can."
+    )
+    active_tasks: Amount | None = Field(default=None, description="Tasks that are training.")
     waiting_tasks: Amount | None = Field(default=None, description="Tasks that wait for this pipeline.")
-    idle_since: Time = Field(default=None, description="Since when no task needs the pipeline.")
+    idle_since: Time = Field(default=None, description="Time since which no task has needed the pipeline.")
     updating_since: Time = Field(
         default=None,
-        description="Since when tasks wait for workers that are to be replaced and finish what they train.",
+        description="Time since which tasks have waited for workers that are about to be replaced.",
     )
     plan_generation: Annotated[int, Field(strict=True, ge=0, le=MOST_PLANS)] | None = Field(
         default=None, description="Generation of the last plan sent to the coordinator."
     )
     facts: ModelFacts | None = Field(
-        default=None, description="Shape of the base model, as the workers found it."
+        default=None, description="Shape of the base model, as the workers read it."
     )
     wire: WireReport | None = Field(
         default=None,
-        description="Bytes and tokens that crossed between the stages of the present workers, as of when the "
-        "pipeline last had no task in training.",
+        description="Bytes and tokens sent between the stages of the current workers, as of the last time "
+        "that no task was training.",
     )
     stages: Annotated[tuple[StageReport, ...], Field(max_length=MOST_STAGES)] = Field(
         default=(), description="The stages with their layers and memory."
     )
     memory: Annotated[tuple[LearnedMemory, ...], Field(max_length=MOST_STAGES)] = Field(
-        default=(), description="What was learned of each stage's memory; a restart goes on from it."
+        default=(), description="The memory model of each stage, as measured; it survives restarts."
     )

@@ -15,7 +15,7 @@ Priority = Annotated[int, Field(strict=True, ge=-HIGHEST, le=HIGHEST)]
 
 
 class PriorityBound(Model):
-    """There is no lower bound: whoever goes last is in nobody's way."""
+    """There is no lower bound."""
 
     max: Priority | None = Field(
         default=None,

@@ -33,7 +33,7 @@ def _network(text: str) -> str:
     try:
         return str(ip_network(text, strict=False))
     except ValueError as error:
-        raise ValueError(f"{text!r} is no network such as 10.0.0.0/8: {error}") from error
+        raise ValueError(f"{text!r} is not a network such as 10.0.0.0/8: {error}") from error
 
 
 def _as_text(value: object) -> object:

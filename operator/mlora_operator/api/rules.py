@@ -46,7 +46,7 @@ COORDINATOR_URL = (
     r"^(\{scheme\}|https?)://([A-Za-z0-9._~!$&()*+,;=:%/\[\]-]|\{(host|port|namespace|name)\})+$"
 )
 
-_PLAINLY = ": without a user, a backslash, white space, and without an empty part or a part . or .."
+_PLAINLY = ": without a user name, backslashes, white space, empty segments, and the segments . and .."
 
 # What a text has to look like is a pattern at its field; a pattern alone tells a user nothing.
 REFUSALS: Mapping[str, str] = {
@@ -56,7 +56,7 @@ REFUSALS: Mapping[str, str] = {
     addresses.DATA: "must be an address such as s3://bucket/key, https://host/path or hf://datasets/OWNER/NAME/path"
     + _PLAINLY,
     addresses.ENDPOINT: "must be a URL such as https://s3.example.org:9000: a host or an IP address in its usual form, "
-    "without a user, a backslash, white space or a dot behind the name",
+    "without a user name, backslashes, white space or a trailing dot",
     addresses.REVISION: "must be a branch, tag or commit: letters, digits, -, _, ., + and /",
     addresses.REGION: "must be a region such as us-east-1: letters, digits and -",
     r"^[A-Za-z0-9_]+$": "must be a name of letters, digits and _, such as train",
@@ -64,11 +64,11 @@ REFUSALS: Mapping[str, str] = {
     r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes such as 20Gi",
     r"^([1-9][0-9]*(\.[0-9]+)?|0\.[0-9]+)(k|Ki|M|Mi|G|Gi|T|Ti|P|Pi|E|Ei)?$": "must be an amount of bytes above 0, such as "
     "20Gi or 500M",
-    COORDINATOR_URL: "must be a URL in which scheme, host, port, namespace and name may stand in braces, and nothing else; "
-    "without a user, a backslash or white space",
+    COORDINATOR_URL: "must be a URL whose placeholders in braces are scheme, host, port, namespace and "
+    "name only; without a user name, backslashes or white space",
     NETWORK: "must be a network such as 10.0.0.0/8",
-    r"\S": "must not be blank: leave it out, or say something",
-    DNS_NAME: "must be a name of Kubernetes: lower-case letters, digits, - and ., such as s3-credentials",
+    r"\S": "must not be blank: give it a value or remove it",
+    DNS_NAME: "must be a Kubernetes name: lower-case letters, digits, - and ., such as s3-credentials",
     KMS_KEY: "must be the id, the ARN or the alias of a key: letters, digits, :, /, _, . and -",
     CONFIG_KEY: "must be a key of a ConfigMap: letters, digits, -, _ and ., such as train.jsonl",
 }
@@ -112,8 +112,7 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
     return Rule(
         path=("dataset",),
         cel=f"self.format in [{listed}] || self.fields.{field} == '{field}'",
-        message=f"fields.{field} is a column of format {' and '.join(formats)}, and format is another: remove it, or "
-        "correct format",
+        message=f"fields.{field} applies only to format {' and '.join(formats)}: remove it, or correct format",
         holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
     )
 
@@ -152,7 +151,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("output", "uri"),
         cel=f"!self.startsWith('s3://') || self.matches(r'{_BELOW_A_BUCKET.pattern}')",
-        message="must name a prefix below the bucket, such as s3://bucket/prefix: an adapter has a folder of its own",
+        message="must name a prefix below the bucket, such as s3://bucket/prefix: an adapter needs its own folder",
         holds=lambda uri: not uri.startswith("s3://") or _BELOW_A_BUCKET.match(uri) is not None,
         new_alone=True,
     ),
@@ -172,7 +171,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("dataset",),
         cel="self.format != 'text' || !has(self.trainOn) || self.trainOn == 'everything'",
-        message="a text has no answers: leave trainOn out, or set it to everything",
+        message="rows of format text have no answers: remove trainOn, or set it to everything",
         holds=lambda dataset: (
             dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
@@ -187,7 +186,7 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("dataset",),
         cel="self.format != 'text' || (!has(self.chatTemplate) && !has(self.chatTemplateRef))",
-        message="a text is learnt without a template: leave chatTemplate out",
+        message="rows of format text do not use a template: remove chatTemplate",
         holds=lambda dataset: (
             dataset["format"] != "text" or not {"chatTemplate", "chatTemplateRef"} & {*dataset}
         ),
@@ -195,13 +194,13 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("dataset",),
         cel="!has(self.split) || has(self.uri) || has(self.uris)",
-        message="split chooses among files: it has a meaning only with uri or uris",
+        message="split selects files: set uri or uris, or remove split",
         holds=lambda dataset: "split" not in dataset or "uri" in dataset or "uris" in dataset,
     ),
     Rule(
         path=("dataset",),
         cel="!has(self.fileFormat) || self.fileFormat != 'parquet' || has(self.uri) || has(self.uris)",
-        message="a Parquet file is no text: it has to lie at a uri",
+        message="a Parquet file is not text: it must be at uri or uris",
         holds=lambda dataset: dataset.get("fileFormat") != "parquet" or "uri" in dataset or "uris" in dataset,
     ),
     Rule(
@@ -229,7 +228,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
     Rule(
         path=("model", "uri"),
         cel="!self.startsWith('hf://datasets/')",
-        message="a base model must be no data set: write hf://OWNER/NAME",
+        message="the address of a base model must not name a data set: write hf://OWNER/NAME",
         holds=lambda uri: not uri.startswith("hf://datasets/"),
     ),
     Rule(
@@ -241,7 +240,7 @@ PIPELINE_RULES: tuple[Rule, ...] = (
     Rule(
         path=("allowedNamespaces",),
         cel="self.from == 'Selector' || !has(self.selector)",
-        message="selector has a meaning only with from: Selector",
+        message="remove selector: it requires from: Selector",
         holds=lambda allowed: allowed["from"] == "Selector" or "selector" not in allowed,
     ),
     _KEY_OF_KMS,

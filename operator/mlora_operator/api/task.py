@@ -32,22 +32,22 @@ Seconds = Annotated[int, Field(strict=True, ge=1, le=315_360_000)]  # ten years 
 
 class Output(Model):
     uri: FolderUri = Field(
-        description="Prefix that receives the adapter: s3://bucket/prefix.",
+        description="Prefix to which the adapter is uploaded: s3://bucket/prefix.",
     )
     overwrite: bool = Field(
         default=False,
         strict=True,
-        description="True: replace an adapter that lies there. False: where one lies that is not this very task's, the "
-        "task fails before it trains. May be changed at any time.",
+        description="True: replace an existing adapter. False: the task fails before training when an "
+        "adapter of another task exists there. This field can be changed at any time.",
     )
     dtype: AdapterDtype = Field(
         default=AdapterDtype.FLOAT32,
-        description="float32, bfloat16 or float16: in which numbers the adapter's file is written.",
+        description="float32, bfloat16 or float16: data type of the adapter's file.",
     )
     base_model_name: Annotated[str, Field(min_length=1, max_length=253, pattern=r"\S")] | None = Field(
         default=None,
-        description="What adapter_config.json says as base_model_name_or_path, for a base that its users load under "
-        "another name than baseModel; by default baseModel.",
+        description="Value of base_model_name_or_path in adapter_config.json, for users who load the base "
+        "model under another name. Default: baseModel.",
     )
 
 
@@ -61,36 +61,37 @@ class LoRATaskSpec(Model):
         "it is written into adapter_config.json.",
     )
     priority: Priority = Field(
-        default=0, description="Higher goes first; may be changed while the task waits or runs."
+        default=0,
+        description="Higher values are scheduled first. This field can be changed while the task waits or runs.",
     )
     suspend: bool = Field(
-        default=False, strict=True, description="True: give the place in the pipeline back and wait."
+        default=False, strict=True, description="True: release the pipeline's memory and wait."
     )
     start_deadline_seconds: Seconds | None = Field(
         default=None,
-        description="Fail the task when it has had no place in the pipeline so many seconds after it was made or tried "
-        "again; absent: it waits for ever.",
+        description="The task fails when it is not admitted within this many seconds after its creation or "
+        "its last retry. Absent: no limit.",
     )
     active_deadline_seconds: Seconds | None = Field(
         default=None,
-        description="Fail the task, behind a checkpoint, when it is not done so many seconds after its first place; "
-        "absent: it may take as long as it takes.",
+        description="The task fails, after a checkpoint, when it does not finish within this many seconds "
+        "after its first admission. Absent: no limit.",
     )
     ttl_seconds_after_finished: Annotated[int, Field(strict=True, ge=0, le=315_360_000)] | None = Field(
         default=None,
-        description="Delete the task so many seconds after it succeeded or failed; adapter and checkpoints stay. Absent: "
-        "it stays.",
+        description="The task is deleted this many seconds after it succeeded or failed; its adapter and "
+        "checkpoints stay. Absent: it is not deleted.",
     )
     lora: LoRAConfig = Field(default_factory=LoRAConfig, description="The adapter's shape.")
-    dataset: Dataset = Field(description="The rows to learn from.")
-    training: Training = Field(default_factory=Training, description="How to train.")
+    dataset: Dataset = Field(description="The rows to train on.")
+    training: Training = Field(default_factory=Training, description="Training settings.")
     evaluation: Evaluation | None = Field(
-        default=None, description="Evaluate while training; absent: it is not evaluated."
+        default=None, description="Evaluation during training. Absent: none."
     )
     init_from: InitFrom | None = Field(
-        default=None, description="Go on from this adapter instead of a fresh one."
+        default=None, description="Start from this adapter instead of a new one."
     )
-    output: Output = Field(description="Where the adapter goes.")
+    output: Output = Field(description="Destination of the adapter.")
     storage: Storage = Field(default_factory=Storage, description="The store of dataset and output.")
 
 
@@ -99,53 +100,56 @@ class TaskStatus(Status):
         default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed."
     )
     observed_generation: Amount | None = Field(
-        default=None, description="The generation of the spec last acted upon."
+        default=None, description="The generation of the spec that was last reconciled."
     )
     state: Word | None = Field(
-        default=None, description="One word for kubectl get: the most telling condition."
+        default=None, description="Summary for kubectl get: the most relevant condition."
     )
     reason: Word | None = Field(default=None, description="Reason of that condition, for kubectl get.")
     pipeline: LongName | None = Field(
         default=None, description="namespace/name of the LoRAPipeline that serves the task."
     )
-    step: Amount | None = Field(default=None, description="Optimizer steps done.")
-    total_steps: Amount | None = Field(default=None, description="Optimizer steps to do.")
+    step: Amount | None = Field(default=None, description="Completed optimizer steps.")
+    total_steps: Amount | None = Field(default=None, description="Total optimizer steps.")
     progress: Word | None = Field(default=None, description="step/totalSteps, for kubectl get.")
     loss: Word | None = Field(default=None, description="Mean loss over the last step's supervised tokens.")
     evaluation_loss: Word | None = Field(
-        default=None, description="Mean loss over the evaluation rows' supervised tokens, as last evaluated."
+        default=None,
+        description="Mean loss over the evaluation rows' supervised tokens, at the last evaluation.",
     )
-    best_step: Amount | None = Field(default=None, description="Step after which that was lowest.")
-    best_evaluation_loss: Word | None = Field(default=None, description="The lowest such loss.")
+    best_step: Amount | None = Field(default=None, description="Step with the lowest evaluation loss.")
+    best_evaluation_loss: Word | None = Field(default=None, description="The lowest evaluation loss.")
     tokens_per_second: Word | None = Field(
         default=None, description="Tokens of this task per second of wall time."
     )
     checkpoint_step: Amount | None = Field(
-        default=None, description="Step of the newest complete checkpoint; what a failure costs begins there."
+        default=None,
+        description="Step of the newest complete checkpoint. Steps after it are repeated after a failure.",
     )
     resumed_step: Amount | None = Field(
-        default=None, description="Step from which the present run went on; absent when it began anew."
+        default=None,
+        description="Step from which the current run resumed; absent when it started from the beginning.",
     )
-    preemptions: Amount | None = Field(
-        default=None, description="How often a task that goes first took the place."
-    )
+    preemptions: Amount | None = Field(default=None, description="How often the task was preempted.")
     restarts: Amount | None = Field(
-        default=None, description="How often the task started again after a failure that was not its own."
+        default=None, description="How often the task was restarted because its workers ended."
     )
     run: Word | None = Field(
         default=None,
         description="Run of the worker group in which the task trains; another one means a restart.",
     )
     retries: Amount | None = Field(
-        default=None, description="How often a failed task was tried again on demand."
+        default=None, description="How often the failed task was retried on request."
     )
     retry: Retry | None = Field(
-        default=None, description="Value of the annotation mlora.dev/retry that was last seen or acted upon."
+        default=None, description="Last observed value of the annotation mlora.dev/retry."
     )
     retry_time: Time = Field(
-        default=None, description="When the task was last tried again; its start deadline counts from then."
+        default=None, description="Time of the last retry; the start deadline counts from then."
     )
     start_time: Time = Field(default=None, description="When the task was first admitted.")
     completion_time: Time = Field(default=None, description="When the task succeeded or failed.")
-    data: DataCounts | None = Field(default=None, description="What became of the rows.")
+    data: DataCounts | None = Field(
+        default=None, description="Counts of the rows that were read, used and dropped."
+    )
     adapter: AdapterInfo | None = Field(default=None, description="The finished adapter.")

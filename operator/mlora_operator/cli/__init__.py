@@ -34,7 +34,8 @@ def _main() -> None:
         sys.exit(fetch(sys.argv[2:]))
     if importlib.util.find_spec("typer") is None:
         print(
-            "error: only `mlora fetch` is installed here; for the rest: pip install 'mlora-operator[operator]'",
+            "error: only `mlora fetch` is installed here; for all other commands run pip install "
+            "'mlora-operator[operator]'",
             file=sys.stderr,
         )
         sys.exit(exit_codes.INVALID)

@@ -33,7 +33,7 @@ def _version(wanted: bool) -> None:
         try:
             known = version("mlora-operator")
         except PackageNotFoundError:
-            known = "unknown: not installed as a package"
+            known = "unknown (not installed as a package)"
         output.stdout().print(f"mlora {known}")
         raise typer.Exit
 

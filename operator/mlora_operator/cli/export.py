@@ -16,29 +16,29 @@ from mlora_worker.protocol import AdapterDtype, MergeQuestion
 
 
 def export(
-    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter, as mlora fetch leaves it.")],
-    output_folder: Annotated[Path, typer.Argument(help="Folder, or file, to make; it may not be there yet.")],
+    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter that mlora fetch downloaded.")],
+    output_folder: Annotated[Path, typer.Argument(help="Folder or file to create; it must not exist yet.")],
     base: Annotated[Path, typer.Option(help="Folder of the base model, with safetensors.")],
     merged: Annotated[
-        bool, typer.Option("--merged", help="A whole model with the adapter in it, by PEFT.")
+        bool, typer.Option("--merged", help="Merge the adapter into the base model with PEFT.")
     ] = False,
     gguf: Annotated[
-        bool, typer.Option("--gguf", help="The adapter alone, as a GGUF file for llama.cpp.")
+        bool, typer.Option("--gguf", help="Write the adapter alone as a GGUF file for llama.cpp.")
     ] = False,
     dtype: Annotated[
         AdapterDtype | None,
-        typer.Option(help="Type of the weights; by default that of the base, in GGUF float32."),
+        typer.Option(help="Data type of the weights. Default: that of the base model, or float32 for GGUF."),
     ] = None,
-    output: Annotated[Output, typer.Option(help="How the answer is printed.")] = Output.TEXT,
+    output: Annotated[Output, typer.Option(help="Output format.")] = Output.TEXT,
 ) -> None:
-    """Write a fetched adapter for programs that do not read PEFT's: merged into its base, or as GGUF."""
+    """Convert a fetched adapter for programs that do not read PEFT: merge it into its base, or write GGUF."""
     if merged == gguf:
-        raise CommandError("say --merged or --gguf, one of both", exit_codes.INVALID)
+        raise CommandError("give exactly one of --merged and --gguf", exit_codes.INVALID)
     needed = ("torch", "gguf") if gguf else ("torch", "transformers", "peft")
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
     if lacking:
         raise CommandError(
-            f"{', '.join(lacking)} must be installed for that: pip install "
+            f"{', '.join(lacking)} must be installed for this: pip install "
             + ("'mlora-operator[worker,gguf]'" if gguf else "'mlora-operator[worker]' peft"),
             exit_codes.INVALID,
         )

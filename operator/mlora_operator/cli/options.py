@@ -21,15 +21,15 @@ FilesArgument = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="text for people, json for programs (one object a line).")
+    Output, typer.Option("--output", "-o", help="text for people, json for programs (one object per line).")
 ]
 NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace; by default that of the context.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.")
 ]
 ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig to use.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(
-        parser=duration, metavar="DURATION", help="Give up after so long, as in 90s or 1h30m (exit code 3)."
+        parser=duration, metavar="DURATION", help="Stop after this long, such as 90s or 1h30m (exit code 3)."
     ),
 ]

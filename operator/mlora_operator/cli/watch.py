@@ -53,7 +53,7 @@ def table(rows: Iterable[Row]) -> RenderableType:
 
 def watch(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tasks to watch; by default all.")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tasks to watch. Default: all.")
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
@@ -62,14 +62,14 @@ def watch(
 ) -> None:
     """Show tasks as they train, until all have finished.
 
-    Ends with 0 when all succeeded and with 1 when one failed.
+    The exit code is 0 when all tasks succeeded, and 1 when one failed.
     """
     wanted = frozenset(names or ())
     view: View = Lines() if output is Output.JSON else Screen()
     try:
         code = asyncio.run(_watch(wanted, namespace, context, timeout, view))
     except TimeoutError:
-        message = f"not all tasks had finished after {timeout:g} seconds"
+        message = f"not all tasks finished within {timeout:g} seconds"
         raise CommandError(message, exit_codes.TIMEOUT) from None
     raise typer.Exit(code)
 
@@ -161,4 +161,4 @@ def _check_there(rows: Mapping[str, Row], wanted: frozenset[str], namespace: str
         message = f"no loratask {', '.join(missing)} in namespace {namespace!r}"
         raise CommandError(message, exit_codes.NOT_FOUND)
     if not rows:
-        raise CommandError(f"no loratasks in namespace {namespace!r}", exit_codes.NOT_FOUND)
+        raise CommandError(f"there are no loratasks in namespace {namespace!r}", exit_codes.NOT_FOUND)

@@ -64,7 +64,7 @@ class CoordinatorClient:
         try:
             return understand(Report, body, LARGEST_REPORT)
         except ValueError as error:
-            raise Invalid(f"report not understood: {error}") from None
+            raise Invalid(f"the report is invalid: {error}") from None
         finally:
             self.reading = time.monotonic() - begun
 
@@ -77,7 +77,7 @@ class CoordinatorClient:
         try:
             return understand(Timeline, body, bound)
         except ValueError as error:
-            raise Invalid(f"timeline not understood: {error}") from None
+            raise Invalid(f"the timeline is invalid: {error}") from None
 
     async def _call(
         self,
@@ -153,21 +153,21 @@ class CoordinatorClient:
         except aiohttp.ClientConnectorCertificateError as error:
             raise Untrusted(distrust(self._url, trust, error.certificate_error)) from error
         except Unbounded as error:
-            raise Invalid(f"the answer of {self._url} is not read: {error}") from None
+            raise Invalid(f"the answer of {self._url} was rejected: {error}") from None
         except aiohttp.ClientError as error:
             raise Unreachable(f"{self._url}: {str(error)[:ANSWER_SHOWN]}") from error
         if answer.status == 204:
             return b""
         if answer.status in (401, 403):
-            raise Unauthorized(f"{self._url} refuses the operator's token")
+            raise Unauthorized(f"{self._url} rejected the operator's token")
         if answer.status == 503:
             raise Starting(text)
         if answer.status >= 500:
             raise Unreachable(f"{self._url} answered {answer.status}: {text}")
         if 300 <= answer.status < 400:
             raise Invalid(
-                f"{self._url} answered {answer.status}, which leads elsewhere and is not followed: the plan's keys and "
-                "the token are for this coordinator alone"
+                f"{self._url} answered {answer.status}, which is a redirect and is not followed: credentials are "
+                f"sent to this coordinator only"
             )
         raise Invalid(f"{self._url} answered {answer.status}: {text}")
 

@@ -53,7 +53,7 @@ async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """The body, of at most so many bytes. Raises Unbounded once it is known to have more."""
     encoding = answer.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        raise Unbounded(f"its body is in the encoding {encoding[:40]!r}, which was not asked for")
+        raise Unbounded(f"its body is in the encoding {encoding[:40]!r}, which was not requested")
     body = bytearray()
     async for part in answer.content.iter_chunked(65_536):
         if len(body) + len(part) > most:

@@ -39,10 +39,11 @@ class Shapes:
             self._run, self._shape = report.run_id, shape
             return
         if report.run_id == self._run:
-            raise Unsteady("its workers tell of another model, or of other stages, than when they started")
+            raise Unsteady("its workers report another model, or other stages, than at their start")
         if len(self._changes) == MOST and timedelta() <= now - self._changes[0] < WITHIN:
             raise Unsteady(
-                f"its workers have told of {MOST} other models, or stages, within {WITHIN.total_seconds() / 60:.0f} minutes"
+                f"its workers have reported {MOST} other models or stages within {WITHIN.total_seconds() / 60:.0f} "
+                f"minutes"
             )
         self._changes.append(now)
         self._run, self._shape = report.run_id, shape

@@ -8,14 +8,14 @@ from functools import lru_cache
 from mlora_operator.coordinator.errors import Untrusted
 from mlora_operator.reconcile.ports import Trust
 
-_WAY_OUT = "another one is made when the Secret is deleted"
+_WAY_OUT = "delete the Secret, and the operator creates a new one"
 
 
 @lru_cache(maxsize=1024)  # milliseconds each time
 def context(trust: Trust | None, url: str) -> ssl.SSLContext:
     """For TLS with whoever has this very certificate; no authority counts. Raises Untrusted."""
     if trust is None:
-        raise Untrusted(f"by which certificate {url} proves itself is not known")
+        raise Untrusted(f"the certificate of {url} is not known yet")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # asks for a certificate, and for its name
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # it need not be signed by itself
@@ -30,4 +30,6 @@ def context(trust: Trust | None, url: str) -> ssl.SSLContext:
 def distrust(url: str, trust: Trust | None, error: Exception) -> str:
     words = getattr(error, "verify_message", "") or str(error)
     origin = trust.origin if trust is not None else "nothing"
-    return f"{url} does not prove itself by the certificate in {origin} ({words}), so it is sent nothing; {_WAY_OUT}"
+    return (
+        f"{url} does not present the certificate in {origin} ({words}), so nothing is sent to it; {_WAY_OUT}"
+    )

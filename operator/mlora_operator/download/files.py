@@ -54,10 +54,12 @@ def check_replaceable(target: Path) -> None:
     if not target.is_dir():
         raise FolderInUse(f"{target} is a file")
     if target.is_mount():
-        message = f"{target} is a mount point, which cannot be replaced at once; use {target / 'adapter'}"
+        message = f"{target} is a mount point, which cannot be replaced atomically; use {target / 'adapter'}"
         raise FolderInUse(message)
     if any(target.iterdir()) and not (target / MANIFEST_NAME).is_file():
-        raise FolderInUse(f"{target} holds something that is not an adapter; empty it or choose another")
+        raise FolderInUse(
+            f"{target} contains something that is not an adapter; empty it or choose another folder"
+        )
 
 
 def _holds(target: Path, manifest: Manifest) -> bool:
@@ -104,7 +106,7 @@ def _fetch(source: Source, file: ManifestFile, path: Path, pause: Pause, progres
         more = " or more" if size > file.bytes else ""
         raise AdapterCorrupt(f"{file.name} has {size} bytes{more} where the manifest says {file.bytes}")
     if _digest(path) != file.sha256:
-        raise AdapterCorrupt(f"{file.name} does not have the SHA-256 that the manifest says")
+        raise AdapterCorrupt(f"{file.name} does not match the SHA-256 in its manifest")
 
 
 def _complete(source: Source, file: ManifestFile, path: Path, pause: Pause, count: _Count) -> None:

@@ -71,7 +71,7 @@ def parse_manifest(content: bytes) -> Manifest:
         if not isinstance(parsed, dict):
             raise TypeError("no object")
         if parsed.get("version", _VERSION) != _VERSION:
-            message = f"{MANIFEST_NAME} has the version {parsed['version']!r}; a newer mlora can read it"
+            message = f"{MANIFEST_NAME} has version {parsed['version']!r}; upgrade mlora to read it"
             raise AdapterCorrupt(message)
         manifest = Manifest(
             task_uid=_of_type(parsed["taskUid"], str),

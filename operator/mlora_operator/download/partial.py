@@ -50,7 +50,7 @@ def _locked(folder: Path, target: Path) -> int:
             continue
         if not _lock(descriptor):
             os.close(descriptor)
-            raise FolderInUse(f"another download to {target} is under way")
+            raise FolderInUse(f"another download to {target} is in progress: wait for it to finish")
         try:
             if os.path.samestat(os.fstat(descriptor), folder.stat()):
                 return descriptor

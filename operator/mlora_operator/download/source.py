@@ -58,7 +58,7 @@ def open_source(uri: str, access: Access) -> Source:
     folder = _folder_of(uri) if uri.startswith("file://") else None
     if folder is not None:
         return _Folder(folder)
-    raise ValueError(f"{uri!r} is no address of an adapter: write s3://bucket/prefix or file:///folder")
+    raise ValueError(f"{uri!r} is not the address of an adapter: write s3://bucket/prefix or file:///folder")
 
 
 def _folder_of(uri: str) -> Path | None:
@@ -82,7 +82,7 @@ class _Folder:
                 while piece := file.read(PIECE):
                     yield piece
         except FileNotFoundError as error:
-            raise AdapterNotFound(f"{self._folder / name} is not there") from error
+            raise AdapterNotFound(f"{self._folder / name} does not exist") from error
         except OSError as error:
             raise StoreRefused(f"{self._folder / name}: {error.strerror}") from error
 
@@ -157,7 +157,7 @@ class _Bucket:
         ) as error:
             raise StoreSilent(f"the store {self._where} does not answer: {error}") from error
         except exceptions.BotoCoreError as error:
-            raise StoreRefused(f"s3://{self._bucket}/{key} cannot be asked for: {error}") from error
+            raise StoreRefused(f"s3://{self._bucket}/{key} cannot be requested: {error}") from error
 
     def _explained(self, error: Any, key: str) -> DownloadError:
         code = str(error.response.get("Error", {}).get("Code", ""))
@@ -165,9 +165,9 @@ class _Bucket:
         if code in ("NoSuchKey", "NoSuchBucket", "404"):
             return AdapterNotFound(f"s3://{self._bucket}/{key} is not in the store {self._where}")
         if status >= 500 or code in _NOT_NOW:
-            return StoreSilent(f"the store {self._where} cannot answer just now: {code or error}")
+            return StoreSilent(f"the store {self._where} is temporarily unavailable: {code or error}")
         if code == "InvalidRange":  # the object became shorter than what a former try had got of it
-            return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest says")
+            return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest states")
         return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")
 
 

@@ -31,7 +31,7 @@ def await_manifest(
             if wanted(manifest):
                 return manifest
             seen: DownloadError = AdapterNotFound(
-                f"the adapter there is of another task: {manifest.namespace}/{manifest.name}"
+                f"the adapter there belongs to another task: {manifest.namespace}/{manifest.name}"
             )
         except (AdapterNotFound, StoreSilent) as error:
             seen = error

@@ -134,7 +134,7 @@ class Elector:
     def permit(self) -> None:
         """To be called before each write. Raises NotLeader."""
         if not self.leads:
-            raise NotLeader("this replica does not hold the lease any more")
+            raise NotLeader("this replica no longer holds the lease")
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Until cancelled: ``work`` runs, anew in each term, while this replica leads. Then the lease is free."""
@@ -162,7 +162,9 @@ class Elector:
                 outcome = await self._attempt(max(0.1, min(ATTEMPT_WITHIN, self._until - self._clock())))
                 another = self._mine is not None and self._mine.transitions != term
                 if outcome is Outcome.ANOTHERS or another or not self.leads:
-                    logger.warning("%s leads no longer: the lease could not be renewed in time", self.me)
+                    logger.warning(
+                        "%s is no longer the leader: the lease could not be renewed in time", self.me
+                    )
                     return None
                 pause = self._terms.renew_every if outcome is Outcome.MINE else self._terms.look_every
         finally:

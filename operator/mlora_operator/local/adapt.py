@@ -60,14 +60,14 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
     5. Ranks on one machine share its processors and its memory, so a pipeline has no replicas.
     """
     if not manifests.tasks:
-        raise InvalidRun("there is no LoRATask in these files")
+        raise InvalidRun("these files contain no LoRATask")
     pipelines = tuple(_pipeline(one, wishes, machine) for one in manifests.pipelines)
     served = {one["spec"]["model"]["name"] for one in pipelines}
     for one in manifests.tasks:
         if one.spec.base_model not in served | wishes.models.keys():
             name, place = one.spec.base_model, one.place
             where = f"{place.file}:{place.line}: {place.kind}/{place.name}"
-            raise InvalidRun(f"{where}: where does {name} lie? Say --model {name}=FOLDER")
+            raise InvalidRun(f"{where}: the location of {name} is not known: add --model {name}=FOLDER")
     settings = Settings(
         namespace=DEFAULT_NAMESPACE,
         worker=WorkerDefaults(image="local"),
@@ -97,11 +97,11 @@ def model_uri(place: str, base: Path) -> str:
         return place
     if "://" in place:
         raise InvalidRun(
-            f"{place!r}: a base model lies in a folder or under s3://, hf://, http:// or https://"
+            f"{place!r}: a base model must be a folder or an address with s3://, hf://, http:// or https://"
         )
     folder = (base / place).resolve()
     if not (folder / "config.json").is_file():
-        raise InvalidRun(f"{folder} is not a model's folder: it has no config.json")
+        raise InvalidRun(f"{folder} is not the folder of a model: config.json is missing")
     return folder.as_uri()
 
 

@@ -100,7 +100,7 @@ class _Reader:
         if any(node is outer for outer in self._open):
             raise DocumentError("an alias contains itself", line)
         if not isinstance(node, yaml.ScalarNode) and node.tag not in _CONTAINERS:
-            raise DocumentError(f"the tag {node.tag} has no meaning in a manifest", line)
+            raise DocumentError(f"the tag {node.tag} is not supported in a manifest", line)
         self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
@@ -124,7 +124,7 @@ class _Reader:
             key = key_node.value
             if index >= inherited:
                 if key in seen:
-                    raise DocumentError(f"{'.'.join(map(str, (*path, key)))} stands twice", line)
+                    raise DocumentError(f"{'.'.join(map(str, (*path, key)))} is defined twice", line)
                 seen.add(key)
             self._lines[*path, key] = line
             mapping[key] = self.read(child, (*path, key))
@@ -146,7 +146,7 @@ def _scalar(node: yaml.Node) -> Any:
         return text
     if tag in ("str", "timestamp"):
         return text
-    raise DocumentError(f"the tag {node.tag} has no meaning in a manifest", node.start_mark.line + 1)
+    raise DocumentError(f"the tag {node.tag} is not supported in a manifest", node.start_mark.line + 1)
 
 
 def _integer(text: str) -> int:
@@ -160,5 +160,5 @@ def _number(text: str, line: int) -> float | int:
     lowered = text.lower().replace("_", "")
     value = float(lowered.replace(".inf", "inf").replace(".nan", "nan"))
     if not math.isfinite(value):
-        raise DocumentError(f"{text} is not a number that JSON knows", line)
+        raise DocumentError(f"{text} is not a valid JSON number", line)
     return int(value) if value.is_integer() and abs(value) < 1e21 else value

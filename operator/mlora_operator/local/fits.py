@@ -63,7 +63,7 @@ class Fits:
             draft.write_text(known.model_dump_json(by_alias=True), encoding="utf-8")
             draft.replace(path)
         except OSError as error:
-            log.warning("what was learned of the memory is not kept: %s", error)
+            log.warning("the learned memory model cannot be saved: %s", error)
 
     def _path(self, origin: str) -> Path:
         return self.folder / f"{origin}.json"

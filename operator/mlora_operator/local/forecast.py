@@ -245,7 +245,7 @@ def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, st
         return "Suspended", "Suspended", "spec.suspend is true"
     match place.outcome:
         case Outcome.ADMITTED:
-            return Outcome.ADMITTED, "Admitted", "gets a place at once"
+            return Outcome.ADMITTED, "Admitted", "is admitted at once"
         case Outcome.REFUSED:
             assert place.failure is not None
             return "Failed", place.failure.reason.value, place.failure.message
@@ -281,22 +281,23 @@ def _assumed(
         if answer is None or (answer.rows is None and answer.failure is None):
             longest = min(task.spec.training.max_seq_length, facts.max_positions)
             why = f" ({answer.unread})" if answer is not None and answer.unread else ""
-            yield f"{task.key.name}: its rows were not read{why}; each is taken to have {longest} tokens"
+            yield f"{task.key.name}: its rows were not read{why}; each is assumed to have {longest} tokens"
         elif answer.rows is not None and not answer.rows.whole:
-            yield f"{task.key.name}: the other rows are like the first {answer.rows.counts.rows}"
+            yield f"{task.key.name}: the other rows are assumed to be like the first {answer.rows.counts.rows}"
     if memory.bytes is None:
-        yield f"the memory is not known ({memory.source}): every task is taken to fit; say --memory"
+        yield f"the memory is not known ({memory.source}): every task is assumed to fit; set --memory"
     else:
-        how = "an estimate from the model's shape, several times too cautious"
+        how = "an estimate from the model's shape, which is several times too high"
         if known.fits:
             measured = min(fit.samples for fit in known.fits.values())
-            how = f"learned from {measured} microbatches that a former run measured on each stage"
+            how = f"learned from {measured} microbatches that an earlier run measured on each stage"
         yield (
             f"memory: {memory.source}; what is needed: {how}; every row as long as it may be, as the operator's "
             "admission has it"
         )
     yield (
-        "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a microbatch costs "
+        "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a microbatch "
+        "costs "
         f"as much as {launch_tokens(device)} tokens beside its own ({device})"
     )
     yield "throughput: against the whole model on one device as fast as a stage's; messages are hidden behind computing"

@@ -172,7 +172,10 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
         return [problem(about, ("apiVersion",), f"must be {API_VERSION} (got {version!r})"), *problems]
     if ours and kind not in (task.KIND, pipeline.KIND):
         kinds = f"{task.KIND} or {pipeline.KIND}"
-        return [problem(about, ("kind",), f"{GROUP} has no such kind; did you mean {kinds}?"), *problems]
+        return [
+            problem(about, ("kind",), f"{GROUP} does not have this kind; did you mean {kinds}?"),
+            *problems,
+        ]
 
     place = Place(file, document.line_of(prefix), kind, str(namespace), str(name))
     if kind == SECRET:
@@ -295,7 +298,7 @@ def _secret_data(value: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[P
                 try:
                     decoded[key] = base64.b64decode(text, validate=True).decode()
                 except (binascii.Error, UnicodeDecodeError):
-                    wrong.append(((part, key), "is not base64 of text; plain text goes into stringData"))
+                    wrong.append(((part, key), "is not base64-encoded text; put plain text into stringData"))
     return decoded, wrong
 
 
@@ -307,7 +310,7 @@ def _twice(found: Sequence[Manifest]) -> Iterator[Problem]:
         if other is not place:
             where = f"{other.file}:{other.line}"
             about = f"{place.kind}/{place.name}"
-            yield Problem(place.file, place.line, about, "metadata.name", f"stands already at {where}")
+            yield Problem(place.file, place.line, about, "metadata.name", f"is already defined at {where}")
 
 
 def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:

@@ -278,4 +278,4 @@ def _last_line(log: Path) -> str:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "it wrote nothing"
+    return lines[-1][:400] if lines else "it wrote no output"

@@ -87,6 +87,6 @@ def _answer(
         if done.returncode == 0 and lines:
             return answer.model_validate_json(lines[-1])
     except ValidationError as error:
-        raise SurveyFailed(f"its answer is of another version: {error.errors()[0]['loc']}") from None
-    words = [line for line in done.stderr.splitlines() if line.strip()] or ["it wrote nothing"]
+        raise SurveyFailed(f"its answer has another version: {error.errors()[0]['loc']}") from None
+    words = [line for line in done.stderr.splitlines() if line.strip()] or ["it wrote no output"]
     raise SurveyFailed(f"it ended with exit code {done.returncode}: {words[-1][:_LONGEST_LINE]}")

@@ -96,7 +96,7 @@ def fits_of(held: Iterable[LearnedMemory]) -> dict[int, StageFit]:
 def from_status(one: LearnedMemory) -> StageFit:
     """Raises ValueError for text that is no number, or none that a fit may have; TypeError for too many of them."""
     if one.samples < 0 or one.widest < 0:
-        raise ValueError("nobody takes less than no samples")
+        raise ValueError("the number of samples must not be negative")
     return StageFit(
         kept=_read(one.kept),
         forward=_read(one.forward),
@@ -127,7 +127,7 @@ def _read(line: LearnedLine) -> Line:
 def _number(text: str, least: float = -math.inf) -> float:
     number = float(text)
     if not least <= number <= _MOST or number < -_MOST:  # nor NaN
-        raise ValueError(f"{text} is no number that was learned")
+        raise ValueError(f"{text} is not a learned number")
     return number
 
 

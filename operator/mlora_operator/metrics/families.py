@@ -48,74 +48,74 @@ LEADER = Family("mlora_operator_leader", "gauge", "1 while this replica holds th
 WATCHING = Family(
     "mlora_operator_watching",
     "gauge",
-    "1 once all that was there at the start has come through the watches; before that nobody leads",
+    "1 once the caches have synced; until then no replica leads",
 )
 LAST_PASS = Family(
-    "mlora_operator_last_pass_timestamp_seconds", "gauge", "When a pass of the reconcile loop last decided"
+    "mlora_operator_last_pass_timestamp_seconds",
+    "gauge",
+    "Time of the last successful pass of the reconcile loop",
 )
 FAILED_PASSES = Family(
-    "mlora_operator_failed_passes", "gauge", "Passes that have failed in a row by now; 0 once one succeeds"
+    "mlora_operator_failed_passes", "gauge", "Consecutive failed passes; 0 after a success"
 )
 UNDECIDED = Family(
     "mlora_operator_undecided_objects",
     "gauge",
-    "Tasks and pipelines about which nothing could be decided in the last pass, so that they stay as they are",
+    "Tasks and pipelines that the last pass could not reconcile; they stay unchanged",
     labels=("kind",),
 )
 PASS = Family(
     "mlora_operator_pass_duration_seconds",
     "histogram",
-    "A pass of the reconcile loop: observe, decide, and begin to act",
+    "Duration of a reconcile pass: observe, decide, start to act",
     buckets=SECONDS_OF_A_PASS,
 )
 DECISION = Family(
     "mlora_operator_decision_duration_seconds",
     "histogram",
-    "The decision of a pass: order, memory, admission, statuses",
+    "Duration of the decision in a pass: order, memory, admission, statuses",
     buckets=SECONDS_OF_A_PASS,
 )
 ERRORS = Family(
     "mlora_operator_reconcile_errors_total",
     "counter",
-    "Passes that ended with an error, and writes that were not done; both are tried again",
+    "Failed passes and failed writes; both are retried",
     labels=("stage",),
 )
 API_REQUESTS = Family(
     "mlora_operator_api_requests_total",
     "counter",
-    "Requests to the API server but for watches; code is HTTP's, or none without an answer",
+    "Requests to the API server, except watches; code is the HTTP status, or none without an answer",
     labels=("method", "resource", "code"),
 )
 API_DURATION = Family(
     "mlora_operator_api_request_duration_seconds",
     "histogram",
-    "Seconds until the API server had answered",
+    "Seconds until the API server answered",
     labels=("method",),
     buckets=SECONDS_OF_A_PASS,
 )
 TASKS = Family("mlora_tasks", "gauge", "Tasks by state", labels=(*PIPELINE, "state"))
 WAITING = Family(
-    "mlora_tasks_waiting", "gauge", "Tasks that wait for a place: the queue", labels=(*PIPELINE, "priority")
+    "mlora_tasks_waiting", "gauge", "Tasks that wait for admission: the queue", labels=(*PIPELINE, "priority")
 )
 LONGEST_WAIT = Family(
     "mlora_tasks_longest_wait_seconds",
     "gauge",
-    "For how long the oldest of them has waited since it was made or tried again",
+    "Waiting time of the oldest of them since its creation or last retry",
     labels=(*PIPELINE, "priority"),
 )
 ADMITTED = Family(
     "mlora_tasks_admitted_total",
     "counter",
-    "Places given; a task that was preempted or restarted gets another one",
+    "Admissions; a task that was preempted or restarted is admitted again",
     labels=(*PIPELINE, "priority"),
 )
-PREEMPTED = Family(
-    "mlora_tasks_preempted_total", "counter", "Places taken by tasks that go first", labels=PIPELINE
-)
+PREEMPTED = Family("mlora_tasks_preempted_total", "counter", "Preemptions", labels=PIPELINE)
 RESTARTED = Family(
     "mlora_tasks_restarted_total",
     "counter",
-    "Tasks that began again, from a checkpoint if there was one, since their workers ended",
+    "Tasks that restarted, from a checkpoint if one existed, because their workers ended",
     labels=PIPELINE,
 )
 FINISHED = Family(
@@ -127,14 +127,14 @@ FINISHED = Family(
 WAIT = Family(
     "mlora_task_wait_seconds",
     "histogram",
-    "From a task's making to its first place",
+    "Time from a task's creation to its first admission",
     labels=("priority",),
     buckets=SECONDS_OF_A_TASK,
 )
 DURATION = Family(
     "mlora_task_duration_seconds",
     "histogram",
-    "From a task's first place to its end",
+    "Time from a task's first admission to its end",
     labels=("result",),
     buckets=SECONDS_OF_A_TASK,
 )
@@ -145,13 +145,14 @@ PIPELINE_STATE = Family(
     labels=(*PIPELINE, "state"),
 )
 WORKERS_WANTED = Family(
-    "mlora_pipeline_workers_wanted", "gauge", "Worker pods that the pipeline shall have now", labels=PIPELINE
+    "mlora_pipeline_workers_wanted", "gauge", "Desired number of worker pods", labels=PIPELINE
 )
 WORKERS_READY = Family("mlora_pipeline_workers_ready", "gauge", "Worker pods that are ready", labels=PIPELINE)
 REACHABLE = Family(
     "mlora_pipeline_coordinator_reachable",
     "gauge",
-    "1 while the coordinator answers, 0 while it does not or its stages load the model; absent without workers",
+    "1 while the coordinator responds; 0 while it does not, or while its stages load the model; absent without "
+    "workers",
     labels=PIPELINE,
 )
 CERTIFICATE_END = Family(
@@ -160,20 +161,18 @@ CERTIFICATE_END = Family(
     "When the certificate ends by which the coordinator proves itself; absent without workers or TLS",
     labels=PIPELINE,
 )
-ACTIVE = Family("mlora_pipeline_active_tasks", "gauge", "Tasks that train or save now", labels=PIPELINE)
-STALLS = Family(
-    "mlora_pipeline_stalls_total", "counter", "Times that tasks trained but nothing moved", labels=PIPELINE
-)
+ACTIVE = Family("mlora_pipeline_active_tasks", "gauge", "Tasks that are training or saving", labels=PIPELINE)
+STALLS = Family("mlora_pipeline_stalls_total", "counter", "How often training stalled", labels=PIPELINE)
 PIPELINE_RESTARTS = Family(
     "mlora_pipeline_restarts_total",
     "counter",
-    "Failures of the workers, each of which restarted all",
+    "Failures of the workers; each one restarted all of them",
     labels=PIPELINE,
 )
 TOKENS = Family(
     "mlora_pipeline_tokens_total",
     "counter",
-    "Tokens trained by the present workers; it begins anew with them",
+    "Tokens trained by the current workers; resets when they restart",
     labels=PIPELINE,
 )
 MICROBATCHES = Family(
@@ -182,32 +181,30 @@ MICROBATCHES = Family(
 BUDGET = Family(
     "mlora_pipeline_memory_budget_bytes",
     "gauge",
-    "Memory of a stage that may be used",
+    "Usable memory of a stage",
     labels=(*PIPELINE, "stage"),
 )
 PREDICTED = Family(
     "mlora_pipeline_memory_predicted_bytes",
     "gauge",
-    "The most that the tasks in training are predicted to take, base model included",
+    "Predicted peak memory of the tasks in training, including the base model",
     labels=(*PIPELINE, "stage"),
 )
 USED = Family(
     "mlora_pipeline_memory_used_bytes",
     "gauge",
-    "The most that the stage's last measured microbatches took, base model and adapters included",
+    "Measured peak memory of the stage's last microbatches, including base model and adapters",
     labels=(*PIPELINE, "stage"),
 )
-TASK_STEP = Family("mlora_task_step", "gauge", "Optimizer steps done", labels=TASK)
-TASK_STEPS = Family("mlora_task_steps", "gauge", "Optimizer steps to do", labels=TASK)
+TASK_STEP = Family("mlora_task_step", "gauge", "Completed optimizer steps", labels=TASK)
+TASK_STEPS = Family("mlora_task_steps", "gauge", "Total optimizer steps", labels=TASK)
 TASK_LOSS = Family("mlora_task_loss", "gauge", "Mean loss of the last step", labels=TASK)
 TASK_EVALUATION_LOSS = Family(
     "mlora_task_evaluation_loss", "gauge", "Mean loss of the last evaluation", labels=TASK
 )
-TASK_SPEED = Family(
-    "mlora_task_tokens_per_second", "gauge", "Tokens of the task for each second of its training", labels=TASK
-)
+TASK_SPEED = Family("mlora_task_tokens_per_second", "gauge", "Tokens per second of training", labels=TASK)
 TASKS_LEFT_OUT = Family(
-    "mlora_task_series_left_out", "gauge", "Tasks in training beyond metrics.mostTasks, which have no series"
+    "mlora_task_series_left_out", "gauge", "Tasks in training beyond metrics.mostTasks; they have no series"
 )
 
 FAMILIES = (

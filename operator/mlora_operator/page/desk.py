@@ -125,7 +125,7 @@ class Desk:
         key = Key(*parts)
         view = next((one for one in present.lists.views if one.pipeline.key == key), None)
         if view is None or view.pipeline.spec is None or not _may_see(view.pipeline.key, namespace, present):
-            raise Refused(404, Trouble(error="notFound", message="there is no such pipeline"))
+            raise Refused(404, Trouble(error="notFound", message="the pipeline does not exist"))
         endpoint = present.sight.endpoints.get(key)
         if endpoint is None:
             raise unreachable(key)
@@ -155,7 +155,7 @@ class Desk:
                 503,
                 Trouble(
                     error="starting",
-                    message="the operator has looked at nothing yet: it has just started",
+                    message="the operator is starting; no data yet",
                 ),
             )
         present, moment = self._present, self._monotonic()
@@ -176,7 +176,7 @@ class Desk:
 
 def unreachable(key: Key) -> Refused:
     """Without what the client says: it names addresses."""
-    message = f"the coordinator of {key} does not answer"
+    message = f"the coordinator of {key} does not respond"
     return Refused(504, Trouble(error="unreachable", message=message))
 
 
@@ -196,9 +196,9 @@ def asked(query: MultiMapping[str], *names: str) -> Mapping[str, str]:
         raise _bad(f"the parameters have more than {LONGEST_QUERY} characters")
     for name in query:
         if name not in names:
-            raise _bad(f"there is no such parameter; there are {', '.join(names)}")
+            raise _bad(f"unknown parameter; valid are {', '.join(names)}")
         if len(query.getall(name)) > 1:
-            raise _bad(f"{name} may stand once")
+            raise _bad(f"{name} must be given only once")
     return dict(query)
 
 

@@ -140,7 +140,7 @@ class TimelineDocument(Message):
     pipeline: str
     stages: int
     length: int  # microseconds
-    busy: tuple[float, ...] = Field(description="Part of that time in which each stage computed.")
+    busy: tuple[float, ...] = Field(description="Fraction of that time in which each stage computed.")
     tasks: tuple[TimelineTask, ...]
     spans: tuple[TimelineSpan, ...]
 

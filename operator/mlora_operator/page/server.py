@@ -117,7 +117,7 @@ class PageServer:
             if not self._bound.done():
                 self._bound.set_exception(error)
             else:
-                logger.exception("the page's server has ended")
+                logger.exception("the page's server has stopped")
 
     async def _serve(self) -> None:
         self._loop, self._stopped = asyncio.get_running_loop(), asyncio.Event()
@@ -158,7 +158,7 @@ async def _handled(
     request: web.Request, handler: Handler, hosts: frozenset[str] | None
 ) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
-        refused = _trouble(405, "methodNotAllowed", "only GET and HEAD")
+        refused = _trouble(405, "methodNotAllowed", "only GET and HEAD are allowed")
         refused.headers["Allow"] = "GET, HEAD"
         return refused
     # A page of somebody else's that calls its own name by this machine's address must not read this one. An address is
@@ -166,19 +166,19 @@ async def _handled(
     named = request.headers.getall("Host", [])
     if hosts is not None and (len(named) != 1 or not _is_served(_name_of(named[0]), hosts)):
         return _trouble(
-            400, "badRequest", "the page is not served under this name: page.hosts says under which it is"
+            400, "badRequest", "the page is not served under this host name: add it to page.hosts"
         )
     try:
         return await handler(request)
     except Refused as refused:
         return _refuse(refused.status, refused.trouble)
     except web.HTTPNotFound:
-        return _trouble(404, "notFound", "there is nothing here")
+        return _trouble(404, "notFound", "this page does not exist")
     except web.HTTPException as error:
         return _trouble(error.status, "badRequest", error.reason)
     except Exception:
         logger.exception("the page could not answer %s", request.path)
-        return _trouble(500, "internal", "the operator's log says why")
+        return _trouble(500, "internal", "see the operator's log")
 
 
 def _is_served(name: str, hosts: frozenset[str]) -> bool:

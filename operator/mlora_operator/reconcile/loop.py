@@ -166,7 +166,7 @@ class Loop:
         for one in faults:
             if (one.kind, one.about, one.words) not in self._told:
                 logger.error(
-                    "%s %s stands apart, since nothing can be decided about it: %s",
+                    "%s %s cannot be reconciled and is left unchanged: %s",
                     one.kind,
                     one.about,
                     one.words,
@@ -244,7 +244,9 @@ class Loop:
                     revisions[pipeline.key] = self._cluster.revision(pipeline)
                 except Exception as error:
                     seen = replace(
-                        pipeline, spec=None, problem=f"spec: no workers can be made of it: {_words(error)}"
+                        pipeline,
+                        spec=None,
+                        problem=f"spec: no workers can be created from it: {_words(error)}",
                     )
             read.append(seen)
         return tuple(read), revisions
@@ -275,4 +277,4 @@ def _words(error: Exception) -> str:
         return describe(error)
     if isinstance(error, KeyError):
         return f"something in spec.worker has no {error}"
-    return f"something in spec.worker is not what a pod has there ({type(error).__name__}: {error})"
+    return f"a value in spec.worker does not fit the fields of a pod ({type(error).__name__}: {error})"

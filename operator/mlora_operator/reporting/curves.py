@@ -90,7 +90,7 @@ def points_of(history: bytes) -> tuple[Point, ...]:
                 if fields.get(name) is not None
             ]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"line {number} of the history is none: {error!r}") from error
+            raise ValueError(f"line {number} of the history is invalid: {error!r}") from error
     return tuple(found)
 
 

@@ -89,4 +89,4 @@ class TrackedRun:
         try:
             yield
         except MlflowException as error:
-            raise ReportError(f"mlflow: {self._uri} refuses the report: {error}") from error
+            raise ReportError(f"mlflow: {self._uri} rejected the report: {error}") from error

@@ -37,7 +37,7 @@ def _verified(source: Source, manifest: Manifest, name: str) -> bytes:
         if len(content) > listed.bytes:
             break
     if hashlib.sha256(content).hexdigest() != listed.sha256:
-        raise AdapterCorrupt(f"{name} does not have the SHA-256 that the manifest says")
+        raise AdapterCorrupt(f"{name} does not match the SHA-256 in its manifest")
     return bytes(content)
 
 

@@ -21,7 +21,7 @@ def target(text: str) -> Target:
     """Raises ValueError, which says how it is written."""
     kind, _, place = text.partition(":")
     if kind not in _OPENERS or not place:
-        raise ValueError(f"{text!r} is no place for a report: write {_FORMS}")
+        raise ValueError(f"{text!r} is not a valid target: write {_FORMS}")
     return Target(kind, place)
 
 
@@ -29,7 +29,8 @@ def check_installed(target: Target, find: Callable[[str], object] = importlib.ut
     """Raises LibraryMissing."""
     if find(target.kind) is None:
         raise LibraryMissing(
-            f"{target.kind} is not installed: pip install 'mlora-operator[{target.kind}]', or leave --to {target.kind} out"
+            f"{target.kind} is not installed: pip install 'mlora-operator[{target.kind}]', or leave --to "
+            f"{target.kind} out"
         )
 
 

@@ -37,14 +37,12 @@ class LoggedRun:
         try:
             mode = wandb.setup().settings.mode
             if mode == "disabled":
-                raise ReportError(
-                    "wandb: it is switched off here (WANDB_MODE=disabled), so nothing was reported"
-                )
+                raise ReportError("wandb: it is disabled (WANDB_MODE=disabled), so nothing was reported")
             if mode in ("offline", "dryrun"):
                 return self._offline(finished)
             return self._send(finished, None)
         except Error as error:
-            raise ReportError(f"wandb: {self._project} refuses the report: {error}") from error
+            raise ReportError(f"wandb: {self._project} rejected the report: {error}") from error
         except OSError as error:
             raise ReportError(f"wandb: cannot write {self._folder}: {error.strerror or error}") from error
 

@@ -23,7 +23,7 @@ class State(StrEnum):
     STARTING = "Starting"  # was told that it may train, and has not begun
     RUNNING = "Running"
     LEAVING = "Leaving"  # was told to leave, and is not out yet
-    SAVING = "Saving"  # all steps are done; the adapter is gathered and uploaded
+    SAVING = "Saving"  # all steps are complete; the adapter is gathered and uploaded
 
 
 STAYING = frozenset((State.STARTING, State.RUNNING, State.SAVING))  # hold memory and keep it for now

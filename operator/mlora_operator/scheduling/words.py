@@ -14,8 +14,10 @@ def too_large(place: Place) -> str:
     verdict = place.verdict
     assert verdict is not None
     return (
-        f"needs {show_bytes(verdict.needed)} on stage {verdict.stage} even alone{_made_of(verdict)}, of "
-        f"{show_bytes(verdict.budget)} that may be used: lower lora.rank, training.batchSize or "
+        f"the task needs {show_bytes(verdict.needed)} on stage {verdict.stage} even "
+        f"alone{_made_of(verdict)}, of "
+        f"{show_bytes(verdict.budget)} usable: lower"
+        f" lora.rank, training.batchSize or "
         f"training.maxSeqLength, or use a pipeline with more memory, more stages or a smaller microbatchTokens"
     )
 
@@ -24,18 +26,18 @@ def not_yet(place: Place, namespace: str) -> str:
     """Of a task of ``namespace`` that waits. Another namespace's task is not named."""
     if place.limit is not None:
         return (
-            f"{place.limit} tasks of its namespace train already, and the pipeline lets no more of them train at once "
-            "(spec.namespaceLimits.training): it follows once one of them is done"
+            f"{place.limit} tasks of its namespace are already training, which is the pipeline's limit "
+            f"(spec.namespaceLimits.training): it is admitted once one of them has finished"
         )
     if place.after is not None:
-        return f"gets its place once {_who(place.after, namespace)} has left the pipeline"
+        return f"the task is admitted once {_who(place.after, namespace)} has left the pipeline"
     if place.lingers:
         return (
-            "fits beside the tasks that train, but tasks that have left the pipeline still hold some of its memory, for "
-            "checkpoints or adapters on their way to a store: it follows once that is free"
+            "the task fits, but tasks that have left the pipeline still use some of its memory for checkpoints or "
+            "adapters that are being uploaded: it is admitted once that memory is free"
         )
     if place.behind is not None:
-        return f"waits behind {_who(place.behind, namespace)}, which has waited for long and goes first"
+        return f"the task waits behind {_who(place.behind, namespace)}, which has waited longer than scheduling.holdBack"
     verdict = place.verdict
     assert verdict is not None
     return _too_much(verdict)
@@ -45,15 +47,15 @@ def not_yet(place: Place, namespace: str) -> str:
 def _too_much(verdict: Verdict) -> str:
     """Whole queues are told the same."""
     return (
-        f"with the tasks that train now it would take {show_bytes(verdict.needed)} on stage {verdict.stage}"
-        f"{_made_of(verdict)}, of {show_bytes(verdict.budget)} that may be used"
+        f"together with the tasks in training it would need {show_bytes(verdict.needed)} on stage {verdict.stage}"
+        f"{_made_of(verdict)}, of {show_bytes(verdict.budget)} usable"
     )
 
 
 def must_leave(place: Place, namespace: str) -> str:
     """Of a task of ``namespace`` that trains and has to give its place up. Another namespace's task is not named."""
     whom = _who(place.displaced_by, namespace) if place.displaced_by is not None else "another task"
-    return f"gives its place to {whom}, which goes first; it trains on from its checkpoint once there is room again"
+    return f"the task is preempted by {whom}; it resumes from its checkpoint once memory is free again"
 
 
 def _who(other: Candidate, namespace: str) -> str:
@@ -66,5 +68,5 @@ def _made_of(verdict: Verdict) -> str:
         return ""
     return (
         f" (frozen weights {show_bytes(need.weights)}, adapters {show_bytes(need.adapters)}, "
-        f"{need.tokens} tokens under way {show_bytes(need.activations)})"
+        f"activations of {need.tokens} tokens {show_bytes(need.activations)})"
     )

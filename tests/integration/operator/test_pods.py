@@ -103,7 +103,7 @@ def test_half_a_group_under_a_quota_gives_back_and_starts_by_itself_when_the_oth
     # Nobody wants the first group, and its idleTimeout is an hour: it goes since the other one lacks its place.
     bench.until(
         lambda: [is_ready(pod) for pod in pods_of(bench, THIRD_MODEL)] == [True, True],
-        "it starts by itself",
+        "it starts again automatically",
         60,
     )
     second.is_there = True

@@ -170,14 +170,19 @@ def test_a_proxy_that_asks_to_sign_in_again_is_told_from_an_operator(visit: Open
         "**/api/**",
         lambda route: route.fulfill(status=200, content_type="text/html", body="<form>sign in</form>"),
     )
-    expect(page.locator("#notice")).to_contain_text("Signed out?", timeout=15_000)
+    expect(page.locator("#notice")).to_contain_text("sign in again", timeout=15_000)
 
 
 def test_before_the_first_pass_and_without_tasks_it_says_so(visit: Open) -> None:
     site = visit(empty=True)
-    expect(site.page.locator("#notice")).to_contain_text("looked at nothing yet", timeout=15_000)
+    expect(site.page.locator("#notice")).to_contain_text("no data yet", timeout=15_000)
     site.board.watch(Snapshot(), Decision())
-    for words in ("There is no pipeline.", "No task trains.", "No task waits.", "No task has finished."):
+    for words in (
+        "There is no pipeline.",
+        "No task is training.",
+        "No task is waiting.",
+        "No task has finished.",
+    ):
         expect(site.page.get_by_text(words)).to_be_visible(timeout=15_000)
 
 

@@ -101,7 +101,7 @@ def test_lines_of_a_large_object_are_whole_across_the_pieces(store: Store, folde
 
 def test_a_range_beyond_the_end_is_an_error(store: Store, folder: str) -> None:
     store.write(f"{folder}/x", b"12345")
-    with pytest.raises(StorageError, match="shorter than it should be"):
+    with pytest.raises(StorageError, match="shorter than expected"):
         store.read_range(f"{folder}/x", 3, 10)
 
 

@@ -85,4 +85,4 @@ def test_a_group_trains_the_same_whatever_its_links_are_and_whoever_calls(
     assert here.keys() == there.keys()
     assert all(torch.equal(here[key], there[key]) for key in here)
     assert calls[0] > 10
-    assert "calls at the links' port were turned away" in group.logs()
+    assert "connections to the link port were rejected" in group.logs()

@@ -46,7 +46,7 @@ def test_ranks_export_sums_and_their_lines_name_the_task_but_no_secret(
     away = make_task("lost-bot", generation=5, storage=keys.model_dump(mode="json"), outputUri="s3://b/lost")
     group.plan(trained, away)
     group.wait_for(lambda report: report.tasks[0].phase is TaskPhase.SUCCEEDED)
-    group.until(lambda: "next try in" in group.logs(), "a store that is away is told of")
+    group.until(lambda: "next attempt in" in group.logs(), "a store that is away is told of")
 
     (first, text), (second, later) = scrape(port), scrape(port + 1)
     wire = group.report().wire

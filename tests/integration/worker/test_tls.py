@@ -218,7 +218,7 @@ async def test_files_that_are_broken_later_leave_the_former_ones_in_force(
         put(tmp_path, CertificatePair("nonsense", "nonsense"))
         await client.put_plan(Plan(generation=1))
         await client.put_plan(Plan(generation=2))
-        assert caplog.text.count("the former certificate stays in force") == 1
+        assert caplog.text.count("the previous certificate stays in use") == 1
     assert plans.taken == [1, 2]
 
 

@@ -48,7 +48,7 @@ def task(
 RUNS = {"state": "Training", "progress": "12/50", "loss": "1.5", "observedGeneration": 1}
 ADAPTER = {"uri": "s3://x/a", "bytes": 1}
 TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "new": ({"metadata": {"name": "a"}, "spec": {}}, "Progressing", "no operator has looked at it yet"),
+    "new": ({"metadata": {"name": "a"}, "spec": {}}, "Progressing", "no operator has processed it yet"),
     "trains": (task(condition("Running"), **RUNS), "Progressing", "Training 12/50, loss 1.5"),
     "waits": (task(state="Queued"), "Progressing", "Queued"),
     "preempted": (task(condition("Preempted"), state="Preempted"), "Progressing", "Preempted"),
@@ -124,7 +124,7 @@ def test_health_of_a_task(case: str) -> None:
 
 
 PIPELINES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "new": ({"metadata": {"name": "a"}, "spec": {}}, "Progressing", "no operator has looked at it yet"),
+    "new": ({"metadata": {"name": "a"}, "spec": {}}, "Progressing", "no operator has processed it yet"),
     "ready": (task(condition("Ready"), state="Ready", activeTasks=3), "Healthy", "3 tasks train"),
     "idle": (
         task(condition("Ready", "False", "Idle"), state="Idle"),

@@ -15,9 +15,14 @@ WATCHES = ("watcher for loratasks.v1alpha1.mlora.dev@None", "watcher for pods.v1
     [
         ("all is well", 1.0, WATCHES, ()),
         ("nothing has happened yet", None, WATCHES, ()),
-        ("the loop hangs", 61.0, WATCHES, ("no pass has ended for 61 s",)),
+        ("the loop hangs", 61.0, WATCHES, ("no reconcile pass has finished for 61 s",)),
         ("a watch has died", 1.0, WATCHES[:1], ("no watch on pods",)),
-        ("both", 99.0, (), ("no watch on loratasks", "no watch on pods", "no pass has ended for 99 s")),
+        (
+            "both",
+            99.0,
+            (),
+            ("no watch on loratasks", "no watch on pods", "no reconcile pass has finished for 99 s"),
+        ),
     ],
 )
 def test_examination(
@@ -36,7 +41,7 @@ def test_examination(
         (
             "they fail",
             Failures(61.0, 60, "OverflowError: too large"),
-            ("60 passes in a row have failed in 61 s, the last one with OverflowError: too large",),
+            ("60 consecutive passes failed within 61 s, the last one with OverflowError: too large",),
         ),
     ],
 )

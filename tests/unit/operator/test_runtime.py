@@ -38,6 +38,6 @@ async def test_the_probe_is_red_while_passes_fail_though_each_of_them_ends() -> 
     runtime.loop = Fails()  # type: ignore[assignment]
     told = [line for line in runtime._check().problems if not line.startswith("no watch")]
     assert len(told) == 1
-    assert told[0].startswith("50 passes in a row have failed in 100 s")
+    assert told[0].startswith("50 consecutive passes failed within 100 s")
     Fails.failing = None
     assert all(line.startswith("no watch") for line in runtime._check().problems)

@@ -93,10 +93,13 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         ),
         (
             LEAST + "models: [{name: A, uri: 'hf://datasets/a/b'}]\n",
-            "models[0].uri: a base model must be no data set",
+            "models[0].uri: the address of a base model must not name a data set",
         ),
-        (LEAST + "coordinatorUrl: 'http://{hots}:{port}'\n", "coordinatorUrl: must be a URL in which"),
-        (LEAST + "coordinatorUrl: '{host}:{port}'\n", "coordinatorUrl: must be a URL in which"),
+        (
+            LEAST + "coordinatorUrl: 'http://{hots}:{port}'\n",
+            "coordinatorUrl: must be a URL whose placeholders",
+        ),
+        (LEAST + "coordinatorUrl: '{host}:{port}'\n", "coordinatorUrl: must be a URL whose placeholders"),
         (LEAST + "health: {port: 9000}\nmetrics: {enabled: true, port: 9000}\n", "must differ"),
         (
             LEAST + "coordinatorTls: true\ncoordinatorUrl: 'http://{host}'\n",
@@ -110,8 +113,11 @@ def test_a_model_of_the_catalogue_is_a_whole_pipeline() -> None:
         (LEAST + "priorities: {default: 3}\n", "priorities.default"),
         (LEAST + "priorities: {namespaces: {team-a: {min: 3}}}\n", "priorities.namespaces.team-a.min"),
         (LEAST + "priorities: {default: {max: 1000001}}\n", "priorities.default.max"),
-        ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is one that workers use"),
-        (LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n", "not twice: A"),
+        ("namespace: x\nworker: {image: w, metricsPort: 29400}\n", "29400 is a port that workers use"),
+        (
+            LEAST + "models: [{name: A, uri: 's3://m'}, {name: A, uri: 's3://n'}]\n",
+            "but these occur twice: A",
+        ),
     ],
 )
 def test_an_error_names_file_and_field(text: str, words: str) -> None:

@@ -32,7 +32,7 @@ def test_a_group_that_starts_again_and_again_tells_the_same() -> None:
 def test_no_run_has_two_shapes(other: dict[str, int]) -> None:
     shapes = Shapes()
     shapes.check(report("run-1"), NOW)
-    with pytest.raises(Unsteady, match="than when they started"):
+    with pytest.raises(Unsteady, match="than at their start"):
         shapes.check(report("run-1", **other), NOW)
     shapes.check(report("run-1"), NOW)
     shapes.check(report("run-2", **other), NOW)

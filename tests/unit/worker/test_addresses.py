@@ -147,13 +147,13 @@ def test_what_a_pattern_lets_through_is_read(text: str) -> None:
     ("wrong", "why"),
     [
         ("http://127.0.0.1:80\\@s3.example.org", "a backslash"),
-        ("http://user:secret@s3.example.org/a", "a user or a password"),
+        ("http://user:secret@s3.example.org/a", "a user name or a password"),
         ("http://s3.example.org/a b", "RFC 3986"),
         ("s3://bucket/a\tb", "white space or a control character"),
         ("http://s3\u3002example.org", "a character that is not ASCII"),
-        ("s3://bucket/a//b", r"an empty part \(//\)"),
-        ("s3://bucket/a/../b", r"a part \. or \.\."),
-        ("file:///a/%2E%2e/b", r"a part \. or \.\."),
+        ("s3://bucket/a//b", r"an empty segment \(//\)"),
+        ("s3://bucket/a/../b", r"a segment \. or \.\."),
+        ("file:///a/%2E%2e/b", r"a segment \. or \.\."),
     ],
 )
 def test_it_says_what_is_wrong_and_never_a_password(wrong: str, why: str) -> None:

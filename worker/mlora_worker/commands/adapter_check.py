@@ -58,9 +58,9 @@ def json_object(path: Path) -> dict[str, Any]:
     try:
         made = plain_json(data)
     except ValueError as error:
-        raise Refused(f"{path} is no JSON ({error}): it is damaged; {_AGAIN}") from None
+        raise Refused(f"{path} is not JSON ({error}): it is damaged; {_AGAIN}") from None
     if not isinstance(made, dict):
-        raise Refused(f"{path} is no JSON object: it is damaged; {_AGAIN}")
+        raise Refused(f"{path} is not a JSON object: it is damaged; {_AGAIN}")
     return made
 
 
@@ -70,19 +70,19 @@ def positive(path: Path, config: Mapping[str, Any], name: str, kind: type = int)
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not is_number or not float(value or 0) > 0:
         shown = json.dumps(value)[:40]
-        raise Refused(f"{path} has {name} {shown}, which is no number above 0: it is damaged; {_AGAIN}")
+        raise Refused(f"{path} has {name} {shown}, which is not a number above 0: it is damaged; {_AGAIN}")
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(config.get("peft_type"), str):
-        raise Refused(f"{path} has no peft_type and is no configuration of a PEFT adapter: {_AGAIN}")
+        raise Refused(f"{path} has no peft_type and is not the configuration of a PEFT adapter: {_AGAIN}")
     if config["peft_type"] == "LORA":
         positive(path, config, "r")
         positive(path, config, "lora_alpha", float)
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict):
-            raise Refused(f"{path} has a {name} that is no object: it is damaged; {_AGAIN}")
+            raise Refused(f"{path} has a {name} that is not an object: it is damaged; {_AGAIN}")
         for module in pattern:
             positive(path, pattern, module, float)
 
@@ -93,11 +93,14 @@ def _check_pairs(path: Path, entries: Mapping[str, Entry]) -> None:
             if not name.endswith(mine):
                 continue
             if len(entry.shape) != 2 or 0 in entry.shape:
-                raise Refused(f"{path}: {name} has the shape {list(entry.shape)}, and is no matrix: {_AGAIN}")
+                raise Refused(
+                    f"{path}: {name} has the shape {list(entry.shape)}, and is not a matrix: {_AGAIN}"
+                )
             partner = entries.get(name.removesuffix(mine) + other)
             if partner is None:
                 raise Refused(f"{path} has {name} and not its {other[1:7]}: it is not whole; {_AGAIN}")
             if len(partner.shape) == 2 and partner.shape[its_side] != entry.shape[side]:
                 raise Refused(
-                    f"{path}: {name} has rank {entry.shape[side]}, its {other[1:7]} {partner.shape[its_side]}: {_AGAIN}"
+                    f"{path}: {name} has rank {entry.shape[side]}, its {other[1:7]} {partner.shape[its_side]}: "
+                    f"{_AGAIN}"
                 )

@@ -58,7 +58,7 @@ def export(question: MergeQuestion) -> MergeAnswer:
             raise Refused("the library gguf is not installed: pip install 'mlora-operator[gguf]'")
         check_folders(adapter, base, target)
         if question.dtype == "bfloat16":
-            raise Refused("adapters in GGUF are in float32 or float16")
+            raise Refused("adapters in GGUF must be float32 or float16")
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
@@ -113,8 +113,9 @@ def _base_shape(base: Path) -> _BaseShape:
     kind = config.get("model_type")
     if kind not in _ARCHITECTURES:
         raise Refused(
-            f"adapters of {kind} models are not written as GGUF, only those of {', '.join(_ARCHITECTURES)}: merge it into "
-            "its base with --merged, and convert the whole with llama.cpp's convert_hf_to_gguf.py"
+            f"adapters of {kind} models cannot be written as GGUF, only those of {', '.join(_ARCHITECTURES)}: merge "
+            f"it into "
+            "its base with --merged, and convert the merged model with llama.cpp's convert_hf_to_gguf.py"
         )
     for name in ("num_attention_heads", "num_hidden_layers"):
         positive(base / "config.json", config, name)
@@ -125,7 +126,7 @@ def _base_shape(base: Path) -> _BaseShape:
 
 def _check_kind(config: Mapping[str, Any]) -> None:
     if config.get("peft_type") != "LORA":
-        raise Refused(f"{config.get('peft_type')} adapters have no form in GGUF, only LoRA")
+        raise Refused(f"{config.get('peft_type')} adapters cannot be written as GGUF, only LoRA adapters can")
     for name, plain in (
         ("use_dora", False),
         ("bias", "none"),
@@ -133,7 +134,7 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         ("fan_in_fan_out", False),
     ):
         if config.get(name, plain) != plain:
-            raise Refused(f"the adapter has {name}, which GGUF does not know")
+            raise Refused(f"the adapter has {name}, which GGUF does not support")
 
 
 def _products(
@@ -144,7 +145,7 @@ def _products(
     for key, a in tensors.items():
         if not key.endswith(_LORA_A):
             if not key.endswith(_LORA_B):
-                raise Refused(f"{key} is no part of a LoRA adapter of linear modules")
+                raise Refused(f"{key} does not belong to a LoRA adapter of linear modules")
             continue
         module = key.removeprefix(_PREFIX).removesuffix(_LORA_A)
         b = tensors[key.removesuffix(_LORA_A) + _LORA_B]

@@ -42,7 +42,7 @@ def merge(question: MergeQuestion) -> MergeAnswer:
     adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
     try:
         if importlib.util.find_spec("peft") is None:
-            raise Refused("merging needs PEFT: pip install peft")
+            raise Refused("merging needs PEFT: run pip install peft")
         listed = check_folders(adapter, base, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
@@ -64,14 +64,14 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
     base, is damaged, or would be written over.
     """
     for folder, name, what in (
-        (adapter, CONFIG_NAME, "an adapter: fetch it first, with mlora fetch"),
-        (base, "config.json", "a base model: name the folder of the model that the adapter was trained on"),
+        (adapter, CONFIG_NAME, "an adapter: download it first with mlora fetch"),
+        (base, "config.json", "a base model: give the folder of the model that the adapter was trained on"),
     ):
         if not (folder / name).is_file():
-            raise Refused(f"{folder} has no {name} and is no folder of {what}")
+            raise Refused(f"{folder} has no {name} and is not the folder of {what}")
     json_object(base / "config.json")
     if target.exists():
-        raise Refused(f"{target} is there already: name another place, or remove it")
+        raise Refused(f"{target} already exists: choose another path, or remove it")
     manifest = adapter / MANIFEST_NAME
     if not manifest.is_file():  # PEFT's own folders have none
         check_adapter(adapter)
@@ -79,11 +79,11 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
     except ValueError:
-        raise Refused(f"{manifest} is no manifest of an adapter: fetch it again") from None
+        raise Refused(f"{manifest} is not the manifest of an adapter: fetch it again") from None
     for file in files:
         path = adapter / file.name
         if not path.is_file() or sha256_of(path) != file.sha256:
-            raise Refused(f"{path} is not what the adapter's manifest says: fetch it again")
+            raise Refused(f"{path} does not match the adapter's manifest: fetch it again")
     check_adapter(adapter)
     return frozenset(file.name for file in files)
 
@@ -95,7 +95,7 @@ def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
 
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
-        raise Refused("the base model is quantised: merge into the model with plain float weights")
+        raise Refused("the base model is quantised: use the model with plain float weights")
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = wished or stored
     model = AutoModelForCausalLM.from_pretrained(
@@ -120,7 +120,8 @@ def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
             side = file.get_slice(name).get_shape()[1 if which == "lora_A" else 0]
             if weight is None or side not in weight.shape:
                 raise Refused(
-                    f"the adapter is not of this base model: {path} does not fit; name the right base"
+                    f"the adapter belongs to another base model: {path} does not fit; give the base model that it "
+                    f"was trained on"
                 )
 
 

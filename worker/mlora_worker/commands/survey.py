@@ -73,7 +73,7 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
     template = task.dataset.chat_template or task.template_text
     if template is None and task.dataset.chat_template_ref is not None:
         return TaskAnswer(
-            uid=task.uid, unread="its chat template lies in a ConfigMap, which is not read here"
+            uid=task.uid, unread="its chat template is in a ConfigMap, which this command cannot read"
         )
     try:
         access = task.storage or StorageAccess()

@@ -76,7 +76,7 @@ class RankMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         busy = CounterMetricFamily(
             "mlora_worker_busy_seconds_total",
-            "Time that this stage computed",
+            "Time for which this stage computed",
             labels=(*PIPELINE, "stage", "kind"),
         )
         for kind, seconds in self._busy().items():
@@ -101,14 +101,14 @@ class PipelineMetrics(Collector):
         self._since: float | None = None  # when tasks came into the stream that was empty
         self._steps = Histogram(
             "mlora_worker_step_duration_seconds",
-            "From the issue of a step's first microbatch to the return of its last one",
+            "Time from the start of a step's first microbatch to the end of its last one",
             PIPELINE,
             buckets=STEP_SECONDS,
             registry=registry,
         ).labels(*self._place)
         self._stores = Histogram(
             "mlora_worker_upload_duration_seconds",
-            "Tries to bring an adapter or a checkpoint to its store",
+            "Attempts to upload an adapter or a checkpoint",
             (*PIPELINE, "what", "result"),
             buckets=STORE_SECONDS,
             registry=registry,
@@ -149,12 +149,12 @@ class PipelineMetrics(Collector):
             trained = self._trained + (self._clock() - self._since if self._since is not None else 0.0)
         wire = report.wire
         yield self._counter(
-            "mlora_worker_training_seconds_total", "Time during which tasks were in the stream", trained
+            "mlora_worker_training_seconds_total", "Time for which tasks were in the stream", trained
         )
-        yield self._counter("mlora_worker_tokens_total", "Tokens trained, each counted once", wire.tokens)
+        yield self._counter("mlora_worker_tokens_total", "Trained tokens; each is counted once", wire.tokens)
         yield self._counter(
             "mlora_worker_microbatches_total",
-            "Microbatches trained, and those of evaluations",
+            "Microbatches of training and evaluation",
             wire.microbatches,
         )
         sent = CounterMetricFamily(
@@ -168,7 +168,7 @@ class PipelineMetrics(Collector):
         yield from self._of_stages(report)
         phases = Counts(task.phase for task in report.tasks)
         tasks = GaugeMetricFamily(
-            "mlora_worker_tasks", "Tasks that the coordinator knows", labels=(*PIPELINE, "phase")
+            "mlora_worker_tasks", "Tasks in the coordinator's plan", labels=(*PIPELINE, "phase")
         )
         for phase in TaskPhase:
             tasks.add_metric((*self._place, phase.value), phases[phase])
@@ -178,15 +178,16 @@ class PipelineMetrics(Collector):
         labels = (*PIPELINE, "stage")
         capacity = GaugeMetricFamily(
             "mlora_worker_memory_capacity_bytes",
-            "What the device, or the container's limit, has",
+            "Memory of the device, or the container's limit",
             labels=labels,
         )
         resident = GaugeMetricFamily(
-            "mlora_worker_memory_resident_bytes", "The frozen weights", labels=labels
+            "mlora_worker_memory_resident_bytes", "Memory of the frozen weights", labels=labels
         )
         used = GaugeMetricFamily(
             "mlora_worker_memory_used_bytes",
-            "The most that the last measured microbatches took, with weights, adapters and all else in flight",
+            "Measured peak memory of the last microbatches, including weights, adapters and all microbatches in "
+            "flight",
             labels=labels,
         )
         peaks: dict[int, int] = {}

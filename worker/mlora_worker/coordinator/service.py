@@ -297,11 +297,11 @@ class Coordinator:
             task.stored_step = step
             if isinstance(result, AdapterInfo):
                 task.adapter, task.phase = result, TaskPhase.SUCCEEDED
-                log.info("task %s is published already at %s", task.name, result.uri)
+                log.info("task %s is already published at %s", task.name, result.uri)
                 self._publisher.forget(task)
             elif isinstance(result, FinishedAdapter):
                 task.finish_with(result)
-                log.info("task %s was finished by an earlier run: it is uploaded", task.name)
+                log.info("task %s was finished by an earlier run and is being uploaded", task.name)
                 self._publisher.upload(task, result)
             else:
                 task.prepared, task.phase = result, TaskPhase.PREPARED

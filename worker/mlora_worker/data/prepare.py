@@ -99,7 +99,8 @@ def prepare(
     if not len(chosen.train):
         raise DataError(
             FailureReason.NO_TRAINABLE_ROWS,
-            f"{files.name} has {counts.used} usable rows and dataset.heldOut keeps them all from training",
+            f"{files.name} has {counts.used} usable rows and dataset.heldOut removes all of them from training: "
+            f"lower it",
         )
     train = rows if len(chosen.train) == len(rows) else rows.chosen(chosen.train)
     held_out = rows.chosen(chosen.held_out)
@@ -141,8 +142,8 @@ def _checked_encoder(
         told = (
             f"dataset.chatTemplate: {error}"
             if template is not None
-            else f"the base model's chat template is invalid: {error}; correct it in the model's folder, or give the "
-            "task one of its own (dataset.chatTemplate)"
+            else f"the base model's chat template is invalid: {error}; correct it in the model's folder, or give "
+            f"the task its own template (dataset.chatTemplate)"
         )
         raise DataError(FailureReason.INVALID_SPEC, told) from None
     with closing(encoder):
@@ -182,7 +183,7 @@ def _usable(
             rows, counts = _tokenised(files, encoder, training, writer, vocabulary)
             if files.versions() != versions:
                 raise StoreUnreachable(
-                    f"{files.name} changed while it was read: start again when it is complete"
+                    f"{files.name} changed while it was being read: retry when it is complete"
                 )
             if key is not None and len(rows):
                 cache.keep(key, writer, rows, counts)
@@ -193,7 +194,7 @@ def _usable(
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        log.warning("the rows that are kept of other tasks are removed: %s", error)
+        log.warning("the cached rows of other tasks are removed: %s", error)
         cache.prune(0)
         return written(cache)
 
@@ -236,8 +237,8 @@ def _unknown_token(ids: npt.NDArray[np.int32], vocabulary: int, encoder: ChatEnc
     token = int(ids[ids >= vocabulary][0])
     return (
         f"has the token {encoder.token(token)!r} with number {token}, but the base model's embedding has "
-        f"{vocabulary} rows: the token was added to the tokenizer and not to the model. Remove it from the row, "
-        "or serve a model whose embedding has a row for it"
+        f"{vocabulary} rows: the token was added to the tokenizer but not to the model. Remove it from the row, or "
+        f"use a model whose embedding has a row for it"
     )
 
 

@@ -81,6 +81,6 @@ def _limited(rows: TokenRows, limit: int | None) -> TokenRows:
     if not len(rows):
         raise DataError(
             FailureReason.INVALID_SPEC,
-            "evaluation has no rows: name evaluation.uri, or a part of the rows to keep from training in dataset.heldOut",
+            "evaluation has no rows: set evaluation.uri, or hold out some of the rows with dataset.heldOut",
         )
     return rows.chosen(np.arange(limit)) if limit is not None and len(rows) > limit else rows

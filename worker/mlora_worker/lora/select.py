@@ -22,7 +22,8 @@ def products_for(device: torch.device) -> Products:
 
             return TritonProducts()
         log.warning(
-            "launches will grow with the number of tasks, as Triton cannot compile kernels: %s", missing
+            "kernel launches grow with the number of tasks, because Triton cannot compile kernels: %s",
+            missing,
         )
         return CpuProducts(rows_per_block=None)
     return CpuProducts()

@@ -87,7 +87,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         family_of(config)
         _check_sizes(config)
         if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModel("the base model is quantized; serve one with plain float weights")
+            raise UnsupportedModel("the base model is quantized: use one with plain float weights")
         check_rope(config)
         return config
 
@@ -122,7 +122,7 @@ def family_of(config: PretrainedConfig) -> Family:
         why = REFUSED.get(config.model_type)
         raise UnsupportedModel(
             f"model type {config.model_type} is not supported{f': {why}' if why else ''}; "
-            f"supported are {', '.join(SUPPORTED_TYPES)}"
+            f"supported types: {', '.join(SUPPORTED_TYPES)}"
         )
     return known
 
@@ -139,7 +139,7 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
             )
         except ValueError as error:
             words = str(error).partition("\n")[0][:300]
-            raise UnsupportedModel(f"{config.model_type} is no causal language model: {words}") from error
+            raise UnsupportedModel(f"{config.model_type} is not a causal language model: {words}") from error
     unify_linears(model)
     parts, head = parts_of(model, family), model.get_output_embeddings()
     missing = [attribute for attribute, part in parts.items() if part is None]
@@ -155,7 +155,7 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     if head.bias is not None:
         raise UnsupportedModel("a head with a bias is not supported")
     if not all(getattr(module, "is_causal", True) for module in model.base_model.modules()):
-        raise UnsupportedModel("attention that looks ahead is not supported: only causal language models are")
+        raise UnsupportedModel("bidirectional attention is not supported: use a causal language model")
     model.requires_grad_(False)
     return model.eval()
 

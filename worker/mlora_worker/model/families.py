@@ -79,16 +79,16 @@ def logit_factor_of(family: Family, config: PretrainedConfig) -> float:
 
 # Well-known types that are refused, and why: the answer to who asks for them.
 REFUSED: dict[str, str] = {
-    "bloom": "its attention adds a bias by distance, which packed attention does not know",
+    "bloom": "its attention adds a bias by distance, which packed attention does not support",
     "deepseek_v3": "its feed-forward layers are mixtures of experts",
-    "falcon": "its attention may add a bias by distance, which packed attention does not know",
-    "gemma3": "it reads images, too; serve a model of type gemma3_text",
+    "falcon": "its attention may add a bias by distance, which packed attention does not support",
+    "gemma3": "it also reads images: use a model of type gemma3_text",
     "gpt_oss": "its feed-forward layers are mixtures of experts, and its attention has sinks",
-    "mamba": "its layers are no attention, and would carry a state from one packed row into the next",
+    "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mixtral": "its feed-forward layers are mixtures of experts",
-    "mllama": "it reads images, too",
+    "mllama": "it also reads images",
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
-    "mpt": "its attention adds a bias by distance, which packed attention does not know",
+    "mpt": "its attention adds a bias by distance, which packed attention does not support",
     "qwen2_moe": "its feed-forward layers are mixtures of experts",
     "qwen3_moe": "its feed-forward layers are mixtures of experts",
 }

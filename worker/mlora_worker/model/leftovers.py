@@ -36,8 +36,9 @@ def leftovers(model: PreTrainedModel, names: Collection[str], other_names: Itera
         more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         raise UnsupportedModel(
             f"the model's files have {', '.join(wrong[:_NAMED])}{more}, for which a model of type "
-            f"{model.config.model_type} with this config.json has no use: its weights would be others than those that were "
-            "saved. Serve a checkpoint with plain float weights, or correct config.json (quantization_config for scales, "
+            f"{model.config.model_type} with this config.json cannot use: it would run with other weights than those "
+            f"that were saved. Use a checkpoint"
+            " with plain float weights, or correct config.json (quantization_config for scales, "
             "attention_bias or mlp_bias for biases)"
         )
     return left

@@ -59,7 +59,7 @@ def load_stage(
     first, last = stage == 0, stage == stages - 1
     if first and dropped:
         logger.warning(
-            "%d stored tensors are not part of a model of type %s and are not read: %s",
+            "%d stored tensors do not belong to a model of type %s and are ignored: %s",
             len(dropped), config.model_type, ", ".join(dropped[:_NAMED]) + (", ..." if dropped[_NAMED:] else ""),
         )  # fmt: skip
 
@@ -157,7 +157,7 @@ class _Reader:
             (one for one in (name, name.removeprefix(self._root), other_name) if one in self.names), None
         )
         if stored is None:
-            raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json asks for")
+            raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json requires")
         found = self._source.tensor(stored)
         wanted = tuple(reversed(shape)) if transposed else tuple(shape)
         if found.shape != wanted:
@@ -194,7 +194,7 @@ class _Reader:
         ]
         if left:
             raise UnsupportedModel(
-                f"{prefix}{left[0]} is computed by the model itself in a way that is not known here"
+                f"{prefix}{left[0]} is a buffer that this worker does not know how to compute"
             )
 
 

@@ -34,7 +34,7 @@ def check_rope(config: PretrainedConfig) -> None:
             )
         if rope_type not in _ROPE_TYPES:
             raise UnsupportedModel(
-                f"rope type {rope_type} is not supported; supported are {', '.join(_ROPE_TYPES)}"
+                f"rope type {rope_type} is not supported; supported types: {', '.join(_ROPE_TYPES)}"
             )
         if rope_type == _LONGROPE and len(kinds) > 1:
             raise UnsupportedModel(f"rope type {_LONGROPE} of some layers alone is not supported")

@@ -72,4 +72,4 @@ class Channel:
         poll = select.poll()
         poll.register(number, event)
         if not poll.poll(None if self._seconds is None else self._seconds * 1000):
-            raise TimeoutError(errno.ETIMEDOUT, f"nothing within {self._seconds:.0f} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"no data within {self._seconds:.0f} s")

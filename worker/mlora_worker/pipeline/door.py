@@ -92,7 +92,7 @@ class Door:
             if until is not None and now >= until:
                 raise TimeoutError
             for late in [one for one in self._callers.values() if one.until <= now]:
-                self._turn_away(late, f"a caller proved nothing within {self._patience:g} s")
+                self._turn_away(late, f"a caller did not authenticate within {self._patience:g} s")
             for key, _ in self._selector.select(self._rest(now, until)):
                 if key.fileobj is self._listener:
                     self._take_calls()
@@ -130,7 +130,7 @@ class Door:
                     raise
                 return
             if len(self._callers) >= self._most:
-                self._make_room("too many callers that prove nothing")
+                self._make_room("too many unauthenticated callers")
             self._let_speak(sock, str(address[0]))
 
     def _let_speak(self, sock: socket.socket, address: str) -> None:
@@ -175,7 +175,7 @@ class Door:
         if now >= self._noted_until:
             self._noted_until = now + _NOTED_EVERY
             log.warning(
-                "%d calls at the links' port were turned away, the last one because %s",
+                "%d connections to the link port were rejected, the last one because %s",
                 self.turned_away,
                 self.complaint,
             )

@@ -135,7 +135,7 @@ class StageEngine:
         UnknownTargetModule, InvalidTarget.
         """
         if load.task in self._tasks:
-            raise OutOfOrder(f"task {load.task} is loaded already")
+            raise OutOfOrder(f"task {load.task} is already loaded")
         adapted = self._adapted(load.lora)
         adapter = Adapter(
             [
@@ -153,7 +153,7 @@ class StageEngine:
             if state is None and not adapted:
                 state = {}  # nothing of it lies on this stage
             if state is None:
-                raise OutOfOrder(f"task {load.task} shall be taken up, but its state did not come along")
+                raise OutOfOrder(f"task {load.task} is to be resumed, but its state is missing")
             if load.updates == 0:
                 adapter.restore(state)
             else:
@@ -226,7 +226,7 @@ class StageEngine:
         last: the target at each position, -100 where nothing is predicted.
         """
         if item.number in self._flights:
-            raise OutOfOrder(f"microbatch {item.number} is in flight already")
+            raise OutOfOrder(f"microbatch {item.number} is already in flight")
         for segment in item.segments:
             self.settle(segment)
         tasks = tuple(self._task(segment.task) for segment in item.segments)

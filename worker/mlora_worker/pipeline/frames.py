@@ -65,7 +65,7 @@ def receive_frame(
     except (ValueError, RecursionError) as error:
         raise LinkClosed(f"a peer sent a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise LinkClosed("a peer sent a header that is no JSON object")
+        raise LinkClosed("a peer sent a header that is not a JSON object")
     return header, _receive_exactly(sock, payload_length, buffer)
 
 

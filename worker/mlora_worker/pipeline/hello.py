@@ -107,16 +107,16 @@ def _encrypted(sock: socket.socket) -> Generator[int, None, bytes]:
             yield selectors.EVENT_WRITE
         except ssl.SSLCertVerificationError as error:
             raise Unproven(
-                f"who answers for rank 0 has another certificate than this pipeline: {error.verify_message}"
+                f"the peer that acts as rank 0 has another certificate than this pipeline: {error.verify_message}"
             ) from None
         except OSError as error:  # as of an end that does not encrypt, which hangs up or answers in plain
             why = getattr(error, "reason", None) or error.strerror or error
-            raise Unproven(f"no TLS came about with the other end: {why}") from None
+            raise Unproven(f"the TLS handshake with the peer failed: {why}") from None
     if sock.version() != "TLSv1.3":
-        raise Unproven(f"links need TLS 1.3; the other end speaks {sock.version()}")
+        raise Unproven(f"links need TLS 1.3, but the peer uses {sock.version()}")
     binding = sock.get_channel_binding("tls-unique")
     if not binding:
-        raise Unproven("this build of OpenSSL does not tell one TLS connection from another")
+        raise Unproven("this build of OpenSSL does not support TLS channel binding")
     return binding
 
 
@@ -131,7 +131,7 @@ def _hear(sock: socket.socket, length: int, doubts: str = "") -> Generator[int, 
             yield selectors.EVENT_WRITE
         else:
             if not more:
-                raise Unproven(f"the other end hung up after {len(heard)} of {length} bytes{doubts}")
+                raise Unproven(f"the peer closed the connection after {len(heard)} of {length} bytes{doubts}")
             heard += more
     return heard
 

@@ -155,7 +155,7 @@ class Spoke:
         channel.settimeout(None)
         run_id = str(header["run"])
         if digest_of(run_id) != met.run:
-            raise LinkClosed("rank 0 has proven one run and named another")
+            raise LinkClosed("rank 0 authenticated for one run and announced another")
         return cls(channel, run_id, header["told"])
 
     def start(self, on_message: OnMessage, on_lost: OnLost, buffer: MakeBuffer = plain_buffer) -> None:
@@ -195,7 +195,7 @@ def _drive(words: Words, number: int, until: float) -> Met:
         poll = select.poll()
         poll.register(number, select.POLLIN if event == selectors.EVENT_READ else select.POLLOUT)
         if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            raise TimeoutError("who answered for rank 0 proved nothing in time")
+            raise TimeoutError("the peer that acts as rank 0 did not authenticate in time")
 
 
 def _watch(door: Door, on_lost: OnLost) -> None:
@@ -206,13 +206,13 @@ def _watch(door: Door, on_lost: OnLost) -> None:
         except DoorClosed:
             return
         met.sock.close()
-        on_lost(LinkClosed(f"rank {met.rank} has started again"))
+        on_lost(LinkClosed(f"rank {met.rank} has restarted"))
 
 
 def _missed(missing: list[int], timeout: float, door: Door) -> str:
-    words = f"ranks {missing} did not call within {timeout:.0f} s; look at their pods"
+    words = f"ranks {missing} did not connect within {timeout:.0f} s; look at their pods"
     if door.turned_away:
-        words += f"; {door.turned_away} calls were turned away, the last one because {door.complaint}"
+        words += f"; {door.turned_away} connections were rejected, the last one because {door.complaint}"
     return words
 
 

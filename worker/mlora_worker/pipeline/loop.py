@@ -167,11 +167,11 @@ class StageLoop:
             self._neighbours.send_forward(hidden)
         elif out is not None:
             assert out.scores is not None
-            assert self._on_evaluated is not None, "nobody takes evaluations here"
+            assert self._on_evaluated is not None, "this rank does not collect evaluations"
             self._on_evaluated(item.number, out.scores)
 
     def _keep(self, keep: Keep) -> None:
-        assert self._on_kept is not None, "nobody keeps adapters here"
+        assert self._on_kept is not None, "this rank does not collect adapters"
         self._on_kept(keep, self._engine.export(keep.task))
 
     def _backward(self, number: int, gradient: Tensor | None, stats: Tensor) -> None:
@@ -203,7 +203,7 @@ class StageLoop:
     def _checkpoint(self, checkpoint: Checkpoint) -> None:
         if checkpoint.update is not None:
             self._engine.apply(checkpoint.task, checkpoint.update)
-        assert self._on_checkpoint is not None, "nobody takes checkpoints here"
+        assert self._on_checkpoint is not None, "this rank does not collect checkpoints"
         self._on_checkpoint(checkpoint, self._engine.snapshot(checkpoint.task))
 
     def _save(self, save: Save) -> None:
@@ -239,7 +239,7 @@ class StageLoop:
         except Exception as error:
             if is_fatal(error):
                 raise
-            log.error("%s of item %d failed; the rank goes on", phase, number, exc_info=error)
+            log.error("%s of item %d failed; the rank continues", phase, number, exc_info=error)
             fault = fault_of(error, stage=self._engine.stage.index, number=number, phase=phase, task=task)
         # Only now has the exception gone, and with it its frames and the tensors that they held.
         self._engine.abandon(number)

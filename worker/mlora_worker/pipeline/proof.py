@@ -38,7 +38,7 @@ class Unproven(ConnectionError):
 def derive_key(token: str, pipeline: str) -> bytes:
     """The key of a pipeline's links. Raises ``Unproven`` for an empty token, by which anybody could prove themselves."""
     if not token:
-        raise Unproven("the pipeline's token is empty; delete its Secret, and the operator makes another one")
+        raise Unproven("the pipeline's token is empty: delete its Secret, and the operator creates a new one")
     secret = hmac.digest(_SALT, token.encode(errors="surrogateescape"), "sha256")
     return hmac.digest(secret, pipeline.encode() + b"\x01", "sha256")
 
@@ -63,9 +63,9 @@ class Hello:
         """``said`` has ``HELLO`` bytes. Raises ``Unproven``."""
         magic, version, rank, nonce = _HELLO.unpack(said)
         if magic != _MAGIC:
-            raise Unproven("a caller spoke another protocol")
+            raise Unproven("a caller used another protocol")
         if version != _VERSION:
-            raise Unproven(f"a caller spoke version {version} of the links' protocol, not {_VERSION}")
+            raise Unproven(f"a caller used version {version} of the link protocol, not {_VERSION}")
         if not 0 < rank < world:
             raise Unproven(f"a caller called itself rank {rank} of {world}")
         return cls(rank, nonce)
@@ -92,9 +92,7 @@ class Meeting:
         nonce, run, tag = _ANSWER.unpack(said)
         meeting = cls(key, world, hello, nonce, run, channel)
         if not hmac.compare_digest(tag, meeting._tag(b"rank 0")):
-            raise Unproven(
-                "who answers for rank 0 does not know this pipeline's token, or another one than this rank"
-            )
+            raise Unproven("the peer that acts as rank 0 has another token than this rank")
         return meeting
 
     def proof(self) -> bytes:
@@ -104,7 +102,7 @@ class Meeting:
         """Raises ``Unproven``."""
         if not hmac.compare_digest(said, self.proof()):
             raise Unproven(
-                f"a caller called itself rank {self.hello.rank}, but does not know this pipeline's token"
+                f"a caller called itself rank {self.hello.rank}, but does not have this pipeline's token"
             )
 
     def welcome(self) -> bytes:
@@ -113,7 +111,7 @@ class Meeting:
     def check_welcome(self, said: bytes) -> None:
         """Raises ``Unproven``."""
         if not hmac.compare_digest(said, self.welcome()):
-            raise Unproven("rank 0 did not take this rank's proof")
+            raise Unproven("rank 0 did not accept this rank's authentication")
 
     def _tag(self, who: bytes) -> bytes:
         fixed = struct.pack("!8sI", who, self.world)  # all parts but the last have one length each

@@ -108,7 +108,7 @@ def _rows_of(connection: socket.socket) -> TaskRows:
     heard = receive(connection)
     if heard is None:
         raise Interrupted(
-            FailureReason.INTERNAL_ERROR, "rank 0's preparation process ended while it made the rows"
+            FailureReason.INTERNAL_ERROR, "rank 0's preparation process ended while it prepared the rows"
         )
     frame, files = heard
     try:
@@ -147,7 +147,7 @@ def _numbers(file: int, count: int) -> npt.NDArray[np.intp]:
     """Of rows, of which there are ``count``."""
     numbers = array_in(file, "<i8")
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
-        raise ValueError(f"rows are chosen that are not among the {count}")
+        raise ValueError(f"the selected rows are not among the {count}")
     return numbers
 
 
@@ -156,15 +156,16 @@ def _broken(ended: Ended) -> DataError:
     if ended.crowded:
         return Interrupted(
             FailureReason.OUT_OF_MEMORY,
-            f"{_PROCESS} was ended: all tasks whose rows are prepared at the same time may have "
-            f"{bounds.most_of_all(bounds.container_limit()) // _MIB:,} MiB of memory together, and had more; {held}, the "
-            "most of all. Shorten its longest rows, or split them",
+            f"{_PROCESS} was stopped: all tasks whose rows are prepared at the same time share "
+            f"{bounds.most_of_all(bounds.container_limit()) // _MIB:,} MiB of memory, and they exceeded it; {held}, "
+            f"the most of all. Shorten its longest rows, or split them",
         )
     if ended.status == -signal.SIGKILL:
         return Interrupted(
             FailureReason.OUT_OF_MEMORY,
-            f"{_PROCESS} was killed, most likely because rank 0's machine or container has no memory left; {held}. Give "
-            "rank 0 more memory, or shorten the longest rows",
+            f"{_PROCESS} was killed, most likely because rank 0's machine or container ran out of memory; {held}. "
+            f"Give rank 0"
+            " more memory, or shorten the longest rows",
         )
     if ended.status == -signal.SIGABRT and ended.peak > _MIB * _most_of_one() // 4:
         return DataError(FailureReason.OUT_OF_MEMORY, _out_of_memory())  # as the tokenizer's library says it
@@ -177,14 +178,19 @@ def _broken(ended: Ended) -> DataError:
         )
     return DataError(
         FailureReason.INTERNAL_ERROR,
-        f"{_PROCESS} broke ({how}); {held}, and may have {_most_of_one():,} MiB more than at its start. A damaged file can "
-        "do that, and very long rows: read the data set with `mlora validate --data`, and correct or shorten its rows",
+        f"{_PROCESS} broke ({how}); {held}, and its limit is {_most_of_one():,} MiB more than at its start. A "
+        f"damaged "
+        f"file can "
+        "cause this, and so can very long rows: check the data set with `mlora validate --data`, and correct or "
+        "shorten its "
+        "rows",
     )
 
 
 def _out_of_memory() -> str:
     return (
-        f"to prepare its rows takes more memory than the {_most_of_one():,} MiB that each task may have for it: shorten "
+        f"preparing its rows needs more than the {_most_of_one():,} MiB of memory that each task may use: "
+        f"shorten "
         "the longest rows, or split them"
     )
 

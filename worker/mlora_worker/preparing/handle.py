@@ -60,7 +60,7 @@ class ProcessHandle:
         OSError where there is no process and none can be started."""
         with self._lock:
             if self._ready is not None and not self._hands_over(connection):
-                log.warning("the preparation process has ended: it is started again")
+                log.warning("the preparation process has ended and is restarted")
                 self._end()
             if self._ready is None:
                 try:
@@ -68,7 +68,7 @@ class ProcessHandle:
                 except Exception as error:  # it was ready before: no task's doing
                     raise _not_started(error) from error
                 if not self._hands_over(connection):
-                    raise _not_started("it ended at once")
+                    raise _not_started("it ended immediately")
 
     def close(self) -> None:
         """Ends the process, and all jobs with it."""
@@ -112,8 +112,8 @@ class ProcessHandle:
         if answer is None or answer.ready is None:
             self._end()
             if answer is not None and answer.failed is not None:
-                raise error_of(answer.failed, "the tokenizer takes more memory than there is")
-            raise _not_started("it ended, or gave no answer")
+                raise error_of(answer.failed, "the tokenizer needs more memory than is available")
+            raise _not_started("it ended, or did not respond")
         self._ready = answer.ready
         return self._ready
 
@@ -137,7 +137,7 @@ class ProcessHandle:
 
 def _not_started(why: object) -> Interrupted:
     return Interrupted(
-        FailureReason.INTERNAL_ERROR, f"rank 0 cannot start its preparation process, which makes rows: {why}"
+        FailureReason.INTERNAL_ERROR, f"rank 0 cannot start the process that prepares rows: {why}"
     )
 
 

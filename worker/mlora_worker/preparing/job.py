@@ -53,7 +53,7 @@ class Workshop:
             except (Exception, MemoryError) as error:
                 failed = told(error)
                 if not failed.kind:
-                    log.exception("the rows of %s cannot be made", job.task.name)
+                    log.exception("the rows of %s cannot be prepared", job.task.name)
                 send(connection, Answer(failed=failed))
                 return
             answer, files = _packed(made, held, self.reading.cache_folder)

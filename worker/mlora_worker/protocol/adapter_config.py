@@ -26,7 +26,9 @@ class InitialWeights(StrEnum):
 class LoRAConfig(Message):
     """The adapter's shape, in PEFT's words."""
 
-    rank: Rank = Field(default=16, description="Rank r of the low-rank product; more is a larger adapter.")
+    rank: Rank = Field(
+        default=16, description="Rank r of the low-rank product. A larger rank makes a larger adapter."
+    )
     alpha: Alpha = Field(
         default=32,
         description="Scaling: the product is multiplied by alpha / rank, or by alpha / sqrt(rank) with useRslora.",
@@ -37,23 +39,28 @@ class LoRAConfig(Message):
     )
     target_modules: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)] = Field(
         default=("q_proj", "v_proj"),
-        description="The linear modules that get an adapter: names such as q_proj or ends of paths such as "
-        "self_attn.q_proj; patterns, which must match a whole path such as model.layers.3.self_attn.q_proj; or the single "
+        description="The linear modules that get an adapter, as names such as q_proj, "
+        "ends of paths such as "
+        "self_attn.q_proj; patterns, which must match a whole path such as model.layers.3.self_attn.q_proj; or the "
+        "single "
         "entry all-linear: every linear module of the decoder layers (never the head, never the embeddings).",
     )
     exclude_modules: Annotated[tuple[Entry, ...], Field(max_length=64)] = Field(
-        default=(), description="Names or patterns of modules that targetModules has and that get none."
+        default=(),
+        description="Names or patterns of modules that targetModules selects but that get no adapter.",
     )
     layers_to_transform: Annotated[
         tuple[Annotated[int, Field(strict=True, ge=0, le=1023)], ...], Field(max_length=1024)
-    ] = Field(default=(), description="Numbers of the decoder layers that get an adapter, from 0; none: all.")
+    ] = Field(
+        default=(),
+        description="Indexes of the decoder layers that get an adapter, from 0. Default: all layers.",
+    )
     rank_pattern: Annotated[dict[Entry, Rank], Field(max_length=64)] = Field(
         default={},
-        description="Other ranks: names, ends of paths or patterns of them, each with the rank of the modules whose path "
-        "ends so.",
+        description="Ranks of individual modules, by name, end of path or pattern.",
     )
     alpha_pattern: Annotated[dict[Entry, Alpha], Field(max_length=64)] = Field(
-        default={}, description="Other alphas, in the same way."
+        default={}, description="Alphas of individual modules, by name, end of path or pattern."
     )
     use_rslora: Annotated[bool, Field(strict=True)] = Field(
         default=False,
@@ -61,7 +68,8 @@ class LoRAConfig(Message):
     )
     init_lora_weights: InitialWeights = Field(
         default=InitialWeights.DEFAULT,
-        description="How A starts: default is Kaiming uniform, gaussian has a deviation of 1 / rank. B starts at zero.",
+        description="Initial weights of A: default is Kaiming uniform, gaussian has a standard deviation of "
+        "1 / rank. B starts at zero.",
     )
 
     @property

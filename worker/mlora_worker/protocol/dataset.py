@@ -50,7 +50,7 @@ class DatasetFields(Message):
         default="prompt", description="promptCompletion: the column with the user's turn."
     )
     completion: ColumnName = Field(
-        default="completion", description="promptCompletion: the column with the answer to learn."
+        default="completion", description="promptCompletion: the column with the answer to train on."
     )
     messages: ColumnName = Field(
         default="messages", description="messages: the column with the list of role/content turns."
@@ -59,43 +59,47 @@ class DatasetFields(Message):
         default="conversations", description="sharegpt: the column with the list of from/value turns."
     )
     instruction: ColumnName = Field(
-        default="instruction", description="alpaca: the column with what is asked."
+        default="instruction", description="alpaca: the column with the instruction."
     )
     input: ColumnName = Field(
-        default="input", description="alpaca: the column with what it is asked of; it may be absent or empty."
+        default="input",
+        description="alpaca: the column with the input of the instruction; it may be absent or empty.",
     )
-    output: ColumnName = Field(default="output", description="alpaca: the column with the answer to learn.")
+    output: ColumnName = Field(
+        default="output", description="alpaca: the column with the answer to train on."
+    )
     system: ColumnName = Field(
         default="system",
         description="alpaca, sharegpt: the column with a system turn; it may be absent or empty.",
     )
-    text: ColumnName = Field(default="text", description="text: the column with the text to learn.")
+    text: ColumnName = Field(default="text", description="text: the column with the text to train on.")
     weight: ColumnName | None = Field(
         default=None,
-        description="The column with a number, 0 or more, that the row's loss is weighted by; absent: all weigh the same.",
+        description="The column with the weight of the row's loss, a number of at least 0. Absent: all rows "
+        "have the same weight.",
     )
 
 
 class ConfigMapReference(Message):
     name: ObjectName = Field(description="Name of a ConfigMap in the same namespace.")
     key: ConfigKey = Field(
-        description="Key with the rows, where what follows its last dot tells the file's format; or with the chat template."
+        description="Key with the rows or the chat template. The extension of a key with rows gives the file format."
     )
 
 
 class Dataset(Message):
-    """The rows to learn from."""
+    """The rows to train on."""
 
     uri: DatasetUri | None = Field(
         default=None,
-        description="Where the rows lie: s3://bucket/key, https://host/path, hf://datasets/OWNER/NAME/path (file:///path "
-        "in `mlora run` only). In s3, file and hf addresses * stands for any part of a name and ** for any folders.",
+        description="Address of the rows: s3://bucket/key, https://host/path, hf://datasets/OWNER/NAME/path (file:///path "
+        "in `mlora run` only). In s3, file and hf addresses * matches any part of a name and ** any folders.",
     )
     uris: Annotated[tuple[DatasetUri, ...], Field(min_length=1, max_length=64)] | None = Field(
-        default=None, description="Several such addresses, read one after the other."
+        default=None, description="Several addresses, which are read in this order."
     )
     inline: str | None = Field(
-        default=None, max_length=65536, description="The rows themselves, for small sets."
+        default=None, max_length=65536, description="The rows themselves, for small data sets."
     )
     config_map_ref: ConfigMapReference | None = Field(
         default=None, description="A ConfigMap of the task's namespace that holds the rows."
@@ -106,10 +110,10 @@ class Dataset(Message):
     )
     file_format: FileFormat | None = Field(
         default=None,
-        description="jsonl, json (an array), csv or parquet; by default what the name's ending says.",
+        description="jsonl, json (an array), csv or parquet; by default the extension of the file name decides.",
     )
     fields: DatasetFields = Field(
-        default_factory=DatasetFields, description="Column names, where they differ from the defaults."
+        default_factory=DatasetFields, description="Column names that differ from the defaults."
     )
     train_on: TrainOn | None = Field(
         default=None,
@@ -117,23 +121,23 @@ class Dataset(Message):
     )
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
         default=None,
-        description="A chat template (Jinja) in the place of the base model's own; the adapter has to be served with it.",
+        description="A chat template (Jinja) that replaces the base model's own. The adapter must be served with it.",
     )
     chat_template_ref: ConfigMapReference | None = Field(
         default=None, description="A ConfigMap of the task's namespace that holds the chat template."
     )
     split: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_]+$")] | None = Field(
         default=None,
-        description="Of a folder or a hub's data set, only the files of this split, such as train.",
+        description="Read only the files of this split, such as train, from a folder or a hub's data set.",
     )
     limit: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = Field(
         default=None, description="Use at most this many rows: the first ones, or a sample with shuffleSeed."
     )
     shuffle_seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] | None = Field(
-        default=None, description="Take the rows of limit and heldOut at random with this seed."
+        default=None, description="Select the rows of limit and heldOut at random with this seed."
     )
     held_out: Annotated[float, Field(strict=True, gt=0, le=0.5)] | None = Field(
-        default=None, description="Part of the rows that is kept from training, to evaluate on."
+        default=None, description="Fraction of the rows that is held out from training for evaluation."
     )
 
     @model_validator(mode="after")

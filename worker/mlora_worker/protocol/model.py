@@ -26,13 +26,13 @@ from mlora_worker.protocol.message import Message, ModelUri
 
 
 class ModuleShape(Message):
-    """A linear module that may be targeted, with its place in the pipeline; the same in consecutive layers of a stage."""
+    """A linear module that may be targeted, with its position in the pipeline; it repeats in consecutive layers."""
 
-    stage: Stage = Field(description="The stage that holds it.")
+    stage: Stage = Field(description="The stage that has it.")
     name: Name = Field(description="Last part of the module's path, such as q_proj.")
     in_features: Width = Field(description="Length of its input.")
     out_features: Width = Field(description="Length of its output.")
-    count: Layers = Field(description="How many such modules the stage holds, one in each layer.")
+    count: Layers = Field(description="Number of such modules on the stage, one in each layer.")
     path: LongName = Field(
         default="", description="Its path, with * for the layer: model.layers.*.self_attn.q_proj."
     )
@@ -55,7 +55,9 @@ class ModelFacts(Message):
     layers: Layers = Field(description="Decoder layers of all stages.")
     attention_heads: Width = Field(description="Query heads of a layer.")
     vocab_size: Width = Field(description="Entries of the vocabulary.")
-    max_positions: Width = Field(description="Longest row in tokens that the model knows positions for.")
+    max_positions: Width = Field(
+        description="Maximum row length, in tokens, that the model has positions for."
+    )
     dtype_bytes: Annotated[int, Field(strict=True, ge=1, le=16)] = Field(
         description="Bytes of one frozen weight."
     )
@@ -75,7 +77,8 @@ class ModelFacts(Message):
                 raise ValueError(f"modules: a path has more than {MOST_PARTS} parts")
             if module.path and module.first_layer + module.count > self.layers:
                 raise ValueError(
-                    f"modules: {module.path} would be in layer {module.first_layer + module.count - 1}, and there are "
+                    f"modules: {module.path} would be in layer {module.first_layer + module.count - 1}, and there "
+                    f"are "
                     f"{self.layers} layers"
                 )
         return self
@@ -89,9 +92,9 @@ class StageReport(Message):
     stage: Stage = Field(description="Number of the stage, from 0.")
     first_layer: Layer = Field(description="First decoder layer, from 0.")
     last_layer: Layer = Field(description="Last decoder layer, inclusive.")
-    device: Word = Field(description="What it computes on, such as cuda:0.")
+    device: Word = Field(description="Device that it computes on, such as cuda:0.")
     resident_bytes: Amount = Field(description="Bytes of the frozen weights.")
-    capacity_bytes: Amount = Field(description="Bytes that the device, or the container's limit, has.")
+    capacity_bytes: Amount = Field(description="Memory of the device or the container's limit, in bytes.")
     input_groups: Annotated[
         tuple[Annotated[tuple[LongName, ...], Field(max_length=MOST_MODULES, fail_fast=True)], ...],
         Field(max_length=4096, fail_fast=True),

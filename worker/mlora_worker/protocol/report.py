@@ -76,18 +76,18 @@ FileName = Annotated[str, Field(max_length=LONGEST_FILE)]
 
 
 class DataCounts(Message):
-    """What became of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
+    """Counts of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
 
     rows: Amount = Field(description="Rows read.")
-    used: Amount = Field(description="Rows that are trained on.")
+    used: Amount = Field(description="Rows that are used for training.")
     dropped: Annotated[dict[Word, Amount], Field(max_length=256), at_most(256)] = Field(
-        default={}, description="Rows left out, counted by the rule's name."
+        default={}, description="Dropped rows, counted by the name of the rule."
     )
     first_dropped: Annotated[
         dict[Word, Annotated[tuple[Amount, ...], Field(max_length=1024, fail_fast=True)]],
         Field(max_length=256),
         at_most(256),
-    ] = Field(default={}, description="The first line numbers that each rule left out.")
+    ] = Field(default={}, description="First line numbers that each rule dropped.")
     # From report format 6 on, or left out:
     first_dropped_in: (
         Annotated[
@@ -100,13 +100,13 @@ class DataCounts(Message):
     truncated: Amount = Field(default=0, description="Rows cut to maxSeqLength.")
     # From report format 3 on, or left out:
     special_tokens: Amount | None = Field(
-        default=None, description="Usable rows whose own text holds special tokens, such as <|im_end|>."
+        default=None, description="Usable rows whose own text contains special tokens, such as <|im_end|>."
     )
-    held_out: Amount = Field(default=0, description="Rows kept from training, to evaluate on.")
-    beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit leaves out.")
+    held_out: Amount = Field(default=0, description="Rows that are held out for evaluation.")
+    beyond_limit: Amount = Field(default=0, description="Usable rows that dataset.limit excludes.")
     tokens: Amount = Field(default=0, description="Tokens of all used rows.")
     supervised_tokens: Amount = Field(
-        default=0, description="Tokens of all used rows that the loss is taken of."
+        default=0, description="Supervised tokens of all used rows; the loss is computed on them."
     )
 
 
@@ -116,7 +116,7 @@ class AdapterInfo(Message):
     bytes: Amount = Field(description="Size of all files together.")
     max_lora_rank: Rank | None = Field(
         default=None,
-        description="The smallest --max-lora-rank with which vLLM serves it; written by the operator.",
+        description="The smallest --max-lora-rank with which vLLM can serve it; written by the operator.",
     )
 
 
@@ -212,9 +212,11 @@ class WireReport(Message):
 
     payload_bytes: Amount = Field(default=0, description="Hidden states and their gradients.")
     descriptor_bytes: Amount = Field(default=0, description="Descriptors of the items, labels with them.")
-    tokens: Amount = Field(default=0, description="Tokens trained, each counted once.")
-    microbatches: Amount = Field(default=0, description="Microbatches trained, and those of evaluations.")
-    concurrent_tasks: Amount = Field(default=0, description="Most tasks with a step in the pipeline at once.")
+    tokens: Amount = Field(default=0, description="Trained tokens; each is counted once.")
+    microbatches: Amount = Field(default=0, description="Microbatches of training and evaluation.")
+    concurrent_tasks: Amount = Field(
+        default=0, description="Maximum number of tasks with a step in the pipeline at the same time."
+    )
 
 
 MOST_SAMPLES = 64 * MOST_STAGES

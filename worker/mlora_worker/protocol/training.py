@@ -52,7 +52,7 @@ class Training(Message):
         default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up."
     )
     warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
-        default=0, description="Steps in which the learning rate rises from zero."
+        default=0, description="Steps over which the learning rate rises from zero."
     )
     weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
         default=0.0, description="AdamW's decoupled weight decay."
@@ -69,12 +69,12 @@ class Training(Message):
         "status.data.",
     )
     seed: Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)] = Field(
-        default=42, description="Of the adapter's initial weights, the order of rows and dropout."
+        default=42, description="Seed of the adapter's initial weights, the order of rows and dropout."
     )
     checkpoint_every_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
         default=50,
-        description="Optimizer steps between two checkpoints, which bound what a failure costs; 0: only when the task "
-        "is preempted or its worker ends.",
+        description="Optimizer steps between two checkpoints, which limit how many steps a failure repeats. "
+        "0: only when the task is preempted or its worker ends.",
     )
 
 
@@ -82,10 +82,11 @@ class EarlyStopping(Message):
     """When to stop before the last step."""
 
     patience: Annotated[int, Field(strict=True, ge=1, le=1_000_000)] = Field(
-        default=3, description="Evaluations in a row without an improvement, after which training stops."
+        default=3,
+        description="Number of consecutive evaluations without an improvement after which training stops.",
     )
     min_delta: Annotated[float, Field(strict=True, ge=0, le=1000)] = Field(
-        default=0.0, description="By how much a loss must be lower to be an improvement."
+        default=0.0, description="Minimum decrease of the loss that counts as an improvement."
     )
 
 
@@ -94,19 +95,19 @@ class Evaluation(Message):
 
     uri: DatasetUri | None = Field(
         default=None,
-        description="Where the rows lie, in the format, with the fields and from the store of dataset; absent: what "
-        "dataset.heldOut keeps from training.",
+        description="Address of the rows, with the format, the fields and the store of dataset. Absent: the "
+        "rows that dataset.heldOut holds out.",
     )
     limit: Annotated[int, Field(strict=True, ge=1, le=1_000_000_000)] | None = Field(
-        default=None, description="Use at most this many of the rows, the first ones."
+        default=None, description="Use at most this many rows: the first ones."
     )
     every_steps: Annotated[int, Field(strict=True, ge=1, le=100_000_000)] = Field(
         default=50, description="Optimizer steps between two evaluations; the last step is always evaluated."
     )
     early_stopping: EarlyStopping | None = Field(
-        default=None, description="Stop when the loss improves no more; absent: never before the last step."
+        default=None, description="Stop when the loss no longer improves. Absent: train to the last step."
     )
     keep_best: Annotated[bool, Field(strict=True)] = Field(
         default=False,
-        description="True: publish the adapter after the step that evaluated best, not after the last one.",
+        description="True: publish the adapter of the step with the best evaluation instead of the last step.",
     )

@@ -99,7 +99,7 @@ class FirstRank:
         config = self._config = with_pinned_model(config)
         told = {"commit": config.model.commit}
         hub = Hub.gather(config.link_port, self._group, run_id, host=host or "", tls=tls, told=told)
-        log.info("run %s: all %d ranks are here", run_id, config.stages)
+        log.info("run %s: all %d ranks have connected", run_id, config.stages)
         mailbox = Mailbox(
             self._changed,
             supply=lambda: self._coordinator.supply() if self._coordinator else None,
@@ -239,7 +239,7 @@ class FirstRank:
                 number, tensors = int(header["number"]), tensors_in(payload)
                 self._coordinator.keep(rank, header["task"], number, tensors)
             case "terminating":
-                log.info("rank %d was asked to stop: the group ends", rank)
+                log.info("rank %d received a request to stop: the group ends", rank)
                 if self._coordinator is None:
                     # Nothing has begun. Later, tasks would train until that rank's time is over, and lose their steps.
                     self._leave(LinkClosed(f"rank {rank} was asked to stop"))

@@ -20,7 +20,7 @@ def missing_for_triton() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        return "there is no C compiler: install gcc, or set CC"
+        return "no C compiler was found: install gcc, or set CC"
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
         return f"there is no {header}: install Python's headers"

@@ -49,7 +49,7 @@ class _Files:
             try:
                 self.context = self._read()
             except CannotServe as error:
-                log.error("%s; the former certificate stays in force", error)
+                log.error("%s; the previous certificate stays in use", error)
         connection.context = self.context
 
     def _stamp(self) -> _Stamp:

@@ -40,8 +40,8 @@ def busy(what: str, seconds: float | None, now: datetime) -> StoreBusy:
     """``what`` was tried and was answered, such as "cannot read x: the server answered 429"."""
     pause = UNTOLD if seconds is None else max(1.0, seconds)
     until = (now + timedelta(seconds=pause)).astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    how = "it is busy" if seconds is None else f"it asks to be left alone for {pause:.0f} s"
-    return StoreBusy(f"{what}: {how}, so it is tried again at {until}", pause)
+    how = "it is busy" if seconds is None else f"it requests a pause of {pause:.0f} s"
+    return StoreBusy(f"{what}: {how}, so the request is retried at {until}", pause)
 
 
 def _after(text: str, then: datetime) -> float | None:

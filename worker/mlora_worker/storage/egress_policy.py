@@ -40,13 +40,16 @@ class Destinations:
         try:
             found = [ip_address(address.partition("%")[0]) for address in self._resolve(host, port)]
         except (OSError, UnicodeError, ValueError) as error:
-            raise StoreUnreachable(f"cannot read {uri}: the host {host} is not known ({error})") from None
+            raise StoreUnreachable(
+                f"cannot read {uri}: the host {host} cannot be resolved ({error})"
+            ) from None
         for address in found:
             if is_refused(address, self._allowed):
                 raise StorageError(
                     FailureReason.INVALID_SPEC,
-                    f"{uri} is refused: {host} is {address}, an address that tasks may not reach; use another one, or "
-                    "ask the cluster's administrator to allow that network (spec.worker.allowedNetworks of the "
+                    f"{uri} is refused: {host} is {address}, an address that tasks must not reach: use another one, "
+                    f"or ask the cluster's administrator to allow that network"
+                    " (spec.worker.allowedNetworks of the "
                     "LoRAPipeline)",
                 )
         if not found:

@@ -6,7 +6,7 @@ what to do
 ├── ``TooLarge``         there is more of it than such a file can have
 ├── ``AccessRefused``    the store knows us not, or does not let us
 └── ``StoreUnreachable`` no answer, or no useful one, after all retries
-    └── ``StoreBusy``    it asks to be left alone for a while
+    └── ``StoreBusy``    it requests a pause of a while
 
 No message ever holds a key.
 """
@@ -55,5 +55,5 @@ class TooLarge(StorageError):
         limit = f"{most / 2**20:g} MiB" if most >= 2**20 else f"{most} bytes"
         super().__init__(
             FailureReason.INVALID_SPEC,
-            f"{uri} has more than {limit}, which no such file needs: remove it, or correct the address",
+            f"{uri} has more than {limit}, which is too large for such a file: remove it, or correct the address",
         )

@@ -27,7 +27,7 @@ def scheme(uri: str) -> str:
         return found
     raise StorageError(
         FailureReason.INVALID_SPEC,
-        f"{uri!r} is no address of a store: write s3://bucket/key or file:///absolute/path",
+        f"{uri!r} is not the address of a store: write s3://bucket/key or file:///absolute/path",
     )
 
 

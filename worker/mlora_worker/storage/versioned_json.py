@@ -50,13 +50,13 @@ def _check_depth(data: bytes) -> None:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"has {text}, which is no number")
+    raise ValueError(f"has {text}, which is not a number")
 
 
 def _float(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"has {text[:40]}, which is beyond any number")
+        raise ValueError(f"has {text[:40]}, which is too large for a number")
     return number
 
 

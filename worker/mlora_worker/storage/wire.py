@@ -106,8 +106,8 @@ class _Watched(io.RawIOBase):
             raise BadAnswer(f"sent {self._what} that does not end")
         if count and self._waited > self._grace and self._bytes < LEAST_RATE * self._waited:
             raise BadAnswer(
-                f"sent {self._bytes} bytes in {self._waited:.0f} s, which is less than {LEAST_RATE / 1024:g} KiB/s: put "
-                "the file into a store that is faster"
+                f"sent {self._bytes} bytes in {self._waited:.0f} s, which is less than {LEAST_RATE / 1024:g} KiB/s: "
+                f"use a faster store"
             )
         return count
 

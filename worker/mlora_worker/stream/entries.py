@@ -110,7 +110,8 @@ def entries_of(lora: LoRAConfig) -> AllEntries:
     if text > MOST_TEXT:
         raise Misfit(
             FailureReason.INVALID_SPEC,
-            f"lora: its patterns have {text} characters, and a task may have {MOST_TEXT}: use names, or fewer and shorter "
+            f"lora: its patterns have {text} characters, but a task must have at most {MOST_TEXT}: use names, or "
+            f"fewer and shorter "
             "patterns",
         )
     for field, entries, keys in (
@@ -131,7 +132,8 @@ def check_work(entries: AllEntries, where: Paths) -> None:
     if work > MOST_WORK:
         raise Misfit(
             FailureReason.INVALID_SPEC,
-            f"lora: its patterns take {entries.size} instructions, and this model, with {len(where.paths)} linear modules, "
+            f"lora: its patterns take {entries.size} instructions, and this model, with {len(where.paths)} linear "
+            f"modules, "
             f"allows {MOST_WORK // where.characters}: use names, or fewer and shorter patterns",
         )
 
@@ -152,13 +154,14 @@ def _entries(field: str, entries: Iterable[str], keys: bool, left: int) -> Entri
         try:
             pattern = compile_pattern(entry)
         except InvalidPattern as error:
-            told = f"{field}: {shown([entry])} is no valid pattern: {error}"
+            told = f"{field}: {shown([entry])} is not a valid pattern: {error}"
             raise Misfit(FailureReason.INVALID_SPEC, told) from None
         left -= pattern.size
         if left < 0:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
-                f"{field}: with {shown([entry])}, the patterns of lora take more than the {LARGEST} instructions that a "
+                f"{field}: with {shown([entry])}, the patterns of lora take more than the {LARGEST} instructions "
+                f"that a "
                 "task may have: use names, or fewer and shorter patterns",
             )
         patterns.append(pattern)

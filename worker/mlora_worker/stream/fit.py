@@ -28,6 +28,7 @@ def check_length(max_positions: int, training: Training) -> None:
     if training.max_seq_length > max_positions:
         raise Misfit(
             FailureReason.INVALID_SPEC,
-            f"training.maxSeqLength is {training.max_seq_length}, but the base model takes {max_positions} "
-            f"tokens at most: lower it to {max_positions} or less",
+            f"training.maxSeqLength is {training.max_seq_length}, but the base model supports at most "
+            f"{max_positions} tokens:"
+            f" lower it to {max_positions} or less",
         )

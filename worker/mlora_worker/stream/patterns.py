@@ -101,7 +101,7 @@ def compile_pattern(text: str) -> Pattern:
     try:
         re.compile(text)
     except (re.error, RecursionError) as error:
-        raise InvalidPattern(f"Python's re, with which PEFT reads it, refuses it: {error}") from None
+        raise InvalidPattern(f"Python's re, which PEFT uses, rejects it: {error}") from None
     return Pattern(text, source, size)
 
 
@@ -112,10 +112,10 @@ _TOO_LARGE = (
 
 # What RE2 says, up to a colon with the part that is wrong.
 _WORDS = {
-    "no argument for repetition operator": "{} repeats nothing",
+    "no argument for repetition operator": "{} has nothing to repeat",
     "bad repetition operator": "{} repeats a repeat",
-    "invalid repetition size": "{} is no number of times: at most 1000, the smaller one first",
-    "invalid character class range": "{} is no range of characters",
+    "invalid repetition size": "{} is not a valid repeat count: use at most 1000, with the smaller number first",
+    "invalid character class range": "{} is not a valid range of characters",
     "missing )": "a ( has no )",
     "unexpected )": "a ) has no (",
     "missing ]": "a [ has no ]",
@@ -143,7 +143,7 @@ def _translated(token: str) -> str:
     if token.startswith("(?") and token != "(?:" and not token.startswith("(?P<"):
         told = _CANNOT.get(token, "it sets flags or has a group of an unknown kind")
         raise InvalidPattern(
-            f"{told} ({token}), which is not supported: say what matches, with | and classes"
+            f"{told} ({token}), which is not supported: write what matches, with | and classes"
         )
     if token.startswith("{,"):
         return "{0" + token[1:]
@@ -159,7 +159,7 @@ def _escape(token: str, known: frozenset[str]) -> str:
             f"it refers to a group ({token}), which is not supported: write out what matches"
         )
     if letter.isalpha() and letter not in known:
-        raise InvalidPattern(f"{token} is not known here")
+        raise InvalidPattern(f"{token} is not supported")
     return r"\z" if letter == "Z" else token
 
 

@@ -161,7 +161,7 @@ def _asked(lora: LoRAConfig, asked: Mapping[str, Chosen], modules: Sequence[Modu
         if len(asked) > 1:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
-                f"targetModules: {ALL_LINEAR} stands alone; remove the other names or {ALL_LINEAR}",
+                f"targetModules: {ALL_LINEAR} must be the only entry: remove the other names or {ALL_LINEAR}",
             )
         return (1 << len(modules)) - 1
     unknown = [entry for entry in dict.fromkeys(lora.target_modules) if not asked[entry]]
@@ -184,8 +184,8 @@ def _in_layers(
     if beyond:
         raise Misfit(
             FailureReason.INVALID_SPEC,
-            f"layersToTransform: {shown(map(str, beyond))} is no layer of the model, "
-            f"which has {facts.layers}, numbered from 0",
+            f"layersToTransform: {shown(map(str, beyond))} is not a layer of the model, which has {facts.layers}, "
+            f"numbered from 0",
         )
     kept = chosen & _union(1 << at for at, module in enumerate(modules) if module.layer in layers)
     for entry in lora.target_modules if ALL_LINEAR not in asked else ():
@@ -204,12 +204,13 @@ def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], modules: Sequence[
         if found:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
-                f"excludeModules: {shown([entry])} takes nothing away, for targetModules does not have it: remove it",
+                f"excludeModules: {shown([entry])} has no effect, because targetModules does not contain it: remove "
+                f"it",
             )
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
     kept = chosen & ~_union(excluded.values())
     if not kept:
-        raise Misfit(FailureReason.INVALID_SPEC, "excludeModules takes away all of targetModules")
+        raise Misfit(FailureReason.INVALID_SPEC, "excludeModules excludes all of targetModules")
     return kept
 
 
@@ -258,7 +259,7 @@ def _picked(modules: Sequence[Module], chosen: Chosen) -> list[Module]:
 def _unknown(field: str, entries: Sequence[str], modules: Sequence[Module]) -> str:
     """What matches nothing, with the names that are nearest, or all of them where they are few."""
     names = tuple(dict.fromkeys(module.name for module in modules))
-    told = f"{field}: {shown(entries)} is no linear module of the model's decoder layers"
+    told = f"{field}: {shown(entries)} is not a linear module of the model's decoder layers"
     if any(entry.rpartition(".")[2] in _OUTSIDE for entry in entries):
         told += " (the head and the embeddings never get an adapter)"
     near = [

@@ -59,7 +59,7 @@ async def _adapter_of_task(
             message = f"loratask/{name} failed: {shown.reason}: {shown.message}"
             raise CommandError(message, exit_codes.FAILED if wait else exit_codes.NOT_FOUND)
         if not shown.succeeded:
-            state = found.get("status", {}).get("state", "not yet looked at by the operator")
+            state = found.get("status", {}).get("state", "not yet processed by the operator")
             raise CommandError(f"loratask/{name} has no adapter yet: it is {state}", exit_codes.NOT_FOUND)
         spec = spec_of(found)
         keys: Mapping[str, str] = {}

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {headed(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; run the same command again to resume", file=sys.stderr)
         return exit_codes.INTERRUPTED
     return exit_codes.OK
 
@@ -62,8 +62,9 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         prog="mlora fetch",
         description="Download a finished adapter and verify it against its manifest. With a name, the address and the "
-        "keys come from the cluster. With an address, the keys come from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-        "or whatever else the AWS SDK finds; nothing but boto3 is needed.",
+        "keys come from the cluster. With an address, the keys come from AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY, "
+        "or from any other source of the AWS SDK; this needs only boto3.",
     )
     options.add_argument("what", metavar="NAME|URI", help="LoRATask, or s3://bucket/prefix of an adapter")
     options.add_argument(
@@ -71,12 +72,12 @@ def parser() -> argparse.ArgumentParser:
         "--output-dir",
         type=Path,
         metavar="DIR",
-        help="folder to make; by default the last part of the address",
+        help="folder to create (default: the last part of the address)",
     )
     options.add_argument(
         "--endpoint",
         metavar="URL",
-        help="S3 endpoint, where that of the task has no meaning on this machine",
+        help="S3 endpoint, if the task's endpoint cannot be reached from this machine",
     )
     options.add_argument(
         "--addressing",
@@ -85,10 +86,12 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
     options.add_argument(
-        "--timeout", type=_seconds, metavar="DURATION", help="give up waiting after so long (exit code 3)"
+        "--timeout", type=_seconds, metavar="DURATION", help="stop waiting after this long (exit code 3)"
     )
-    options.add_argument("--uid", help="take only the adapter of the LoRATask with this uid")
-    options.add_argument("-n", "--namespace", help="namespace of the task; by default that of the context")
+    options.add_argument("--uid", help="accept only the adapter of the LoRATask with this uid")
+    options.add_argument(
+        "-n", "--namespace", help="namespace of the task (default: the namespace of the context)"
+    )
     options.add_argument("--context", help="context of the kubeconfig to use")
     options.add_argument(
         "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
@@ -161,8 +164,9 @@ def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
     for module in ("kubernetes", "pydantic"):
         if importlib.util.find_spec(module) is None:
             message = (
-                f"{options.what!r} is a task's name, and to ask a cluster takes more: "
-                "pip install 'mlora-operator[operator]', or give the adapter's s3:// address"
+                f"{options.what!r} is the name of a task, and reading it from a cluster needs more packages: run pip "
+                f"install"
+                " 'mlora-operator[operator]', or give the adapter's s3:// address"
             )
             raise CommandError(message, exit_codes.INVALID)
     from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task

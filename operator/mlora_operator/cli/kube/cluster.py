@@ -146,7 +146,7 @@ class Cluster:
                 return resource
         del self._resources[version]  # a CRD may come
         raise CommandError(
-            f"the cluster knows no {kind} in {version}; is its CRD installed?", exit_codes.NOT_FOUND
+            f"the cluster has no {kind} in {version}: install the chart's CRDs", exit_codes.NOT_FOUND
         )
 
 
@@ -198,9 +198,9 @@ async def connect(context: str | None, namespace: str | None) -> AsyncIterator[C
 def refused(error: ApiError) -> CommandError:
     """What the API server's refusal means to the user."""
     if error.status == 401:
-        return CommandError("the cluster does not know you: log in again", exit_codes.UNREACHABLE)
+        return CommandError("the cluster rejected your credentials: log in again", exit_codes.UNREACHABLE)
     if error.status == 403:
-        return CommandError(f"the cluster refuses: {error}", exit_codes.UNREACHABLE)
+        return CommandError(f"the cluster denied the request: {error}", exit_codes.UNREACHABLE)
     if error.status == 404 and error.reason != "NotFound":
-        return CommandError("not found; are the CRDs of the chart installed?", exit_codes.NOT_FOUND)
-    return CommandError(f"the cluster answers {error.status}: {error}", exit_codes.UNREACHABLE)
+        return CommandError("not found: check that the chart's CRDs are installed", exit_codes.NOT_FOUND)
+    return CommandError(f"the cluster answered {error.status}: {error}", exit_codes.UNREACHABLE)

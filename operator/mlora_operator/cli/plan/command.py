@@ -52,38 +52,41 @@ def plan(
         typer.Option(
             "--model",
             metavar="NAME=PLACE",
-            help="Where a base model lies: a folder, or an address (file, s3, hf, https).",
+            help="Location of a base model: a folder, or an address (file, s3, hf, https).",
         ),
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, max=64, help="Stages of every pipeline.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Type of the frozen weights.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Data type of the frozen weights.")] = None,
     device: Annotated[
-        Device, typer.Option(help="What to plan for; auto: GPUs where a pipeline asks for them, or here.")
+        Device,
+        typer.Option(
+            help="Device to plan for; auto: GPUs if a pipeline requests them or this machine has them."
+        ),
     ] = "auto",
     memory: Annotated[
         str | None, typer.Option(metavar="QUANTITY", help="Memory of each stage, such as 80Gi.")
     ] = None,
     s3_endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="S3 endpoint, instead of every one in the manifests.")
+        str | None, typer.Option(metavar="URL", help="S3 endpoint that replaces those in the manifests.")
     ] = None,
     rows: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Rows of each data set to tokenise, at most; 0: none, every row as long as maxSeqLength.",
+            help="Maximum number of rows to tokenise per data set; 0: none, and every row counts as maxSeqLength tokens.",
         ),
     ] = 1000,
     tokens_per_second: Annotated[
         float | None,
-        typer.Option(min=0, help="What one device with the whole model trains, to give absolute figures."),
+        typer.Option(min=0, help="Throughput of one device with the whole model, for absolute figures."),
     ] = None,
     output: Annotated[
         Output, typer.Option("--output", "-o", help="text for people, json for programs.")
     ] = Output.TEXT,
 ) -> None:
-    """Show who would be let in, how the tasks would travel, what it takes and what it gives. Trains nothing.
+    """Show admission, microbatch schedule, memory and expected throughput without training.
 
-    Ends with 0 when every task gets a place now or later, and with 1 when one never will.
+    The exit code is 0 when every task can be admitted now or later, and 1 when one never can.
     """
     machine = this_machine(os.environ)
     manifests = read_manifests(read_texts(files))
@@ -153,15 +156,15 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
         )
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
-            "to look at a base model needs the worker: pip install 'mlora-operator[worker]'; or give the LoRAPipeline as "
-            "its cluster knows it: kubectl get lorapipeline NAME -o yaml",
+            "reading a base model needs the worker: run pip install 'mlora-operator[worker]', or give the "
+            "LoRAPipeline with its status: kubectl get lorapipeline NAME -o yaml",
             exit_codes.INVALID,
         )
     try:
         return ask(_question(one, found, rows), dict(os.environ))
     except SurveyFailed as error:
         raise CommandError(
-            f"{one.pipeline.key}: the model cannot be looked at: {error}", exit_codes.FAILED
+            f"{one.pipeline.key}: the model cannot be read: {error}", exit_codes.FAILED
         ) from error
 
 
@@ -264,7 +267,7 @@ def memory_of(
 
 def _show(forecasts: list[PipelineForecast], found: Service, output: Output) -> None:
     missing = [
-        f"Secret {key} is not among the files: its store is not asked" for key in sorted(found.missing)
+        f"Secret {key} is not in the given files, so its store is not read" for key in sorted(found.missing)
     ]
     if output is Output.JSON:
         print_json(as_json(forecasts, found.unserved, missing))

@@ -109,7 +109,7 @@ def _stream(one: PipelineForecast) -> Iterator[str]:
     yield ""
     plan = one.plan
     yield f"bubble      {plan.bubble:.1%} of the time the busiest stage waits for others"
-    yield f"idle        {plan.idle:.1%} of all stages' time, those with less to do counted"
+    yield f"idle        {plan.idle:.1%} of all stages' time, including stages with less work"
     figures = f"{one.speedup:.2f} times one device"
     if one.tokens_per_second is not None:
         figures += f", {one.tokens_per_second:,.0f} tokens/s"

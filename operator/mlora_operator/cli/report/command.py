@@ -32,13 +32,13 @@ def report(
         list[str],
         typer.Option(
             metavar="KIND:PLACE",
-            help="tensorboard:FOLDER, mlflow:URL or wandb:PROJECT; may be given several times.",
+            help="tensorboard:FOLDER, mlflow:URL or wandb:PROJECT; may be repeated.",
         ),
     ],
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", help="Report losses while the task trains, until it has finished; for a NAME."
+            "--follow", help="Report losses while the task trains, until it finishes; requires a NAME."
         ),
     ] = False,
     namespace: NamespaceOption = None,
@@ -46,23 +46,25 @@ def report(
     endpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="S3 endpoint, where that of the task has no meaning on this machine."
+            metavar="URL", help="S3 endpoint, if the task's endpoint cannot be reached from this machine."
         ),
     ] = None,
     timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Bring a task's losses to TensorBoard, MLflow or Weights & Biases; again and again, if need be, without doubles."""
+    """Report a task's losses to TensorBoard, MLflow or Weights & Biases. Repeated runs do not create duplicates."""
     try:
         targets = [target(text) for text in to]
     except ValueError as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
     of_task = "/" not in what
     if of_task and not is_name(what):
-        message = f"{what!r} is no task's name; write a folder with a slash, as in ./{what}"
+        message = f"{what!r} is not the name of a task; write a folder with a slash, as in ./{what}"
         raise CommandError(message, exit_codes.INVALID)
     if follow and not of_task:
-        raise CommandError("--follow is for a task's name: an adapter has finished", exit_codes.INVALID)
+        raise CommandError(
+            "--follow requires the name of a task: a published adapter is finished", exit_codes.INVALID
+        )
     reports = Reports(targets, open_reporter, os.environ)
     try:
         for one in targets:  # before anything is waited for

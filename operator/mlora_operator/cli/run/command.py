@@ -38,33 +38,34 @@ def run(
         typer.Option(
             "--model",
             metavar="NAME=PLACE",
-            help="Where a base model lies: a folder, or an address (file, s3, hf, https).",
+            help="Location of a base model: a folder, or an address (file, s3, hf, https).",
         ),
     ] = None,
     stages: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Stages of every pipeline, one process each.")
+        int | None,
+        typer.Option(min=1, max=64, help="Number of stages of every pipeline; each is one process."),
     ] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Type of the frozen weights.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Data type of the frozen weights.")] = None,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads of each process; by default its share of the machine."),
+        typer.Option(min=1, help="CPU threads of each process. Default: its share of the machine."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="What to compute on.")] = "auto",
+    device: Annotated[Device, typer.Option(help="Device to compute on.")] = "auto",
     s3_endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="S3 endpoint, instead of every one in the manifests.")
+        str | None, typer.Option(metavar="URL", help="S3 endpoint that replaces those in the manifests.")
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keep statuses and logs here; tasks that succeeded here before are not trained again.",
+            help="Folder for statuses and logs; tasks that succeeded in an earlier run are not trained again.",
         ),
     ] = None,
     timeline: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Write what each stage did when: a Chrome trace, and a picture beside it (FILE.svg).",
+            help="Write a timeline of all stages as a Chrome trace, and as a picture (FILE.svg).",
         ),
     ] = None,
     page: Annotated[
@@ -78,28 +79,28 @@ def run(
     ] = None,
     restarts: Annotated[
         int | None,
-        typer.Option(min=0, help="How often in a row a pipeline that died is started again; 5 by default."),
+        typer.Option(min=0, help="Maximum number of consecutive restarts of a pipeline. Default: 5."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace adapters that lie at the tasks' outputs already.")
+        bool, typer.Option("--overwrite", help="Replace adapters that already exist at the tasks' outputs.")
     ] = False,
     timeout: TimeoutOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Train the LoRATasks of the manifests on this machine, then end.
 
-    Runs the operator's own scheduler with local processes for the pods. Ends with 0 when all tasks succeeded
-    and with 1 when one did not.
+    Runs the operator's own scheduler with local processes for the pods. The exit code is 0 when all
+    tasks succeeded, and 1 when one did not.
     """
     machine = this_machine(os.environ)
     wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts, overwrite)
     world = world_of(read_manifests(read_texts(files)), wishes, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
-            "training needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
+            "training needs the worker: run pip install 'mlora-operator[worker]'", exit_codes.INVALID
         )
     if timeline is not None and not timeline.parent.is_dir():
-        raise CommandError(f"--timeline {timeline}: there is no such folder", exit_codes.INVALID)
+        raise CommandError(f"--timeline {timeline}: the folder does not exist", exit_codes.INVALID)
     if timeline is not None:
         timeline.unlink(missing_ok=True)  # so that what lies there afterwards is of this run
     folder = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-run-"))
@@ -124,7 +125,7 @@ def run(
         with view:
             ends = asyncio.run(_run(world, place, view, timeout))
     except TimeoutError:
-        message = f"not all tasks had finished after {timeout:g} seconds; state and logs: {folder}"
+        message = f"not all tasks finished within {timeout:g} seconds; state and logs: {folder}"
         raise CommandError(message, exit_codes.TIMEOUT) from None
     except PageNotServed as error:
         raise CommandError(f"--page {page}: {error}", exit_codes.INVALID) from error
@@ -135,7 +136,7 @@ def run(
     view.ended(ends, folder)
     if timeline is not None:
         wrote = f"timeline: {timeline} and {timeline.with_suffix('.svg').name} beside it"
-        stderr().print(wrote if timeline.exists() else "no timeline: no pipeline's coordinator gave one")
+        stderr().print(wrote if timeline.exists() else "no timeline: no coordinator returned one")
     raise typer.Exit(exit_codes.OK if good else exit_codes.FAILED)
 
 

@@ -153,7 +153,8 @@ async def _gone(tools: Applying, found: JSON, *, delete: bool) -> None:
             return
         if tools.now() > end:
             message = (
-                f"loratask/{name} is still being deleted after {_DELETION:g} seconds; does the operator run?"
+                f"loratask/{name} is still being deleted after {_DELETION:g} seconds: check that the operator is "
+                f"running"
             )
             raise CommandError(message, exit_codes.TIMEOUT)
         await tools.sleep(0.5)
@@ -167,5 +168,5 @@ def refusal(manifest: JSON, error: ApiError) -> CommandError:
     if error.status == 404:
         return CommandError(what, exit_codes.NOT_FOUND)
     if error.status == 409:
-        return CommandError(f"{what} (--force-conflicts takes the fields over)", exit_codes.REFUSED)
+        return CommandError(f"{what} (use --force-conflicts to take over the fields)", exit_codes.REFUSED)
     return CommandError(what, exit_codes.REFUSED if error.status < 500 else exit_codes.UNREACHABLE)

@@ -55,48 +55,46 @@ def submit(
     timeout: TimeoutOption = None,
     leave: Annotated[
         Leave,
-        typer.Option(
-            "--on-timeout", help="What to do with unfinished tasks after --timeout or an interrupt."
-        ),
+        typer.Option("--on-timeout", help="Action for unfinished tasks after --timeout or an interrupt."),
     ] = Leave.KEEP,
     replace: Annotated[
         bool,
         typer.Option(
             "--replace",
-            help="Delete a task of the same name with another spec, or that failed, and train anew.",
+            help="Delete a task of the same name that failed or has another spec, and train again.",
         ),
     ] = False,
     name_suffix: Annotated[
         str | None,
-        typer.Option(metavar="SUFFIX", help="Put -SUFFIX behind each task's name and its output folder."),
+        typer.Option(metavar="SUFFIX", help="Append -SUFFIX to each task's name and output folder."),
     ] = None,
     force_conflicts: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that others have set, as in kubectl.")
+        bool,
+        typer.Option("--force-conflicts", help="Take over fields that other managers own, as in kubectl."),
     ] = False,
     refused_after: Annotated[
         float,
         typer.Option(
             parser=duration,
             metavar="DURATION",
-            help="Give a task up that the operator rejects for so long (exit code 7).",
+            help="Stop waiting for a task that the operator has rejected for this long (exit code 7).",
         ),
     ] = "1m",  # type: ignore[assignment] # goes through the parser
     progress_every: Annotated[
         float,
-        typer.Option(
-            parser=duration, metavar="DURATION", help="Time between two lines of a task's progress."
-        ),
+        typer.Option(parser=duration, metavar="DURATION", help="Interval between progress lines of a task."),
     ] = "10s",  # type: ignore[assignment]
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="text for people, json for programs (one object a line).")
+        Output,
+        typer.Option("--output", "-o", help="text for people, json for programs (one object per line)."),
     ] = Output.TEXT,
 ) -> None:
     """Validate manifests, apply them to the cluster and, with --wait, follow the tasks to their end.
 
-    Ends with 0 when all succeeded, 1 when one failed, 7 when one was refused, 3 after --timeout, 4 when the cluster
-    does not answer. What has finished already is not trained again.
+    The exit code is 0 when all tasks succeeded, 1 when one failed, 7 when one was rejected, 3 after --timeout, and 4
+    when the cluster does not respond. Tasks that have already finished are not trained again.
     """
     from mlora_operator.cli.submit.manifests import read_submission
     from mlora_operator.cli.submit.output import Telling
@@ -167,7 +165,7 @@ async def _wait(
             await wait_for(cluster, waiting, Patience(), seen, time.monotonic)
         return None
     except TimeoutError:
-        early, why = exit_codes.TIMEOUT, f"not all tasks had finished after {wishes.timeout:g} seconds"
+        early, why = exit_codes.TIMEOUT, f"not all tasks finished within {wishes.timeout:g} seconds"
     except asyncio.CancelledError:
         main.uncancel()
         early, why = exit_codes.INTERRUPTED, "interrupted"

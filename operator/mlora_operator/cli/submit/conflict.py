@@ -55,8 +55,8 @@ def decide(wanted: JSON, there: JSON | None, *, replace: bool) -> Step:
             return Step.REPLACE
         more = f", and {len(fixed) - _SHOWN} fields more" if len(fixed) > _SHOWN else ""
         message = (
-            f"{title(wanted)} is there with another spec: {'; '.join(map(str, fixed[:_SHOWN]))}{more}. "
-            "Use another name (--name-suffix), or replace it (--replace), which deletes it and trains anew"
+            f"{title(wanted)} exists with another spec: {'; '.join(map(str, fixed[:_SHOWN]))}{more}. "
+            "Use another name (--name-suffix), or replace it (--replace), which deletes it and trains again"
         )
         raise CommandError(message, exit_codes.REFUSED)
     shown = row(there)

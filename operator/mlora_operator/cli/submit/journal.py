@@ -47,7 +47,9 @@ class Journal:
         if not task.get("status") and now - told.first >= UNSEEN_AFTER and not told.unseen:
             told.unseen = True
             yield _line(
-                shown, "no operator has looked at it yet; does one run, and for this namespace?", "unseen"
+                shown,
+                "no operator has processed it yet: check that one is running and watches this namespace",
+                "unseen",
             )
         for one in sorted(conditions, key=lambda one: str(one.get("lastTransitionTime", ""))):
             state = (one["status"], one.get("reason", ""), one.get("message", ""))

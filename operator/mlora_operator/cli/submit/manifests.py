@@ -48,7 +48,7 @@ def read_submission(
     if problems:
         raise CommandError("\n".join(map(str, problems)), exit_codes.INVALID)
     if suffix is not None and not _SUFFIX.fullmatch(suffix):
-        message = f"--name-suffix {suffix}: only lower-case letters, digits and '-' can end a name"
+        message = f"--name-suffix {suffix}: a name can end only in lower-case letters, digits and '-'"
         raise CommandError(message, exit_codes.INVALID)
     tasks: list[JSON] = []
     others: list[JSON] = []
@@ -60,7 +60,7 @@ def read_submission(
         else:
             others.append(manifest)
     if not tasks:
-        raise CommandError("there is no LoRATask in these files", exit_codes.INVALID)
+        raise CommandError("these files contain no LoRATask", exit_codes.INVALID)
     return Submission(tuple(tasks), tuple(others))
 
 
@@ -87,7 +87,7 @@ class Difference:
         return self.path[0] in _IMMUTABLE and self.path not in MUTABLE
 
     def __str__(self) -> str:
-        return f"spec.{'.'.join(self.path)} is {self.there!r} there and {self.wanted!r} in the file"
+        return f"spec.{'.'.join(self.path)} is {self.there!r} in the cluster and {self.wanted!r} in the file"
 
 
 def differences(there: JSON, wanted: JSON) -> list[Difference]:
@@ -146,7 +146,7 @@ def _with_suffix(manifest: JSON, suffix: str) -> JSON:
     """Two tasks may not share an output, so it gets the suffix, too."""
     name = f"{manifest['metadata']['name']}-{suffix}"
     if len(name) > 253:
-        raise CommandError(f"{name}: longer than the 253 letters that a name may have", exit_codes.INVALID)
+        raise CommandError(f"{name}: a name must have at most 253 characters", exit_codes.INVALID)
     spec = manifest["spec"]
     output = spec["output"] | {"uri": f"{spec['output']['uri'].rstrip('/')}-{suffix}"}
     return manifest | {"metadata": manifest["metadata"] | {"name": name}, "spec": spec | {"output": output}}

@@ -24,32 +24,34 @@ def validate(
     ] = None,
     output: OutputOption = Output.TEXT,
     data: Annotated[
-        str | None, typer.Option(help="A file of rows, or its address: show what a task would learn from it.")
+        str | None, typer.Option(help="A file of rows, or its address: show what a task would train on.")
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="With --data: the base model's name in a given LoRAPipeline, or its folder."),
     ] = None,
-    format: Annotated[DatasetFormat | None, typer.Option(help="With --data: as dataset.format.")] = None,
+    format: Annotated[
+        DatasetFormat | None, typer.Option(help="With --data: value of dataset.format.")
+    ] = None,
     file_format: Annotated[
-        FileFormat | None, typer.Option(help="With --data: as dataset.fileFormat.")
+        FileFormat | None, typer.Option(help="With --data: value of dataset.fileFormat.")
     ] = None,
     field: Annotated[
         list[str] | None,
         typer.Option(help="With --data: NAME=COLUMN, as in dataset.fields; may be repeated."),
     ] = None,
-    train_on: Annotated[TrainOn | None, typer.Option(help="With --data: as dataset.trainOn.")] = None,
+    train_on: Annotated[TrainOn | None, typer.Option(help="With --data: value of dataset.trainOn.")] = None,
     chat_template: Annotated[
         Path | None, typer.Option(help="With --data: a file with a chat template, as dataset.chatTemplate.")
     ] = None,
     max_seq_length: Annotated[
-        int | None, typer.Option(min=2, help="With --data: as training.maxSeqLength.")
+        int | None, typer.Option(min=2, help="With --data: value of training.maxSeqLength.")
     ] = None,
     s3_endpoint: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="With --data: S3 endpoint, instead of every one in the files."),
+        typer.Option(metavar="URL", help="With --data: S3 endpoint that replaces those in the files."),
     ] = None,
-    show: Annotated[int, typer.Option(min=0, max=100, help="With --data: rows to show.")] = 3,
+    show: Annotated[int, typer.Option(min=0, max=100, help="With --data: number of rows to show.")] = 3,
 ) -> None:
     """Check manifests of LoRATasks, LoRAPipelines and Secrets without a cluster.
 
@@ -58,9 +60,9 @@ def validate(
     LoRATask in the files, if there is one.
     """
     if not files and data is None:
-        raise CommandError("name manifest files, or rows with --data and --model", exit_codes.INVALID)
+        raise CommandError("give manifest files, or rows with --data and --model", exit_codes.INVALID)
     if (data is None) != (model is None):
-        raise CommandError("--data and --model go together", exit_codes.INVALID)
+        raise CommandError("--data and --model must be given together", exit_codes.INVALID)
     manifests = read_manifests(read_texts(files or []))
     answer = None
     if data is not None and model is not None and not manifests.problems:
@@ -114,7 +116,7 @@ def as_json(manifests: Manifests) -> dict[str, Any]:
 def _print(manifests: Manifests) -> None:
     for place in manifests.others:
         where, what = f"{place.file}:{place.line}", f"{place.kind}/{place.name}"
-        stderr().print(f"[dim]{escape(where)}: {escape(what)} is not mLoRA's: not checked[/]")
+        stderr().print(f"[dim]{escape(where)}: {escape(what)} is not an mLoRA object and was not checked[/]")
     for problem in manifests.problems:
         stderr().print(f"[red]{escape(str(problem))}[/]")
     counts = {
@@ -127,4 +129,4 @@ def _print(manifests: Manifests) -> None:
         plural = "s" * (len(manifests.problems) > 1)
         stderr().print(f"[bold red]{len(manifests.problems)} problem{plural}[/]")
     else:
-        stdout().print(f"[green]valid:[/] {good or 'nothing of mLoRA'}")
+        stdout().print(f"[green]valid:[/] {good or 'no mLoRA objects'}")

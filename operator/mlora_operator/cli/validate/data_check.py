@@ -68,7 +68,8 @@ def question_of(
         settings["chatTemplate"] = options["chatTemplate"]
     if "chatTemplateRef" in settings:
         raise CommandError(
-            "the task's chat template lies in a ConfigMap, which is not read here: give it with --chat-template FILE",
+            "the task's chat template is in a ConfigMap, which this command cannot read: pass it with "
+            "--chat-template FILE",
             exit_codes.INVALID,
         )
     for one in fields:
@@ -114,12 +115,12 @@ def looked_at(question: LookQuestion) -> LookAnswer:
     """Asks a worker process. Raises CommandError."""
     if importlib.util.find_spec("transformers") is None:
         raise CommandError(
-            "to look at rows needs the worker: pip install 'mlora-operator[worker]'", exit_codes.INVALID
+            "reading rows needs the worker: run pip install 'mlora-operator[worker]'", exit_codes.INVALID
         )
     try:
         return look(question, dict(os.environ))
     except SurveyFailed as error:
-        raise CommandError(f"the rows cannot be looked at: {error}", exit_codes.FAILED) from error
+        raise CommandError(f"the rows cannot be read: {error}", exit_codes.FAILED) from error
 
 
 def exit_code(answer: LookAnswer | None) -> int:
@@ -137,7 +138,7 @@ def print_answer(answer: LookAnswer) -> None:
     assert counts is not None
     out.print(
         f"[bold]{counts.used:,}[/] of {counts.rows:,} rows are used: {counts.tokens:,} tokens, "
-        f"{counts.supervised_tokens:,} of them learnt; the longest row has {answer.longest:,}"
+        f"{counts.supervised_tokens:,} of them supervised; the longest row has {answer.longest:,}"
     )
     for rule, count in counts.dropped.items():
         lines = counts.first_dropped.get(rule, ())
@@ -157,7 +158,7 @@ def print_answer(answer: LookAnswer) -> None:
         drawn = "█" * max(int(bar.rows > 0), round(_BAR * bar.rows / most))
         out.print(f"  {bar.low:>{wide},} to {bar.high - 1:>{wide},} tokens  {drawn} {bar.rows:,}")
     for number, row in enumerate(answer.shown, start=1):
-        out.print(f"[bold]row {number}[/], what is learnt in [green]green[/]:")
+        out.print(f"[bold]row {number}[/], supervised text in [green]green[/]:")
         shown = Text()
         for part in row:
             # Without colours, as in a file or a pipe, brackets show it.
@@ -201,7 +202,7 @@ def _base_of(manifests: Manifests, model: str) -> _Base:
     if Path(model).is_dir():
         return _Base(Path(model).absolute().as_uri())
     raise CommandError(
-        f"--model {model}: no LoRAPipeline in the files serves it, and it is no folder; name the model's folder or its "
-        "address, or add the LoRAPipeline's file",
+        f"--model {model}: no LoRAPipeline in the files serves it, and it is not a folder: give the model's folder "
+        f"or address, or add the LoRAPipeline's file",
         exit_codes.INVALID,
     )

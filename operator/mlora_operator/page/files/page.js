@@ -112,7 +112,7 @@ async function ask(path, query) {
     const response = await reach(url);
     if (response.status === 304) return null;
     const json = (response.headers.get("Content-Type") || "").startsWith("application/json");
-    if (!json) throw new Trouble("proxy", "Something between this page and the operator answered. Signed out? Reload the page.");
+    if (!json) throw new Trouble("proxy", "A proxy answered instead of the operator. Reload the page to sign in again.");
     const body = await response.json();
     if (response.ok) {
       tags.set(url, response.headers.get("ETag"));
@@ -128,7 +128,7 @@ async function reach(url) {
   try {
     return await fetch(url, { cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
   } catch {
-    throw new Trouble("away", "The operator does not answer.");
+    throw new Trouble("away", "The operator does not respond.");
   }
 }
 
@@ -170,7 +170,7 @@ function showOverview(overview) {
   showNamespaces();
   count("pipelines", overview.pipelinesTotal);
   empty("pipelines", overview.pipelines.length === 0, page.namespace
-    ? `No pipeline is in ${page.namespace}, nor serves a task of it.`
+    ? `Namespace ${page.namespace} has no pipeline, and no pipeline serves its tasks.`
     : "There is no pipeline. Apply a LoRAPipeline, or a LoRATask that names a model of the catalogue.");
   keyed(byId("pipeline-list"), overview.pipelines, (one) => `${one.namespace}/${one.name}`, makePipeline, drawPipeline);
 }
@@ -201,7 +201,7 @@ function drawPipeline(node, pipeline) {
   const restarts = pipeline.restarts ? ` · ${number(pipeline.restarts)} restarts` : "";
   const workers = `${number(pipeline.readyWorkers)} of ${number(pipeline.workers)} workers ready`;
   const lost = pipeline.coordinator === "lost" ? [" (last heard of ", time(pipeline.lostSince), ")"] : [];
-  const words = pipeline.state === "Ready" ? (lost.length ? "its coordinator does not answer" : "") : pipeline.message;
+  const words = pipeline.state === "Ready" ? (lost.length ? "its coordinator does not respond" : "") : pipeline.message;
   node.querySelector(".top").replaceChildren(
     el("div", { class: "head" },
       el("h3", {}, el("span", { class: "space" }, `${pipeline.namespace}/`), pipeline.name),
@@ -231,7 +231,7 @@ function stageTable(pipeline) {
       el("tbody", {}, rows)),
     el("p", { class: "key", "aria-hidden": "true" },
       el("span", {}, el("i"), "used at the last measured peak"),
-      el("span", {}, el("i", { class: "predicted" }), "predicted at most"),
+      el("span", {}, el("i", { class: "predicted" }), "predicted maximum"),
       el("span", {}, el("i", { class: "track" }), "budget")));
 }
 
@@ -278,7 +278,7 @@ const ROW = {
     el("td", {}, took(task)), el("td", {}, time(task.completed))],
 };
 const NOTHING = {
-  training: "No task trains.", waiting: "No task waits.", finished: "No task has finished.",
+  training: "No task is training.", waiting: "No task is waiting.", finished: "No task has finished.",
 };
 const SECTION = { training: "training", waiting: "queue", finished: "finished" };
 
@@ -390,7 +390,7 @@ async function drawTimeline(place, name) {
 }
 
 function timelineChart(timeline) {
-  if (!timeline.spans.length) return [el("p", { class: "muted" }, "Nothing has been computed yet.")];
+  if (!timeline.spans.length) return [el("p", { class: "muted" }, "No stage has computed anything yet.")];
   const [left, right, lane, gap, axis] = [92, 8, 26, 5, 20];
   const width = 1320;
   const height = timeline.stages * (lane + gap) + axis;
@@ -449,8 +449,8 @@ function tell(kind, words, notice) {
 }
 
 const WORDS = {
-  following: (message) => `This replica of the operator follows, and ${message}. Forward a port to that pod, or ask the Service again.`,
-  starting: () => "The operator has looked at nothing yet: it has just started.",
+  following: (message) => `This replica is on standby, and ${message}. Forward a port to that pod, or ask the Service again.`,
+  starting: () => "The operator is starting; no data yet.",
 };
 
 async function look() {
@@ -474,7 +474,7 @@ async function look() {
     const shown = byId("main").getAttribute("aria-busy") === "false";
     tell("away", error.kind === "following" ? "follows" : "no data",
       shown ? `${why} What is shown is of ${page.since.toLocaleTimeString()} or before.` : why);
-    if (!shown) for (const note of document.querySelectorAll(".empty")) note.textContent = "Not known yet.";
+    if (!shown) for (const note of document.querySelectorAll(".empty")) note.textContent = "No data yet.";
   }
   return undefined;
 }

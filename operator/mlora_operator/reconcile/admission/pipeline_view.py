@@ -107,7 +107,7 @@ class View:
     def pod_problem(self) -> PodProblem | None:
         """The first reason why the group is not complete, in the words of the kubelet, a controller or the API server."""
         if self.refused is not None:
-            words = f"the API server refuses its StatefulSet, and is asked again: {self.refused}"
+            words = f"the API server rejected its StatefulSet, and the operator tries again: {self.refused}"
             return PodProblem(WORKERS_REFUSED, words)
         if self.group is None or self.group.replicas == 0:
             return None
@@ -142,7 +142,8 @@ class View:
         told = ", ".join(str(one.stage) for one in report.stages[:8]) or "none"
         more = ", ..." if len(report.stages) > 8 else ""
         return (
-            f"its workers report the stages {told}{more}, but spec.stages is {wanted}, so those are wanted from 0 on, each "
+            f"its workers report the stages {told}{more}, but spec.stages is {wanted}, so those are wanted from 0 "
+            f"on, each "
             "once: no task can be admitted. Delete the pods of its workers; if the new ones report the same, "
             "worker.image does not go with this operator"
         )

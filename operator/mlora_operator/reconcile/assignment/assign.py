@@ -101,7 +101,7 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
 
 
 # Of a new task that nobody has looked into yet: its status stays as it is.
-_LATER = Acceptance(conditions.REASON_ACCEPTED, "waits to be looked into", held=True)
+_LATER = Acceptance(conditions.REASON_ACCEPTED, "the operator has not processed it yet", held=True)
 
 
 class _Judge:

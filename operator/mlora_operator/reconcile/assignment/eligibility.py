@@ -56,7 +56,7 @@ def accept(
         if says_so and rights.may_serve(one.key.namespace, own):
             return _accepted(one)
     if bound is None and _may_train_still(task, snapshot):
-        told = f"waits for the workers of {task.status.pipeline}"
+        told = f"the task waits for the workers of {task.status.pipeline}"
         return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
     if task.spec is None:
         return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
@@ -88,7 +88,7 @@ def accept(
     if makes and offered is not None:
         return Acceptance(
             conditions.REASON_CREATING_PIPELINE,
-            f"a pipeline for {offered.name} is being made from the catalogue",
+            f"the operator creates a pipeline for {offered.name} from the catalogue",
             wanted=offered,
         )
     return _unserved(task, catalogue, serving, taken, rights, served)
@@ -110,19 +110,20 @@ def _unserved(
         return Acceptance(
             conditions.REASON_NAMESPACE_NOT_ALLOWED,
             f"{model} is served by {', '.join(shared)}, but not for namespace {own} (spec.allowedNamespaces): "
-            "ask the platform team to let it in",
+            "ask the platform team to allow it",
         )
     if taken is not None:
         return Acceptance(
             conditions.REASON_NO_PIPELINE,
-            f"the catalogue has {model}, but LoRAPipeline {taken.key}, whose name its pipeline has, "
+            f"the catalogue has {model}, but LoRAPipeline {taken.key}, which has the name of its pipeline, "
             f"{_instead(taken)}: ask the platform team to delete or correct it",
         )
     if serving:
         return Acceptance(
             conditions.REASON_NAMESPACE_NOT_ALLOWED,
-            f"{model} is served in other namespaces, for their own tasks only: ask the platform team to serve it to "
-            f"namespace {own}, too; {_offer(task, catalogue, served)}",
+            f"{model} is served in other namespaces for their own tasks only: ask the platform team to serve "
+            f"namespace {own} as well;"
+            f" {_offer(task, catalogue, served)}",
         )
     return Acceptance(
         conditions.REASON_NO_PIPELINE,
@@ -140,9 +141,9 @@ def _with_its_name(model: CatalogueModel, namespace: str, snapshot: Snapshot) ->
 def _instead(taken: Pipeline) -> str:
     """What is the matter with one that has the name of the catalogue's, and does not serve its model."""
     if taken.catalogue_hash is None:
-        return "is somebody else's"
+        return "was not created by the operator"
     if taken.spec is None:
-        return "is not understood (its condition Ready says why)"
+        return "is invalid (see its condition Ready)"
     return f"serves {taken.spec.model.name} now"
 
 
@@ -234,5 +235,5 @@ def _serving(task: Task, snapshot: Snapshot, served: Served) -> Sequence[Pipelin
 def _offer(task: Task, catalogue: Sequence[CatalogueModel], served: Served) -> str:
     names = sorted({*served.models(task.key.namespace), *(model.name for model in catalogue)})
     if not names:
-        return "no base model is served to this namespace yet: ask the platform team for one"
-    return f"base models that are served: {', '.join(names)}"
+        return "no base model is available in this namespace yet: ask the platform team for one"
+    return f"available base models: {', '.join(names)}"

@@ -78,7 +78,7 @@ def settle(
         shown = proof(task, found, contacts, rights)
         refusal = None if task.uid in holders else _refusal(task, reserved, claims)
         if refusal is None and (shown is not Proof.NONE or was_told(task)) and claims.stranger(task):
-            told = f"a task of another namespace writes there, or above or below it: {_OTHER}"
+            told = f"a task of another namespace writes to this folder, or to one above or below it: {_OTHER}"
             refusal = Acceptance(
                 conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE, f"spec.output.uri: {told}"
             )
@@ -92,7 +92,7 @@ def settle(
 def misplaced(task: Task, rights: Rights) -> Acceptance | None:
     """Why nobody may write where the task's output is to lie, or None.
 
-    1. A whole bucket is no output: an adapter has a folder of its own in it.
+    1. A whole bucket is no output: an adapter needs its own folder in it.
     2. Below a prefix that was given to namespaces only they write, and only they above it; of several such prefixes the
        longest counts. A prefix holds for every endpoint, since one store may have many names.
     3. A place has few parts: each folder above it is looked up, for each task in each pass.
@@ -101,13 +101,13 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
     if len(place) > MOST_PARTS:
         return Acceptance(
             conditions.REASON_INVALID_SPEC,
-            f"spec.output.uri: it has {len(place) - 1} parts between slashes, and {MOST_PARTS - 1} are allowed: name a "
-            "folder that is less deep, in a new task",
+            f"spec.output.uri: it has {len(place) - 1} levels of folders, and {MOST_PARTS - 1} are allowed: use a "
+            f"shorter path in a new task",
         )
     if is_whole_bucket(place):
         return Acceptance(
             conditions.REASON_INVALID_SPEC,
-            "spec.output.uri: it is a whole bucket; add a prefix for this adapter below it, such as "
+            "spec.output.uri: it is a whole bucket: add a prefix for this adapter, such as "
             f"s3://{place[-1] if len(place) > 1 else 'bucket'}/{task.key.name}, in a new task",
         )
     owners = rights.owners_of(place if place[0] == "file" else ("s3", *place[1:]))
@@ -117,7 +117,8 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
     instead = f"choose one below {own}" if own else _OTHER
     return Acceptance(
         conditions.REASON_OUTPUT_NOT_ALLOWED,
-        f"spec.output.uri: the platform team keeps this place for other namespaces (outputs.prefixes): {instead}",
+        f"spec.output.uri: the platform team has reserved this prefix for other namespaces (outputs.prefixes): "
+        f"{instead}",
     )
 
 

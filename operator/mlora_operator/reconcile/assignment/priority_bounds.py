@@ -71,7 +71,8 @@ def too_high(task: Task, found: Acceptance, rights: Rights) -> Acceptance | None
 def told(priority: int, namespace: str, bound: Bound) -> str:
     """In a user's words, that a priority is too high, and what to do."""
     return (
-        f"{priority} is above {bound.most}, the most that tasks of namespace {namespace} may have here ({bound.source}): "
+        f"{priority} is above {bound.most}, the most that tasks of namespace {namespace} may have here "
+        f"({bound.source}): "
         f"set it to {bound.most} or less, nothing else has to be done, or ask the platform team for a higher bound"
     )
 
@@ -83,9 +84,10 @@ def counted(task: Task, found: Acceptance, rights: Rights) -> Acceptance:
         return found
     assert task.spec is not None
     words = (
-        f"{found.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, the most that tasks "
-        f"of namespace {task.key.namespace} may have here ({bound.source}): set it to {bound.most} or less, else it is "
-        "not accepted again once it has lost its place"
+        f"{found.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, the most that "
+        f"tasks "
+        f"of namespace {task.key.namespace} may have here ({bound.source}): set it to {bound.most} or less, or it "
+        "is not admitted again after it leaves the pipeline"
     )
     return replace(found, message=words, priority=bound.most)
 

@@ -44,8 +44,8 @@ def within_queues(
         for one in over:
             kept[new[one.uid].key] = Acceptance(
                 conditions.REASON_NAMESPACE_LIMIT_REACHED,
-                f"{most} tasks of namespace {namespace} wait for {pipeline.key} already, and it takes no more "
-                "(spec.namespaceLimits.waiting): this one is taken by itself once there are fewer",
+                f"{most} tasks of namespace {namespace} already wait for {pipeline.key}, which is its limit "
+                f"(spec.namespaceLimits.waiting): this task is accepted automatically once fewer are waiting",
             )
     return kept
 

@@ -209,7 +209,7 @@ class ApiServer:
     async def delete_pod(self, pod: Pod) -> None:
         path = item("v1", "pods", pod.key.namespace, pod.key.name)
         logger.info(
-            "deleting pod %s, for its group to start anew", pod.key, extra={"namespace": pod.key.namespace}
+            "deleting pod %s, so that its group restarts", pod.key, extra={"namespace": pod.key.namespace}
         )
         with _gone_when((404, 409)):
             await self._api.delete(path, pod.uid)
@@ -217,7 +217,7 @@ class ApiServer:
     async def delete_pipeline(self, pipeline_: Pipeline) -> None:
         path = item(API_VERSION, pipeline.PLURAL, pipeline_.key.namespace, pipeline_.key.name)
         logger.info(
-            "deleting replica %s: it is not needed any more",
+            "deleting replica %s: it is no longer needed",
             pipeline_.key,
             extra=about_pipeline(pipeline_),
         )
@@ -226,7 +226,9 @@ class ApiServer:
 
     async def delete_task(self, task_: Task) -> None:
         path = item(API_VERSION, task.PLURAL, task_.key.namespace, task_.key.name)
-        logger.info("deleting task %s: its time to live is over", task_.key, extra=about_task(task_))
+        logger.info(
+            "deleting task %s: its ttlSecondsAfterFinished has expired", task_.key, extra=about_task(task_)
+        )
         with _gone_when((404, 409)):
             await self._api.delete(path, task_.uid)
 

@@ -22,7 +22,7 @@ MERGE = "application/merge-patch+json"
 # What of an object's metadata a list holds when only identities matter.
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 REQUEST_TIMEOUT = 30.0
-_LONGEST_WORDS = 500  # characters of an answer that is no object
+_LONGEST_WORDS = 500  # characters of an answer that is not an object
 
 PLURALS = {
     "LoRATask": "loratasks",

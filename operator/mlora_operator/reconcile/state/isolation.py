@@ -79,6 +79,6 @@ def culprits(tasks: Iterable[Task], alone: Callable[[Task], object]) -> Mapping[
 
 def in_words(fault: Fault) -> str:
     return (
-        f"the operator cannot decide about this task ({fault.words}): it stays as it is, and it is tried again all the "
-        "time. The operator's log says more; if something in its spec is unusual, make it anew without that"
+        f"the operator cannot reconcile this task ({fault.words}): it stays unchanged, and the operator keeps "
+        f"retrying. See the operator's log; if its spec has an unusual value, create the task again without it"
     )

@@ -23,7 +23,7 @@ CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 def unread(field: str, what: str, cause: str | None = None) -> Acceptance:
     why = f" ({cause})" if cause else ""
-    message = f"{field}: the operator cannot read {what} at present{why}; it tries again by itself"
+    message = f"{field}: the operator cannot read {what} at present{why}; it retries automatically"
     return Acceptance(conditions.REASON_READ_ERROR, message)
 
 
@@ -68,7 +68,8 @@ def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
         if found is not None and field == "chatTemplateRef" and found.size > MOST_TEMPLATE:
             return Acceptance(
                 conditions.REASON_INVALID_SPEC,
-                f"spec.dataset.{field}: the text has {found.size} bytes, and a chat template may have {MOST_TEMPLATE}",
+                f"spec.dataset.{field}: the text has {found.size} bytes, and a chat template must have at most "
+                f"{MOST_TEMPLATE}: shorten it",
             )
         if reference is None or found is not None:
             continue
@@ -83,8 +84,8 @@ def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
         )
         return Acceptance(
             conditions.REASON_CONFIG_MAP_NOT_FOUND,
-            f"spec.dataset.{field}: {lacks} in namespace {task.key.namespace}; create it, nothing else has to be done "
-            f"(`mlora run` reads none: use {instead} there)",
+            f"spec.dataset.{field}: {lacks} in namespace {task.key.namespace}: create it, and the task continues "
+            f"automatically (`mlora run` does not read ConfigMaps: use {instead} there)",
         )
     return None
 
@@ -110,8 +111,8 @@ def secret_problem(
     if data is None:
         return Acceptance(
             conditions.REASON_SECRET_NOT_FOUND,
-            f"{field}: no Secret {key.name} in namespace {key.namespace}; create it with "
-            f"{' and '.join(needed) or 'what it shall hold'}, nothing else has to be done",
+            f"{field}: no Secret {key.name} in namespace {key.namespace}: create it with "
+            f"{' and '.join(needed) or 'the required keys'}, and the operator continues automatically",
         )
     missing = [name for name in needed if not data.get(name, "").strip()]
     if missing:
@@ -124,7 +125,7 @@ def secret_problem(
         return Acceptance(
             conditions.REASON_SECRET_INCOMPLETE,
             f"{field}: in Secret {key.name} in namespace {key.namespace}, {' and '.join(too_long)} must have at most "
-            f"{MOST_KEY} characters; put the key alone there",
+            f"{MOST_KEY} characters: store only the key there",
         )
     return None
 

@@ -74,9 +74,9 @@ def claims_in_vain(pipeline: Pipeline, rights: Rights) -> str | None:
     if allowed is NamespacesFrom.SAME:
         return None
     return (
-        f"spec.allowedNamespaces says from: {allowed.value}, but pipelines in namespace {own} serve tasks of {own} only, "
-        f"since the platform team has not given them the right to serve others: it does so by adding {own} to "
-        "serving.namespaces in the values of the operator's chart; else set from: Same"
+        f"spec.allowedNamespaces says from: {allowed.value}, but pipelines in namespace {own} serve tasks of {own} "
+        f"only, because the platform team has not allowed it to serve others: add {own} to serving.namespaces in the "
+        f"values of the operator's chart, or set from: Same"
     )
 
 

@@ -25,9 +25,9 @@ _ADMITTED, _SUSPENDED = Seat(Outcome.ADMITTED), Seat(Outcome.SUSPENDED)
 _UNTOLD = Seat(
     Outcome.UNTOLD,
     c.REASON_PLAN_LIMIT_REACHED,
-    "the tasks before it fill what the workers are told at once (16 MiB of specs): it follows by itself once some of those "
-    "have finished. Large tasks are those with long rows in dataset.inline, or a long dataset.chatTemplate: a file or a "
-    "ConfigMap takes no room there",
+    "the specs of the tasks before it fill the plan of the workers (16 MiB): this task follows automatically once "
+    "some of them have finished. To make specs smaller, move long dataset.inline and dataset.chatTemplate texts into "
+    "a file or a ConfigMap",
 )
 
 

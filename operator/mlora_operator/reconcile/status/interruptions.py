@@ -31,9 +31,9 @@ def preempted(
     out = crowded or (reported is not None and _is_out(reported))
     if out and not suspended and is_running(task) and (held is None or held.status != "True"):
         words = (
-            "memory ran out beside what other tasks hold, or have not given back yet"
+            "memory ran out because other tasks use it, or have not released it yet"
             if crowded
-            else "a task that goes first took its place"
+            else "a task that is ahead in the queue took its memory"
         )
         return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
     if held is None:
@@ -57,14 +57,18 @@ def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wis
         or (reported is not None and reported.phase is not TaskPhase.PREPARING)
     )
     if reported is not None and blocked is not None and stores and not failed:
-        kept = "; the finished adapter is kept meanwhile" if reported.phase is TaskPhase.SAVING else ""
+        kept = (
+            "; the finished adapter is kept until the upload succeeds"
+            if reported.phase is TaskPhase.SAVING
+            else ""
+        )
         return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, blocked.message + kept),)
     if held is None:
         return ()
     if held.status == "True" and failed:
         return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
     if held.status == "True" and reported is not None:
-        message = "the store is not in the way any more"
+        message = "the store accepts uploads again"
         return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_RESUMED, message),)
     return (Wish(held.type, held.status, held.reason, held.message),)
 

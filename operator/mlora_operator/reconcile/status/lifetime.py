@@ -26,14 +26,14 @@ def overdue(task: Task, now: datetime) -> str | None:
         if limit is None or now < since + timedelta(seconds=limit):
             return None
         return (
-            f"it got no place within {limit} s (spec.startDeadlineSeconds){_last_words(task)}; raise the deadline and set "
-            "the annotation mlora.dev/retry to try again"
+            f"it was not admitted within {limit} s (spec.startDeadlineSeconds){_last_words(task)}; raise the "
+            f"deadline and set the annotation mlora.dev/retry to a new value to retry"
         )
     if limit is None or now < parse_time(started) + timedelta(seconds=limit):
         return None
     return (
-        f"it was not done {limit} s after its start (spec.activeDeadlineSeconds); its checkpoint stays: raise the "
-        "deadline and set the annotation mlora.dev/retry to let it go on"
+        f"it did not finish within {limit} s after its start (spec.activeDeadlineSeconds); its checkpoint is kept: "
+        f"raise the deadline and set the annotation mlora.dev/retry to a new value to resume"
     )
 
 

@@ -110,7 +110,7 @@ def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) ->
     lost = view.contact.lost_since
     silent = view.report is None and not view.contact.starting
     if silent and lost is not None and now - lost >= GRACE:
-        message = f"the workers run but their coordinator does not answer: {view.contact.error}"
+        message = f"the workers are running, but their coordinator does not respond: {view.contact.error}"
         return "Starting", (Wish(c.READY, "False", c.REASON_UNREACHABLE, message), available)
     ready = condition(view.pipeline.status.conditions, c.READY)
     if silent and ready is not None and ready.status == "True":
@@ -126,7 +126,7 @@ def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     if held is None:
         return ()
     if held.status == "True" and (view.report is not None or fares.given_up is not None):
-        return (Wish(c.STALLED, "False", c.REASON_RESTARTED, "the workers were started anew"),)
+        return (Wish(c.STALLED, "False", c.REASON_RESTARTED, "the workers were restarted"),)
     return (Wish(held.type, held.status, held.reason, held.message),)
 
 
@@ -139,9 +139,9 @@ def _certificate_ends(view: View, now: datetime) -> tuple[Wish, ...]:
     if end.at - now < CERTIFICATE_WARNING:
         over = end.at <= now
         words = (
-            f"the certificate in {end.origin} {'ended' if over else 'ends'} at {timestamp(end.at)}; then the workers are "
-            "told nothing any more. Renew it: one of your own where it comes from; the operator makes another one when the "
-            "Secret is deleted, and nothing starts anew"
+            f"the certificate in {end.origin} {'ended' if over else 'ends'} at {timestamp(end.at)}; after that, the "
+            f"workers receive no plans. Renew it: replace your own certificate at its source, or delete the Secret, "
+            f"and the operator creates a new one without a restart"
         )
         return (Wish(c.CERTIFICATE_ENDS, "True", c.REASON_ENDED if over else c.REASON_ENDS_SOON, words),)
     if held is None:
@@ -163,7 +163,7 @@ def _serves_others(view: View) -> tuple[Wish, ...]:
             c.SERVES_OTHERS,
             "True",
             c.REASON_CROSS_NAMESPACE_ALLOWED,
-            "it may serve tasks of other namespaces",
+            "it may now serve tasks of other namespaces",
         ),
     )
 

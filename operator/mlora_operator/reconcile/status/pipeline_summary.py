@@ -40,9 +40,9 @@ def scene(view: View, fares: Health, turn: Turn, now: datetime) -> Scene:
     silent = given_up = given_back = None
     if lost is not None and now - lost >= GRACE:
         cause = view.pod_problem.message if view.pod_problem is not None else view.contact.error
-        silent = f"the coordinator of {name} does not answer: {cause}"
+        silent = f"the coordinator of {name} does not respond: {cause}"
     if fares.given_up is not None:
-        given_up = f"{name} is not started again: {fares.given_up.message}"
+        given_up = f"{name} stays down: {fares.given_up.message}"
     if turn.given_back and turn.record is not None:
         given_back = f"{name} waits: {given_back_message(view, turn.record)}"
     return Scene(
@@ -66,8 +66,8 @@ def updating_message(view: View) -> str:
         return f"{view.pipeline.key} restarts with its new spec"
     patience = view.pipeline.spec.scheduling.hold_back
     return (
-        f"{view.pipeline.key} restarts with its new spec once the tasks in it are done, and after {patience} "
-        "if they can go on from checkpoints"
+        f"{view.pipeline.key} restarts with its new spec once its tasks have finished, or after {patience} if they "
+        f"can resume from checkpoints"
     )
 
 
@@ -88,10 +88,10 @@ def starting_message(view: View, now: datetime) -> str:
     if view.contact.starting or (view.report is not None and not view.report.ready):
         return f"{name} is starting: its workers load the model"
     if view.report is None:
-        return f"{name} is starting: its coordinator does not answer yet"
+        return f"{name} is starting: its coordinator does not respond yet"
     if view.odd_stages is not None:
         return f"{name} cannot train: {view.odd_stages}"
-    return f"the task is being handed to {name}"
+    return f"the task is being sent to {name}"
 
 
 def never_gone(view: View, now: datetime) -> str | None:
@@ -101,6 +101,7 @@ def never_gone(view: View, now: datetime) -> str | None:
     if not late:
         return None
     return (
-        f"pod {late[0].key.name} was to be gone by {timestamp(late[0].gone_by or now)}, but its node does not say so: "
-        "bring the node back; or, once it is off, remove it, or taint it node.kubernetes.io/out-of-service"
+        f"pod {late[0].key.name} should have terminated by {timestamp(late[0].gone_by or now)}, but its node does "
+        f"not respond: bring the node back, or, once it is shut down, delete it or taint it with "
+        f"node.kubernetes.io/out-of-service"
     )

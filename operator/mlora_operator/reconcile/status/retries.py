@@ -50,5 +50,5 @@ def is_asked_for(task: Task) -> bool:
 
 def told(task: Task) -> Event:
     """What the user reads of it."""
-    message = "the task is tried again, since its annotation mlora.dev/retry has a new value"
+    message = "the task is retried because its annotation mlora.dev/retry has a new value"
     return Event("LoRATask", task.key, task.uid, "Normal", conditions.REASON_RETRIED, message)

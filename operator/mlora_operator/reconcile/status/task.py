@@ -47,7 +47,9 @@ _CURABLE = frozenset(
         FailureReason.CHECKPOINT_MISMATCH, FailureReason.INTERNAL_ERROR,
     }
 )  # fmt: skip
-_TRY_AGAIN = "; once that is mended, give the annotation mlora.dev/retry a new value, and the task runs again"
+_TRY_AGAIN = (
+    "; after you have fixed this, set the annotation mlora.dev/retry to a new value to run the task again"
+)
 
 
 def task_status(
@@ -67,7 +69,7 @@ def task_status(
     if scene is None:
         if late is None:
             return _status(task, _not_accepted(task, acceptance), now, {"pipeline": None, "run": None})
-        course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+        course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline has expired")
         refused = Wish(c.ACCEPTED, "False", acceptance.reason, acceptance.message)
         course = replace(course, wishes=(refused, *course.wishes))
         return _status(task, course, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
@@ -106,11 +108,11 @@ def _course(
     assert task.spec is not None
     outcome = seat.outcome if seat is not None else None
     if seat is not None and outcome is Outcome.REFUSED:
-        return _failed_by(seat.failure, "the task does not fit the base model")
+        return _failed_by(seat.failure, "the task does not match the base model")
     if reported is not None and reported.phase is TaskPhase.SAVING:
         if reported.waits_for_store:
             return _only_uploads()
-        return _runs(scene, "Saving", c.REASON_SAVING, "the adapter is gathered, checked and uploaded")
+        return _runs(scene, "Saving", c.REASON_SAVING, "the adapter is being gathered, verified and uploaded")
     if late is not None:
         return _ends_late(task, scene, reported, late)
     if task.spec.suspend:
@@ -127,7 +129,7 @@ def _course(
     if reported is not None and _is_trained(reported):
         if seat is not None and outcome is Outcome.PREEMPTED:
             return _leaves(task, seat)
-        return _runs(scene, "Training", c.REASON_TRAINING, f"steps are trained in {scene.pipeline}")
+        return _runs(scene, "Training", c.REASON_TRAINING, f"the task is training in {scene.pipeline}")
     if seat is not None and outcome is Outcome.NEVER_FITS:
         return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
     if seat is not None and outcome is Outcome.UNTOLD:
@@ -135,7 +137,9 @@ def _course(
     if reported is not None and reported.phase is TaskPhase.PREPARING and reported.blocked is not None:
         return _waits(task, "Preparing", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
-        return _waits(task, "Preparing", c.REASON_PREPARING_DATA, "rows are fetched and tokenised", again)
+        return _waits(
+            task, "Preparing", c.REASON_PREPARING_DATA, "its rows are being fetched and tokenised", again
+        )
     if reported is not None and outcome is Outcome.ADMITTED:
         return _admitted(task, scene, again)
     if scene.stale and (scene.in_use or reported is not None):
@@ -166,7 +170,7 @@ def _waits(task: Task, state: str, reason: str, message: str, again: bool) -> Co
 
 
 def _admitted(task: Task, scene: Scene, again: bool) -> Course:
-    message = f"has a place in {scene.pipeline}"
+    message = f"the task is admitted to {scene.pipeline}"
     wish = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, message)
     not_running = _not_running(task, c.REASON_ADMITTED, "training is about to begin", again)
     return Course("Queued", c.REASON_ADMITTED, (wish, *not_running))
@@ -178,7 +182,7 @@ def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wi
     if again or (
         before is not None and before.reason == c.REASON_RESTARTING and reason != c.REASON_SUSPENDED
     ):
-        told = "the worker group was restarted; the task runs again as soon as it has a place"
+        told = "the worker group was restarted; the task runs again as soon as it is admitted"
         return (Wish(c.RUNNING, "False", c.REASON_RESTARTING, told),)
     if before is None:
         return ()
@@ -186,7 +190,7 @@ def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wi
 
 
 def _runs(scene: Scene, state: str, reason: str, message: str) -> Course:
-    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"has a place in {scene.pipeline}")
+    admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"the task is admitted to {scene.pipeline}")
     return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
 
 
@@ -196,11 +200,13 @@ def _is_trained(reported: TaskReport) -> bool:
 
 
 def _only_uploads() -> Course:
-    given_back = Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back; the upload is left")
+    given_back = Wish(
+        c.ADMITTED, "False", c.REASON_FINISHED, "the task released its pipeline memory; its upload is pending"
+    )
     return Course(
         "Saving",
         c.REASON_SAVING,
-        (given_back, Wish(c.RUNNING, "True", c.REASON_SAVING, "the adapter is uploaded")),
+        (given_back, Wish(c.RUNNING, "True", c.REASON_SAVING, "the adapter is being uploaded")),
     )
 
 
@@ -209,7 +215,12 @@ def _leaves(task: Task, seat: Seat) -> Course:
     message = for_whom(task, seat)
     wishes = (
         Wish(c.ADMITTED, "False", c.REASON_PREEMPTED, message),
-        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+        Wish(
+            c.RUNNING,
+            "True",
+            c.REASON_TRAINING,
+            "the task finishes its step and writes its checkpoint",
+        ),
     )
     return Course("Training", c.REASON_PREEMPTED, wishes)
 
@@ -250,10 +261,13 @@ def _succeeded(task: Task) -> Course:
         "Succeeded",
         c.REASON_ADAPTER_UPLOADED,
         (
-            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
-            Wish(c.RUNNING, "False", c.REASON_FINISHED, "all steps are done"),
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the task released its pipeline memory"),
+            Wish(c.RUNNING, "False", c.REASON_FINISHED, "all steps are complete"),
             Wish(
-                c.SUCCEEDED, "True", c.REASON_ADAPTER_UPLOADED, f"the adapter is checked and lies at {where}"
+                c.SUCCEEDED,
+                "True",
+                c.REASON_ADAPTER_UPLOADED,
+                f"the adapter was verified and uploaded to {where}",
             ),
             Wish(c.FAILED, "False", c.REASON_ADAPTER_UPLOADED),
         ),
@@ -269,17 +283,22 @@ def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str)
     if unknown and scene.placed and is_running(task):
         return _out_of_sight(task, scene)
     if is_out(reported):
-        return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline is over")
+        return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline has expired")
     wishes = (
         Wish(c.ADMITTED, "False", c.REASON_DEADLINE_EXCEEDED, late),
-        Wish(c.RUNNING, "True", c.REASON_TRAINING, "finishes its step and writes its checkpoint"),
+        Wish(
+            c.RUNNING,
+            "True",
+            c.REASON_TRAINING,
+            "the task finishes its step and writes its checkpoint",
+        ),
     )
     return Course("Training", c.REASON_DEADLINE_EXCEEDED, wishes)
 
 
 def _failed_by(failure: Failure | None, told: str) -> Course:
     if failure is None:
-        return _failed("InternalError", f"the worker gave no reason{_TRY_AGAIN}", told)
+        return _failed("InternalError", f"the worker reported no reason{_TRY_AGAIN}", told)
     hint = _TRY_AGAIN if failure.reason in _CURABLE else ""
     return _failed(failure.reason.value, failure.message + hint, told)
 
@@ -289,7 +308,7 @@ def _failed(reason: str, message: str, told: str) -> Course:
         "Failed",
         reason,
         (
-            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the place was given back"),
+            Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the task released its pipeline memory"),
             Wish(c.RUNNING, "False", c.REASON_FINISHED, told),
             Wish(c.SUCCEEDED, "False", reason, message),
             Wish(c.FAILED, "True", reason, message),

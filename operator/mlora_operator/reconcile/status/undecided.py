@@ -25,8 +25,8 @@ def task_status_at(task: Task, fault: Fault, now: datetime) -> TaskStatus:
         return task.status
     return _told(
         task,
-        f"{fault.about} serves it, but the operator cannot decide about that pipeline at present (its condition Ready says "
-        "why); nothing has to be done here: it is tried again all the time",
+        f"{fault.about} serves it, but the operator cannot reconcile that pipeline at present (see its condition "
+        f"Ready). No action is needed here: the operator keeps retrying",
         now,
     )
 
@@ -35,9 +35,9 @@ def pipeline_status_apart(pipeline: Pipeline, fault: Fault, now: datetime) -> Pi
     """Its status with the word that it stands apart; all else that it says stays."""
     held = pipeline.status
     words = (
-        f"the operator cannot decide about this pipeline ({fault.words}): its workers and tasks stay as they are, and it "
-        "is tried again all the time. The operator's log says more; if its workers report what cannot be, end them, and "
-        "others are started"
+        f"the operator cannot reconcile this pipeline ({fault.words}): its workers and tasks stay unchanged, and the "
+        f"operator keeps retrying. See the operator's log; if its workers report invalid values, delete their pods, "
+        f"and new ones are started"
     )
     wish = Wish(c.READY, "Unknown", c.REASON_RECONCILE_ERROR, words)
     conditions = _with(held.conditions, wish, pipeline.generation, now)

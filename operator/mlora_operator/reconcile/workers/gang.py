@@ -265,6 +265,6 @@ def given_back_message(view: View, record: StartSeen) -> str:
     assert view.pipeline.spec is not None
     spec = view.pipeline.spec
     return (
-        f"not all of its {spec.stages} workers got a place, so it holds none for now: {record.words.rstrip('.')}; it "
-        f"starts by itself, when workers of another pipeline have ended or at {record.again}"
+        f"not all of its {spec.stages} workers could be scheduled, so all were stopped: {record.words.rstrip('.')}; "
+        f"it starts again automatically when workers of another pipeline have ended, or at {record.again}"
     )

@@ -66,7 +66,7 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     words = _last_words(view) or status.last_failure
     if failures:
         last = timestamp(now)
-        words = stalled.message if stalled is not None else words or "the worker said nothing"
+        words = stalled.message if stalled is not None else words or "the worker reported nothing"
     elif last is not None and _has_moved(view, parse_time(last)):
         restarts = 0
     given_up = _given_up(view, restarts, words)
@@ -108,7 +108,7 @@ def stall(view: View, now: datetime) -> Verdict | None:
             return None
         return Verdict(
             c.REASON_NO_PROGRESS,
-            f"tasks train, but no microbatch was trained for {spec.stall_timeout} (spec.stallTimeout)",
+            f"tasks are training, but no microbatch has completed for {spec.stall_timeout} (spec.stallTimeout)",
         )
     if contact.starting or contact.lost_since is None or not _whole(group):
         return None
@@ -117,7 +117,7 @@ def stall(view: View, now: datetime) -> Verdict | None:
         return None
     return Verdict(
         c.REASON_NOT_RESPONDING,
-        f"the workers are ready, but their coordinator did not answer for {spec.stall_timeout} "
+        f"the workers are ready, but their coordinator has not responded for {spec.stall_timeout} "
         f"(spec.stallTimeout): {contact.error}",
     )
 
@@ -125,14 +125,15 @@ def stall(view: View, now: datetime) -> Verdict | None:
 def _given_up(view: View, restarts: int, words: str | None) -> Verdict | None:
     spec, held = view.pipeline.spec, view.pipeline.status.given_up
     assert spec is not None
-    way_out = "correct the cause, then change the pipeline's spec, or suspend its tasks and resume them"
+    way_out = "fix the cause, then change the pipeline's spec, or suspend and resume its tasks"
     if held == c.REASON_CANNOT_SERVE or any(ending.is_final for _, ending in _endings(view)):
         return Verdict(c.REASON_CANNOT_SERVE, f"the workers cannot serve this pipeline: {words}; {way_out}")
     if held == c.REASON_RESTART_LIMIT or restarts > spec.restarts.limit:
         return Verdict(
             c.REASON_RESTART_LIMIT,
-            f"the workers failed {restarts} times in a row, and spec.restarts.limit is {spec.restarts.limit}; "
-            f"the last time: {words}; {way_out}",
+            f"the workers failed {restarts} times in a row, and spec.restarts.limit is {spec.restarts.limit}; last "
+            f"failure: {words}"
+            f"; {way_out}",
         )
     return None
 

@@ -57,7 +57,7 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a chat template for a text": (
         {"dataset": {"uri": "s3://data/a.jsonl", "format": "text", "chatTemplate": "x"}},
         "dataset",
-        "leave chatTemplate out",
+        "remove chatTemplate",
     ),
     "all-linear beside a name": (
         {"lora": {"targetModules": ["q_proj", "all-linear"]}},
@@ -74,7 +74,7 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
 BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
     "a data set for a base model": (
         {"model": {"name": "m", "uri": "hf://datasets/acme/rows"}},
-        "must be no data set: write hf://OWNER/NAME",
+        "must not name a data set: write hf://OWNER/NAME",
     ),
     "Selector without labels": ({"allowedNamespaces": {"from": "Selector"}}, "needs at least one label"),
     "Selector with no label": (
@@ -83,7 +83,7 @@ BAD_PIPELINES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "labels without Selector": (
         {"allowedNamespaces": {"from": "All", "selector": {"team": "a"}}},
-        "only with from: Selector",
+        "requires from: Selector",
     ),
 }
 

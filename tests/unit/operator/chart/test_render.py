@@ -302,9 +302,9 @@ def test_the_crds_can_be_left_out(render: Render) -> None:
 
 def test_the_notes_name_the_models(render: Render) -> None:
     assert MODEL["name"] in render({"models": [MODEL]})["NOTES", ""]["text"]
-    assert "make a LoRAPipeline" in render({})["NOTES", ""]["text"]
+    assert "create a LoRAPipeline" in render({})["NOTES", ""]["text"]
     text = render({"serving": {"namespaces": ["ml-platform"]}})["NOTES", ""]["text"]
-    assert "into namespace mlora-system or ml-platform" in text
+    assert "namespace mlora-system or ml-platform" in text
 
 
 def test_the_lease_is_the_only_one_that_the_operator_may_write(render: Render) -> None:
@@ -434,11 +434,11 @@ def test_a_service_has_a_name_that_the_api_server_takes(
         ({"page": {"enabled": True, "port": 8080}}, "health.port, metrics.port and page.port must differ"),
         (
             {"metrics": {"workers": {"enabled": True, "port": 29400}}},
-            "metrics.workers.port 29400 is one that workers",
+            "metrics.workers.port 29400 is a port that workers",
         ),
         ({"metrics": {"priorities": [0, 10, 5]}}, "metrics.priorities must ascend"),
         ({"coordinatorUrl": "http://{hots}:{port}"}, "coordinatorUrl"),
-        ({"models": [MODEL, MODEL]}, f"models: {MODEL['name']} stands twice"),
+        ({"models": [MODEL, MODEL]}, f"models: {MODEL['name']} is defined twice"),
         ({"models": [{**MODEL, "uri": "hf://datasets/a"}]}, "uri is that of a data set"),
         ({"models": [{**MODEL, "replicas": {"min": 2}}]}, "replicas.min must not be more than replicas.max"),
         (
@@ -618,7 +618,7 @@ def test_without_rules_to_the_api_server_the_policy_is_still_one(render: Render)
 def test_the_notes_say_which_ports_are_open_and_who_may_scrape(render: Render) -> None:
     notes = render({"networkPolicy": {"workerPorts": [8444]}})["NOTES", ""]["text"]
     assert "at ports 8444 (networkPolicy.workerPorts)" in notes
-    assert "nobody may scrape metrics until networkPolicy.metricsFrom says who" in notes
+    assert "no peer can scrape metrics until you set networkPolicy.metricsFrom" in notes
     assert "etwork policies" not in render({"networkPolicy": {"enabled": False}})["NOTES", ""]["text"]
 
 

@@ -21,10 +21,10 @@ spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
-        (TASK, [], "where does m lie? Say --model m=FOLDER"),
+        (TASK, [], "the location of m is not known: add --model m=FOLDER"),
         (TASK, ["--model", "m"], "expected NAME=PLACE"),
-        (TASK, ["--model", "m=/nowhere"], "is not a model's folder"),
-        (TASK, ["--model", "m=ftp://x"], "lies in a folder or under s3://"),
+        (TASK, ["--model", "m=/nowhere"], "is not the folder of a model"),
+        (TASK, ["--model", "m=ftp://x"], "must be a folder or an address with s3://"),
         (TASK, ["--model", "m=hf://owner"], "--model m=hf://owner: uri: must be a folder such as s3://"),
         (TASK, ["--model", "m=s3://"], "--model m=s3://: uri: must be a folder such as s3://"),
         (
@@ -39,7 +39,7 @@ spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
         ),
         (TASK, ["--model", "m=s3://b/m", "--state", "/dev/null"], "--state /dev/null: File exists"),
         (TASK.replace("name: a", "name: A"), ["--model", "m=s3://b/m"], "metadata.name"),
-        ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n", [], "there is no LoRATask"),
+        ("apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n", [], "these files contain no LoRATask"),
     ],
 )
 def test_invalid_input_ends_with_2_and_says_what_to_change(

@@ -291,7 +291,7 @@ def test_a_mount_point_is_refused_with_a_folder_to_use() -> None:
 
 @pytest.mark.parametrize("uri", ["adapters/a", "http://x/y", "s3://", "file://relative"])
 def test_an_address_that_is_none_is_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not the address"):
         open_source(uri, Access())
 
 

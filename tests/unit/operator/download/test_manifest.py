@@ -56,7 +56,7 @@ def test_fields_of_a_later_worker_are_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2; a newer mlora can read it"),
+        ({"version": 2}, "version 2; upgrade mlora to read it"),
         ({"step": True}, "not an adapter's manifest"),
         ({"files": [{"name": "a", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
         ({"files": [{"name": "a", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a"),

@@ -67,7 +67,8 @@ def test_the_wanted_adapter_ends_the_wait(answers: list[str | Exception]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"), [(NONE, "nothing there"), (SILENT, "no answer"), ("another", "of another task: n/a")]
+    ("answer", "words"),
+    [(NONE, "nothing there"), (SILENT, "no answer"), ("another", "belongs to another task: n/a")],
 )
 def test_the_end_of_patience_says_what_was_seen_last(answer: str | Exception, words: str) -> None:
     clock = Clock()

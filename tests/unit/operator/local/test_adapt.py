@@ -114,7 +114,7 @@ def test_files_may_be_read_and_written_here() -> None:
 
 
 def test_a_model_that_lies_nowhere_is_asked_for() -> None:
-    with pytest.raises(InvalidRun, match=r"f\.yaml:1: LoRATask/a: where does m lie\?"):
+    with pytest.raises(InvalidRun, match=r"f\.yaml:1: LoRATask/a: the location of m is not known"):
         world(TASK, models={"other": "file:///m"})
 
 
@@ -128,7 +128,7 @@ def test_a_models_place_may_be_a_relative_folder(tmp_path: Path) -> None:
     (tmp_path / "my model" / "config.json").touch()
     assert model_uri("my model", tmp_path) == f"{tmp_path.as_uri()}/my%20model"
     assert model_uri("s3://b/m", tmp_path) == "s3://b/m"
-    with pytest.raises(InvalidRun, match=r"no config\.json"):
+    with pytest.raises(InvalidRun, match=r"config\.json is missing"):
         model_uri("elsewhere", tmp_path)
 
 

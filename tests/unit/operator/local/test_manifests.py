@@ -231,7 +231,7 @@ def test_two_tasks_may_not_write_to_the_same_place() -> None:
     [
         ("targetModules: [q_proj, '(?<=self_attn).q_proj']", "targetModules", "it looks behind"),
         ("excludeModules: ['(q)_\\1roj']", "excludeModules", "it refers to a group"),
-        ("rankPattern: {'*.mlp': 4}", "rankPattern", r"\* repeats nothing"),
+        ("rankPattern: {'*.mlp': 4}", "rankPattern", r"\* has nothing to repeat"),
         ("alphaPattern: {'.{0,999}.{0,999}.{0,999}': 4}", "alphaPattern", "more than 2000 instructions"),
     ],
 )

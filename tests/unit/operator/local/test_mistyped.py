@@ -122,12 +122,12 @@ def test_a_field_of_the_metadata_is_looked_at_too() -> None:
     [
         (
             {"uri": "s3://d/a", "format": "alpaca", "fields": {"prompt": "q"}},
-            "fields.prompt is a column of format promptCompletion",
+            "fields.prompt applies only to format promptCompletion",
         ),
-        ({"uri": "s3://d/a", "fields": {"text": "body"}}, "fields.text is a column of format text"),
+        ({"uri": "s3://d/a", "fields": {"text": "body"}}, "fields.text applies only to format text"),
         (
             {"uri": "s3://d/a", "format": "text", "fields": {"system": "s"}},
-            "fields.system is a column of format alpaca and sharegpt",
+            "fields.system applies only to format alpaca and sharegpt",
         ),
     ],
 )

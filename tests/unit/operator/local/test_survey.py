@@ -39,7 +39,7 @@ def test_the_answer_is_the_last_line_and_the_question_reaches_the_process() -> N
             process("import sys; print('no such module', file=sys.stderr); sys.exit(3)"),
             "exit code 3: no such module",
         ),
-        (process("pass"), "exit code 0: it wrote nothing"),
+        (process("pass"), "exit code 0: it wrote no output"),
         (process("print('{\"stage\": 1}')"), "another version"),
         (("/nowhere/python",), "cannot be started"),
         (process("import time; time.sleep(60)"), "no answer after 1 seconds"),

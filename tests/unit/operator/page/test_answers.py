@@ -68,7 +68,7 @@ def test_the_queue_stands_in_the_scheduler_s_order_with_the_reason_why_each_wait
     order = [(-one["priority"], one["created"], one["namespace"], one["name"]) for one in queue]
     assert order == sorted(order)
     held_up = [one for one in queue if one["reason"] == "WaitingForMemory"]
-    assert "with the tasks that train now it would take" in held_up[0]["message"]
+    assert "together with the tasks in training it would need" in held_up[0]["message"]
     assert all(one["message"] for one in held_up)
     homeless = waiting["tasks"][-1]
     assert (homeless["name"], homeless["reason"]) == ("mixtral-trial", "NoPipelineForModel")

@@ -134,7 +134,7 @@ def test_a_coordinator_that_does_not_answer_is_told_of_without_its_address(site:
     assert json.loads(body) == {
         "version": "v1",
         "error": "unreachable",
-        "message": "the coordinator of platform/qwen2.5-7b does not answer",
+        "message": "the coordinator of platform/qwen2.5-7b does not respond",
     }
 
 

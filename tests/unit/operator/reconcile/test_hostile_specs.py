@@ -80,7 +80,7 @@ def test_patterns_that_no_model_could_be_asked_for_are_refused_before_any_worker
     status = made.task_statuses[task.key]
     assert (status.state, status.reason) == ("Rejected", "InvalidSpec")
     assert status.conditions[0].message.startswith(
-        "spec.lora.rankPattern: (?<=q)_proj is no valid pattern: it looks"
+        "spec.lora.rankPattern: (?<=q)_proj is not a valid pattern: it looks"
     )
     assert not made.workers
 

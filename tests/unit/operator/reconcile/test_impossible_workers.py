@@ -67,4 +67,4 @@ async def test_others_are_told_how_they_fare_and_it_is_told_what_is_wrong(
     assert api.statuses["t1"]["reason"] == "NoPipelineForModel"
     (ready,) = [one for one in api.statuses["bad"]["conditions"] if one["type"] == "Ready"]
     assert (ready["status"], ready["reason"]) == ("False", "InvalidSpec")
-    assert ready["message"].startswith(("spec.worker.", "spec: no workers can be made of it: "))
+    assert ready["message"].startswith(("spec.worker.", "spec: no workers can be created from it: "))

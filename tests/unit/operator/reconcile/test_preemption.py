@@ -245,7 +245,7 @@ def test_one_that_the_worker_put_out_waits_and_a_higher_one_gets_the_room(make: 
     said = {one.type: (one.status, one.message) for one in status.conditions}
     assert said["Preempted"] == (
         "True",
-        "memory ran out beside what other tasks hold, or have not given back yet",
+        "memory ran out because other tasks use it, or have not released it yet",
     )
     assert said["Running"][0] == "False"
 
@@ -438,6 +438,6 @@ def test_one_that_comes_back_waits_until_what_was_left_behind_is_free_and_never_
     }
     status, reason, message = told["Admitted"]
     assert (status, reason) == ("False", "WaitingForMemory")
-    assert "tasks that have left the pipeline still hold some of its memory" in message
+    assert "tasks that have left the pipeline still use some of its memory" in message
     assert "Failed" not in told
     assert admitted(decision(make, low, contact=said).plans[TOY]) == {"low": True}

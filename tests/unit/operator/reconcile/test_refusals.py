@@ -22,13 +22,13 @@ MISFITS = [
         "a module that the model has not",
         {"lora": {"targetModules": ["c_attn"]}},
         "UnknownTargetModule",
-        "targetModules: c_attn is no linear module",
+        "targetModules: c_attn is not a linear module",
     ),
     (
         "rows longer than the model's positions",
         {"training": {"maxSeqLength": 4096}},
         "InvalidSpec",
-        "training.maxSeqLength is 4096, but the base model takes 2048 tokens at most",
+        "training.maxSeqLength is 4096, but the base model supports at most 2048 tokens",
     ),
 ]
 
@@ -96,5 +96,5 @@ def test_a_task_too_large_names_what_takes_the_memory(make: Any) -> None:
     status = decision.task_statuses[TASK]
     message = next(one for one in status.conditions if one.type == "Admitted").message
     assert (status.state, status.reason) == ("Rejected", "ExceedsCapacity")
-    for figure in ("frozen weights 976.56 KiB", "adapters ", "4096 tokens under way", "1.81 MiB that may be"):
+    for figure in ("frozen weights 976.56 KiB", "adapters ", "activations of 4096 tokens", "1.81 MiB usable"):
         assert figure in message

@@ -119,7 +119,7 @@ def test_an_adapter_lies_where_the_task_says_whatever_a_worker_says(make: Any) -
     status = status_of(make, group=make.group(), contact=Contact(report=make.report(done)))
     assert status.adapter is not None
     assert status.adapter.uri == "s3://adapters/t1"
-    assert message(status, "Succeeded") == "the adapter is checked and lies at s3://adapters/t1"
+    assert message(status, "Succeeded") == "the adapter was verified and uploaded to s3://adapters/t1"
 
 
 def test_a_failure_says_what_the_worker_said(make: Any) -> None:
@@ -161,7 +161,7 @@ IMAGE = PodProblem("ImagePullBackOff", 'Back-off pulling image "worker:typo"')
             },
             "exceeded quota",
         ),
-        ("the coordinator is not up", {"group": {}, "contact": Contact()}, "does not answer yet"),
+        ("the coordinator is not up", {"group": {}, "contact": Contact()}, "does not respond yet"),
         ("the model is being loaded", {"group": {}, "contact": Contact(starting=True)}, "load the model"),
     ],
 )

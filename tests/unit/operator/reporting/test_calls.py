@@ -70,7 +70,7 @@ def test_mlflow_is_given_no_more_than_it_takes_at_once(mlflow: Any, finished: Fi
 
 
 def test_what_mlflow_refuses_is_told_with_its_address(mlflow: Any, finished: Finished) -> None:
-    with pytest.raises(ReportError, match="mlflow: file:///runs refuses the report: no server"):
+    with pytest.raises(ReportError, match="mlflow: file:///runs rejected the report: no server"):
         mlflow.TrackedRun("file:///runs", finished.run, "adapters")
 
 
@@ -119,7 +119,7 @@ def test_wandb_that_is_switched_off_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: Finished
 ) -> None:
     wandb, _ = wandb_with(monkeypatch, "disabled")
-    with pytest.raises(ReportError, match="switched off here"):
+    with pytest.raises(ReportError, match="it is disabled"):
         wandb.LoggedRun("adapters", finished.run, str(tmp_path)).complete(finished)
 
 

@@ -28,7 +28,7 @@ def test_points_and_settings_are_those_of_the_adapter(adapter: Path, finished: F
 def test_other_losses_than_the_manifests_are_refused(adapter: Path, change: bytes) -> None:
     with (adapter / "history.jsonl").open("ab") as file:
         file.write(change)
-    with pytest.raises(AdapterCorrupt, match=r"history.jsonl does not have the SHA-256"):
+    with pytest.raises(AdapterCorrupt, match=r"history.jsonl does not match the SHA-256"):
         read(adapter)
 
 

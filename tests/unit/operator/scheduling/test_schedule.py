@@ -174,16 +174,19 @@ def test_places_beside_what_tasks_that_are_out_hold(
 def test_one_that_waits_for_what_is_still_held_is_told_so() -> None:
     waits = place([T("a", 8)], held=3)["a"]
     assert waits.lingers
-    assert "tasks that have left the pipeline still hold some of its memory" in not_yet(waits, "team-a")
+    assert "tasks that have left the pipeline still use some of its memory" in not_yet(waits, "team-a")
 
 
 def test_each_is_told_why_it_waits_or_leaves() -> None:
     places = place([T("a", 8, R), T("b", 5, priority=1), T("c", 9, priority=0, waited=999), T("d", 1)])
     assert places["a"].displaced_by == T("b", 5, priority=1).entrant.task
-    assert must_leave(places["a"], "team-a").startswith("gives its place to team-a/b, which goes first")
-    assert not_yet(places["b"], "team-a") == "gets its place once team-a/a has left the pipeline"
+    assert must_leave(places["a"], "team-a").startswith("the task is preempted by team-a/b")
+    assert not_yet(places["b"], "team-a") == "the task is admitted once team-a/a has left the pipeline"
     assert places["c"].verdict == Verdict(False, 0, 14, 10)
-    assert not_yet(places["d"], "team-a") == "waits behind team-a/c, which has waited for long and goes first"
+    assert (
+        not_yet(places["d"], "team-a")
+        == "the task waits behind team-a/c, which has waited longer than scheduling.holdBack"
+    )
 
 
 def test_a_task_is_told_of_one_that_leaves_though_the_one_that_was_to_leave_for_it_is_spared() -> None:
@@ -201,7 +204,7 @@ def test_the_room_of_one_that_saves_is_promised_to_nobody() -> None:
 
 def test_a_task_is_told_of_the_first_that_leaves_for_it() -> None:
     places = place([T("a", 5, R), T("b", 5, R), T("c", 9, priority=1)])
-    assert not_yet(places["c"], "team-a") == "gets its place once team-a/b has left the pipeline"
+    assert not_yet(places["c"], "team-a") == "the task is admitted once team-a/b has left the pipeline"
 
 
 def test_nobody_displaces_one_that_goes_before_it_though_the_policy_would_allow_it() -> None:

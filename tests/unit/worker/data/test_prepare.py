@@ -125,7 +125,7 @@ def test_a_row_whose_answer_is_cut_off_is_dropped_and_the_others_are_used(tokeni
 def test_a_dataset_without_one_supervised_token_fails_at_once(tokenizer: Any) -> None:
     error = failure(pairs(*[("long " * 50, "yes")] * 4), tokenizer, max_seq_length=16)
     assert error.reason is FailureReason.NO_TRAINABLE_TOKENS
-    assert "maxSeqLength cuts every answer off: raise it" in str(error)
+    assert "maxSeqLength cuts off every answer: raise it" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_dataset_without_one_supervised_token_fails_at_once(tokenizer: Any) ->
             "none of the 2 rows of dataset.inline can be trained on: NoAnswer 2 (first in line 1)",
         ),
         (Dataset(inline='{"messages": []}', format=DatasetFormat.MESSAGES), "NoAnswer 1"),
-        (Dataset(inline="\n\n"), "dataset.inline holds no rows"),
+        (Dataset(inline="\n\n"), "dataset.inline contains no rows"),
     ],
 )
 def test_a_dataset_without_one_answer_fails_at_once(tokenizer: Any, dataset: Dataset, told: str) -> None:
@@ -234,7 +234,7 @@ def test_what_is_held_out_is_trained_on_by_nobody(tokenizer: Any) -> None:
 def test_one_row_cannot_be_held_out_and_trained_on(tokenizer: Any) -> None:
     error = failure(many(1, held_out=0.5), tokenizer)
     assert error.reason is FailureReason.NO_TRAINABLE_ROWS
-    assert "dataset.heldOut keeps them all" in str(error)
+    assert "dataset.heldOut removes all of them" in str(error)
 
 
 def test_the_end_of_a_long_row_is_kept_behind_its_first_token(make_tokenizer: Callable[..., Any]) -> None:

@@ -106,8 +106,8 @@ def test_where_a_thought_is_opened_that_answers_lack_the_user_is_told(form: Form
     ("name", "turns", "told"),
     [
         ("Qwen3", ROUNDS, "set dataset.trainOn to lastAnswer"),
-        ("GLM-Z1", ROUNDS[:2], "begin each with its thought, <think>...</think>"),
-        ("OLMo 3 Think", ROUNDS[:2], "begin each with its thought, <think>...</think>"),
+        ("GLM-Z1", ROUNDS[:2], "start each answer with <think>...</think>"),
+        ("OLMo 3 Think", ROUNDS[:2], "start each answer with <think>...</think>"),
         ("Llama 3", ROUNDS[1:], "put a user's turn before it"),
     ],
 )

@@ -121,8 +121,8 @@ def tiny(model_type: str, **options: Any) -> Any:
     ("story", "config", "told"),
     [
         ("an unknown type", tiny("phi", intermediate_size=48), "model type phi is not supported"),
-        ("its text part is another type", AutoConfig.for_model("gemma3"), "gemma3 .*: it reads images, too"),
-        ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "looks ahead"),
+        ("its text part is another type", AutoConfig.for_model("gemma3"), "gemma3 .*: it also reads images"),
+        ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
 )
 def test_what_would_be_computed_wrong_is_refused_by_name(story: str, config: Any, told: str) -> None:
@@ -134,7 +134,7 @@ def test_what_would_be_computed_wrong_is_refused_by_name(story: str, config: Any
 @pytest.mark.parametrize(
     ("story", "model_type", "family", "told"),
     [
-        ("an encoder and a decoder", "t5", Family(), "t5 is no causal language model"),
+        ("an encoder and a decoder", "t5", Family(), "t5 is not a causal language model"),
         (
             "other names",
             "gpt2",

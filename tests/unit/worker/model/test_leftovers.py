@@ -135,5 +135,5 @@ def test_what_transformers_drops_without_harm_is_named_in_the_log(small_model: A
     torch.testing.assert_close(logits(files, saved.folder, 2), theirs(saved.folder), rtol=1e-5, atol=1e-5)
     (said,) = [one.message for one in caplog.records if one.name == "mlora_worker.model.load"]
     assert said.startswith(
-        "3 stored tensors are not part of a model of type llama and are not read: model.layers.0."
+        "3 stored tensors do not belong to a model of type llama and are ignored: model.layers.0."
     )

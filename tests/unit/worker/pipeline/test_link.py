@@ -60,7 +60,7 @@ def test_a_rank_that_starts_again_ends_the_group(place: Place) -> None:
     made = group(place, 2)
     with pytest.raises(LinkClosed):
         place.join()
-    assert "rank 1 has started again" in str(made.ear.lost.get(timeout=5))
+    assert "rank 1 has restarted" in str(made.ear.lost.get(timeout=5))
     made.hub.close()
 
 
@@ -83,7 +83,7 @@ def test_missing_ranks_are_named_and_how_many_calls_were_turned_away(place: Plac
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" * 10)
         assert hung_up(sock)
     with pytest.raises(
-        TimeoutError, match=r"ranks \[1, 2\] .*; 1 calls were turned away, the last one because"
+        TimeoutError, match=r"ranks \[1, 2\] .*; 1 connections were rejected, the last one because"
     ):
         gathering.get()
 
@@ -166,10 +166,10 @@ def test_a_certificate_that_is_renewed_while_ranks_wait_for_each_other_counts_at
 @pytest.mark.parametrize(
     ("story", "words"),
     [
-        ("another token", "does not know this pipeline's token"),
+        ("another token", "has another token than this rank"),
         ("another certificate", "has another certificate than this pipeline: self-signed certificate"),
         ("a certificate of another name", "has another certificate than this pipeline: Hostname mismatch"),
-        ("no encryption", "no TLS came about"),
+        ("no encryption", "the TLS handshake with the peer failed"),
         ("no token", "token is empty"),
     ],
 )

@@ -60,7 +60,7 @@ OTHERS: list[tuple[str, Callable[[Meeting], Meeting]]] = [
     ("another run", lambda m: replace(m, run=digest_of("former"))),
     ("another number of ranks", lambda m: replace(m, world=4)),
     ("another TLS connection", lambda m: replace(m, channel=b"their own")),
-    ("no TLS", lambda m: replace(m, channel=b"")),
+    ("the TLS handshake", lambda m: replace(m, channel=b"")),
 ]
 
 

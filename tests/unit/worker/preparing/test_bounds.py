@@ -130,7 +130,7 @@ def test_the_largest_job_is_ended_when_all_together_have_too_much(
             size: pool.submit(rows.make, make_task(str(size)), None, lambda: True) for size in (100, 150, 80)
         }
         with pytest.raises(
-            Interrupted, match=r"all tasks whose rows are prepared at the same time may have"
+            Interrupted, match=r"all tasks whose rows are prepared at the same time share"
         ) as error:
             made[150].result(120)
         assert error.value.reason is FailureReason.OUT_OF_MEMORY

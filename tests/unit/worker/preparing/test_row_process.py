@@ -309,7 +309,7 @@ def test_when_the_preparation_process_ends_its_jobs_may_be_tried_again_in_the_ne
     (job,), server = jobs_of(rows), rows.pid
     assert server is not None
     os.kill(server, signal.SIGKILL)
-    with pytest.raises(Interrupted, match="ended while it made the rows"):
+    with pytest.raises(Interrupted, match="ended while it prepared the rows"):
         interrupted.result(_DEADLINE)
     until(lambda: not is_alive(job), "a job ends with the process that it was forked from")
     slow_server.go_on.set()

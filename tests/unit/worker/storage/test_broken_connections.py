@@ -20,7 +20,7 @@ def test_what_the_sdk_lets_through_of_a_broken_connection_is_an_unreachable_stor
     )
     store = open_store(access, allow_files=False, allowed_networks=("127.0.0.0/8",))._of("s3://b/k")  # type: ignore[attr-defined]
     assert isinstance(store, S3Store)
-    with pytest.raises(StoreUnreachable, match="cannot read s3://b/k: the connection broke"):
+    with pytest.raises(StoreUnreachable, match="cannot read s3://b/k: the connection was lost"):
         with store._calling("read", "s3://b/k"):
             raise broken
 
@@ -34,5 +34,5 @@ def test_what_the_sdk_lets_through_of_a_broken_connection_is_an_unreachable_stor
         def close(self) -> None: ...
 
     store._client = lambda _: Client()  # type: ignore[method-assign]
-    with pytest.raises(StoreUnreachable, match="the connection broke while reading"):
+    with pytest.raises(StoreUnreachable, match="the connection was lost while reading"):
         store.read("s3://b/k", 10)

@@ -65,7 +65,7 @@ WRONG = [
     (lzma.compress(ROW.encode()), "is xz"),
     (tarred(), "is a tar archive"),
     (pickle.dumps({"prompt": "a"}), "is a pickle"),
-    (b"PAR1\x15\x04\x15", "is Parquet, which needs dataset.fileFormat: parquet"),
+    (b"PAR1\x15\x04\x15", "is Parquet, which set dataset.fileFormat to parquet"),
     (b"PARE\x00\x00", "is an encrypted Parquet file"),
     (b"ARROW1\x00\x00", "is Arrow"),
     (b"%PDF-1.7", "is PDF"),
@@ -94,13 +94,13 @@ def test_what_is_packed_is_looked_at_too(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (POINTER, "is no Parquet file that can be read; it is a pointer of Git LFS"),
-        (PAGE, "is no Parquet file that can be read; it is a web page"),
+        (POINTER, "is not a readable Parquet file; it is a pointer of Git LFS"),
+        (PAGE, "is not a readable Parquet file; it is a web page"),
         (
             ROW.encode(),
-            "is no Parquet file that can be read; it does not begin as one: set dataset.fileFormat",
+            "is not a readable Parquet file; it does not begin as one: set dataset.fileFormat",
         ),
-        (gzip.compress(ROW.encode(), mtime=0), "is no Parquet file that can be read; it is gzip"),
+        (gzip.compress(ROW.encode(), mtime=0), "is not a readable Parquet file; it is gzip"),
     ],
     ids=["pointer", "page", "rows", "gzip"],
 )

@@ -124,7 +124,7 @@ def test_a_list_of_pages_with_nothing_on_them_ends_too(other: Hostile) -> None:
         other.now += 100
         return [page((), f"token{len(other.server.asked)}")]
 
-    with pytest.raises(StoreUnreachable, match="a list without an end for 900 s"):
+    with pytest.raises(StoreUnreachable, match="a list without end for 900 s"):
         other.answers(answer).list("s3://bucket/x", 5000)
     assert len(other.server.asked) == 10
 
@@ -267,7 +267,7 @@ def test_more_than_the_part_that_was_asked_for_is_not_taken(other: Hostile, take
 
 def test_another_part_than_the_one_that_was_asked_for_is_refused(other: Hostile) -> None:
     store = other.answers(lambda _: [said(206, b"0123", Content_Range="bytes 0-3/10")])
-    with pytest.raises(StoreUnreachable, match="asked for bytes from 2, the store sent others"):
+    with pytest.raises(StoreUnreachable, match="requested bytes from 2, but the store sent others"):
         store.read_range(URI, 2, 4)
 
 
@@ -348,9 +348,9 @@ def test_names_that_fill_the_memory_are_no_list() -> None:
 
 def test_files_are_read_no_further_than_allowed_either(tmp_path: Path) -> None:
     store = FileStore()
-    with pytest.raises(StorageError, match="it is no file"):
+    with pytest.raises(StorageError, match="it is not a file"):
         store.read("file:///dev/zero", 100)
-    with pytest.raises(StorageError, match="it is no file"):
+    with pytest.raises(StorageError, match="it is not a file"):
         next(store.pieces("file:///dev/zero"))
     big = tmp_path / "big"
     with big.open("wb") as file:
@@ -365,5 +365,5 @@ def test_files_are_read_no_further_than_allowed_either(tmp_path: Path) -> None:
 
 def test_a_pipe_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StorageError, match="it is no file"):
+    with pytest.raises(StorageError, match="it is not a file"):
         FileStore().read((tmp_path / "pipe").as_uri(), 100)

@@ -114,12 +114,12 @@ def next_page(body: bytes) -> Answer:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        (next_page(b"[]"), "no end of its list of files after 100 pages"),
+        (next_page(b"[]"), "does not end its list of files after 100 pages"),
         (next_page(entries(9000)), "more than 100000 objects"),
         (lambda _: [said(200, entries(1, "x" * 2000))], "a name of more than 1024 bytes"),
-        (lambda _: [said(200, b"[" * 10**6)], "something that is no JSON"),
-        (lambda _: [said(200, b'[{"type": "file", "path": "x", "size": 1e999}]')], "something that is no JSON"),
-        (lambda _: [said(200, b"[]", Link='<http://[>; rel="next"')], "goes on at something that is no address"),
+        (lambda _: [said(200, b"[" * 10**6)], "did not answer with JSON"),
+        (lambda _: [said(200, b'[{"type": "file", "path": "x", "size": 1e999}]')], "did not answer with JSON"),
+        (lambda _: [said(200, b"[]", Link='<http://[>; rel="next"')], "continues at an invalid address"),
         (lambda _: [said(200, b"[]", Link='<http://else/>; rel="next"')], "at another host"),
         (lambda _: [said(200, b" " * (9 * 2**20))], "more than 8 MiB"),
     ],
@@ -152,7 +152,7 @@ def test_what_is_no_commit_is_refused(commit: object) -> None:
     body = json.dumps({"sha": commit}).encode()
     with (
         hostile(lambda _: [said(200, body)]) as server,
-        pytest.raises(StoreUnreachable, match="which commit"),
+        pytest.raises(StoreUnreachable, match="the commit of"),
     ):
         hub(server).commit(AT)
 

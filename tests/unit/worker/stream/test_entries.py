@@ -114,7 +114,10 @@ def test_the_budget_is_of_all_fields_together(counted: type[Counted]) -> None:
     ("patterns", "told"),
     [
         (tuple(f".{{{30 + number}}}" * 2 for number in range(60)), f"more than the {LARGEST} instructions"),
-        (tuple(f"[{'a' * 200}{number}]" for number in range(60)), f"and a task may have {MOST_TEXT}"),
+        (
+            tuple(f"[{'a' * 200}{number}]" for number in range(60)),
+            f"but a task must have at most {MOST_TEXT}",
+        ),
     ],
 )
 def test_too_many_patterns_are_refused_whatever_the_model(patterns: Sequence[str], told: str) -> None:
@@ -152,7 +155,7 @@ def test_many_unknown_names_are_counted() -> None:
         SMALL, LoRAConfig(target_modules=tuple(f"q_proj{number}" for number in range(12))), Training()
     )
     assert failure is not None
-    assert "q_proj7 and 4 more is no linear module" in failure.message
+    assert "q_proj7 and 4 more is not a linear module" in failure.message
     assert "did you mean q_proj" in failure.message
 
 

@@ -108,7 +108,7 @@ def test_modules_are_chosen_layer_by_layer(
         (
             "another model's names",
             {"target_modules": ("q_proj",)},
-            "q_proj is no linear module .* there are c_attn, c_proj, c_fc",
+            "q_proj is not a linear module .* there are c_attn, c_proj, c_fc",
         ),
         (
             "the head",
@@ -116,9 +116,9 @@ def test_modules_are_chosen_layer_by_layer(
             "lm_head .*the head and the embeddings never get an adapter",
         ),
         ("the embeddings", {"target_modules": ("wte",)}, "never get an adapter"),
-        ("a norm", {"target_modules": ("ln_1",)}, "ln_1 is no linear module"),
-        ("half of a name", {"target_modules": ("proj",)}, "proj is no linear module"),
-        ("a layer", {"target_modules": ("h.0",)}, "h.0 is no linear module"),
+        ("a norm", {"target_modules": ("ln_1",)}, "ln_1 is not a linear module"),
+        ("half of a name", {"target_modules": ("proj",)}, "proj is not a linear module"),
+        ("a layer", {"target_modules": ("h.0",)}, "h.0 is not a linear module"),
         (
             "a pattern without its path",
             {"target_modules": ("c_(fc|attn)",)},
@@ -127,7 +127,7 @@ def test_modules_are_chosen_layer_by_layer(
         (
             "a broken pattern",
             {"target_modules": ("*.c_fc",)},
-            "targetModules: \\*.c_fc is no valid pattern: \\* repeats nothing",
+            "targetModules: \\*.c_fc is not a valid pattern: \\* has nothing to repeat",
         ),
         ("all beside others", {"target_modules": ("all-linear", "c_fc")}, "all-linear stands alone"),
         (
@@ -143,12 +143,12 @@ def test_modules_are_chosen_layer_by_layer(
         (
             "all excluded",
             {"target_modules": ("c_fc",), "exclude_modules": ("mlp.c_fc",)},
-            "takes away all of targetModules",
+            "excludes all of targetModules",
         ),
         (
             "a layer beyond the last",
             {"target_modules": ("c_fc",), "layers_to_transform": (1, 4)},
-            "layersToTransform: 4 is no layer .* has 4, numbered from 0",
+            "layersToTransform: 4 is not a layer .* has 4, numbered from 0",
         ),
         (
             "a name outside those layers",

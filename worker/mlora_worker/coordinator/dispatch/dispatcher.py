@@ -242,7 +242,7 @@ class Dispatcher:
         else:
             if flight.charge is not None:
                 log.warning(
-                    "step %d of %s repeats alone: %s of stage %d failed: %s",
+                    "step %d of %s is repeated alone because %s on stage %d failed: %s",
                     flight.step, task.name, flight.charge.fault.phase, flight.charge.fault.stage,
                     flight.charge.fault.error, extra=fields_of(task.plan),
                 )  # fmt: skip
@@ -296,7 +296,7 @@ class Dispatcher:
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
         log.warning(
-            "microbatches of %s have at most %d tokens from now on",
+            "microbatches of %s are limited to %d tokens from now on",
             task.name,
             tokens,
             extra=fields_of(task.plan),

@@ -94,7 +94,7 @@ class Issuer:
         task.resume(restoration)
         if not task.writing:
             task.state = None
-        log.info("%s goes on after step %d", task.name, task.steps_done, extra=fields_of(task.plan))
+        log.info("%s resumes after step %d", task.name, task.steps_done, extra=fields_of(task.plan))
         item = item.model_copy(update={"updates": task.updates})
         self._tell(item, restoration.payloads)
         return Entry(item, state=restoration.own)

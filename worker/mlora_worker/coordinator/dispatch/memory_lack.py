@@ -59,7 +59,7 @@ class MemoryLack:
 
     def crowd_out(self, task: TaskRun, fault: Fault) -> None:
         log.warning(
-            "%s leaves: memory of stage %d ran out (%s)",
+            "%s is evicted: stage %d ran out of memory (%s)",
             task.name,
             fault.stage,
             fault.error,

@@ -45,7 +45,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
         if request.path != "/healthz":
             sent = request.headers.get("Authorization", "")
             if not hmac.compare_digest(sent.encode(), f"Bearer {token()}".encode()):
-                raise web.HTTPUnauthorized(text="the bearer token is not this pipeline's")
+                raise web.HTTPUnauthorized(text="the bearer token does not belong to this pipeline")
             gate.proven(request.transport)
         return await handler(request)
 
@@ -59,7 +59,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
         taken = await asyncio.to_thread(coordinator().set_plan, plan, understood.beyond)
         if not taken:
             raise web.HTTPConflict(
-                text=f"generation {plan.generation} is taken, or older than the plan in force"
+                text=f"generation {plan.generation} is in use, or older than the current plan"
             )
         return web.Response(status=204)
 
@@ -70,7 +70,7 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
             raise web.HTTPRequestEntityTooLarge(max_size=MOST_TEXT, actual_size=request.content_length or 0)
         body = await request.read()
         if hashlib.sha256(body).hexdigest() != digest:
-            raise web.HTTPUnprocessableEntity(text="the text is not the one that its digest says")
+            raise web.HTTPUnprocessableEntity(text="the text does not match its digest")
         try:
             text = body.decode()
         except UnicodeDecodeError:

@@ -39,7 +39,7 @@ def check_room(
     adapter = weights_bytes(targets)
     best = task.evaluation is not None and task.evaluation.keep_best
     state = (len(PREFIXES) + best) * adapter
-    needs = [Need(scratch(state), state, "what waits for its upload")]
+    needs = [Need(scratch(state), state, "files that wait for their upload")]
     if address.scheme(task.output_uri) == address.FILE:
         needs.append(Need(address.file_path(task.output_uri), adapter, "the adapter"))
     if address.scheme(checkpoints) == address.FILE:

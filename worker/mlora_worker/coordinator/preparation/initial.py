@@ -66,7 +66,7 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     digest = hashlib.sha256(data).hexdigest()
     manifest = find_published(store, uri)
     if manifest is not None and digest not in {file.sha256 for file in manifest.files}:
-        raise UnfitAdapter(f"initFrom.uri: {WEIGHTS_NAME} below {uri} is not what its manifest says")
+        raise UnfitAdapter(f"initFrom.uri: {WEIGHTS_NAME} below {uri} does not match its manifest")
     try:
         tensors = load_safetensors(data)
     except SafetensorError as error:
@@ -85,7 +85,7 @@ def _read(store: Store, uri: str, most: int) -> bytes:
         return store.read(uri, most)
     except TooLarge:
         raise UnfitAdapter(
-            f"initFrom.uri: {uri} has more bytes than an adapter of this task's shape could have ({most})"
+            f"initFrom.uri: {uri} has more bytes than an adapter of this task's shape can have ({most})"
         ) from None
 
 
@@ -95,12 +95,12 @@ def _read_config(store: Store, uri: str) -> dict[str, Any]:
     except ObjectNotFound:
         raise StorageError(
             FailureReason.INVALID_SPEC,
-            f"initFrom.uri: there is no {CONFIG_NAME} below {uri}: name the folder of a PEFT adapter",
+            f"initFrom.uri: {uri} contains no {CONFIG_NAME}: give the folder of a PEFT adapter",
         ) from None
     except ValueError as error:
-        raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON: {error}") from None
+        raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is no JSON object")
+        raise UnfitAdapter(f"initFrom.uri: {CONFIG_NAME} below {uri} is not a JSON object")
     return found
 
 
@@ -120,21 +120,22 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
         found = config.get(name, absent)
         if (found or absent) != mine:
             raise UnfitAdapter(
-                f"initFrom.uri: the adapter at {uri} has {name} {json.dumps(found)}, the task {json.dumps(mine)}; they "
+                f"initFrom.uri: the adapter at {uri} has {name} {json.dumps(found)}, the task {json.dumps(mine)}; "
+                f"they "
                 "must be the same"
             )
     known = wanted.keys() | _WITHOUT_MEANING
     unknown = next((name for name, value in config.items() if value and name not in known), None)
     if unknown is not None:
         raise UnfitAdapter(
-            f"initFrom.uri: the adapter at {uri} has {unknown} {json.dumps(config[unknown])[:_SHOWN]}, which may change "
-            "what it computes and is not known here; name an adapter of plain LoRA"
+            f"initFrom.uri: the adapter at {uri} has {unknown} {json.dumps(config[unknown])[:_SHOWN]}, which is not "
+            f"supported because it may change the result: use an adapter of plain LoRA"
         )
     start = config.get("init_lora_weights")
     if start not in _PLAIN_STARTS:
         raise UnfitAdapter(
-            f"initFrom.uri: the adapter at {uri} has init_lora_weights {json.dumps(start)}, which changed its base model's "
-            "weights, too; only adapters of an unchanged base can be gone on from"
+            f"initFrom.uri: the adapter at {uri} has init_lora_weights {json.dumps(start)}, which also changed its "
+            f"base model's weights: use an adapter of an unchanged base model"
         )
 
 
@@ -145,7 +146,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[i
         "has in another shape": sorted(
             name for name in expected.keys() & tensors.keys() if tuple(tensors[name].shape) != expected[name]
         ),
-        "has with values that are no numbers": sorted(
+        "has with values that are not finite numbers": sorted(
             name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())
         ),
     }
@@ -153,6 +154,7 @@ def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[i
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             raise UnfitAdapter(
-                f"initFrom.uri: the adapter at {uri} {flaw} {', '.join(names[:_NAMED])}{more}; lora.targetModules, rank "
+                f"initFrom.uri: the adapter at {uri} {flaw} {', '.join(names[:_NAMED])}{more}; lora.targetModules, "
+                f"rank "
                 "and the base model must be those that it was trained with"
             )

@@ -80,8 +80,8 @@ def prepare_task(
     if reference is not None and task.chat_template is None:
         raise DataError(
             FailureReason.INVALID_SPEC,
-            f"dataset.chatTemplateRef: the text of ConfigMap {reference.name}, key {reference.key}, is not known any more; "
-            "create the ConfigMap again",
+            f"dataset.chatTemplateRef: the text of ConfigMap {reference.name}, key {reference.key}, is no longer "
+            f"available: create the ConfigMap again",
         )
     adapted = resolve_targets(base.facts, task.lora)
     targets = published_names(base.facts, adapted)
@@ -140,6 +140,7 @@ def _check_warmup(task: TaskPlan, steps: int) -> None:
         return
     raise DataError(
         FailureReason.INVALID_SPEC,
-        f"training.warmupSteps is {warmup}, and the rows make {steps} optimizer step{'s' * (steps > 1)}: the learning rate "
+        f"training.warmupSteps is {warmup}, and the rows make {steps} optimizer step{'s' * (steps > 1)}: the "
+        f"learning rate "
         f"would never reach training.learningRate. Lower warmupSteps to {steps // 10}, or raise epochs or maxSteps",
     )

@@ -24,7 +24,11 @@ def told_of(error: Exception) -> tuple[FailureReason, str]:
         return reason, str(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return FailureReason.INSUFFICIENT_SPACE, f"rank 0's own volume is full: {error}"
-    where = "rank 0 lacks memory, files or processes for it: " if is_the_machines(error) else ""
+    where = (
+        "rank 0 has too little memory, or too few file handles or processes: "
+        if is_the_machines(error)
+        else ""
+    )
     return FailureReason.INTERNAL_ERROR, f"{where}{type(error).__name__}: {error}"
 
 

@@ -87,10 +87,10 @@ def _read(line: str, until: int | None) -> tuple[int, bool]:
         raise ValueError(f"a line has {len(line)} characters")
     found = plain_json(line.encode())
     if not isinstance(found, dict) or any(type(value) not in (int, float) for value in found.values()):
-        raise ValueError(f"{line[:100]} is no line of losses")
+        raise ValueError(f"{line[:100]} is not a line of losses")
     step = found.get("step")
     if not isinstance(step, int) or step < 0 or (until is not None and step > until):
-        raise ValueError(f"{line[:100]} is of no step up to {until}")
+        raise ValueError(f"{line[:100]} does not belong to a step up to {until}")
     return step, "evaluationLoss" in found
 
 

@@ -31,9 +31,8 @@ def with_what_is_known(plan: TaskPlan, former: TaskPlan) -> TaskPlan:
 
 def not_understood(uid: str, what: str) -> TaskReport:
     message = (
-        "the pipeline's workers are of another version than the operator and do not understand the task: "
-        f"{what[:1500]}. Leave it out, or give the pipeline workers of the operator's version (spec.worker.image), "
-        "and try again"
+        "the pipeline's workers have another version than the operator and do not support a field of the task: "
+        f"{what[:1500]}. Remove it, or set spec.worker.image of the pipeline to the operator's version, and retry"
     )
     return TaskReport(
         uid=uid, phase=TaskPhase.FAILED, failure=Failure(reason=FailureReason.INVALID_SPEC, message=message)

@@ -18,11 +18,11 @@ def told(task: TaskRun) -> tuple[TaskReport, bool]:
     except Exception as error:  # whatever it is, it is about this task
         failed_before = task.phase is TaskPhase.FAILED
         if not failed_before:
-            log.exception("what %s has done cannot be reported", task.name, extra=fields_of(task.plan))
+            log.exception("the progress of %s cannot be reported", task.name, extra=fields_of(task.plan))
             task.fail(
                 FailureReason.INTERNAL_ERROR,
-                f"what the task has done cannot be reported ({type(error).__name__}: {error}); a checkpoint or an adapter "
-                "below its output may have numbers that no task could have. Remove them, or choose another output.uri",
+                f"the progress of the task cannot be reported ({type(error).__name__}: {error}); a checkpoint or an "
+                f"adapter below its output may contain invalid numbers. Remove them, or choose another output.uri",
             )
         return _bare(task), not failed_before
 

@@ -260,8 +260,9 @@ class TaskRun:
         if record is None:
             self.fail(
                 FailureReason.NON_FINITE_LOSS,
-                f"the evaluation after step {step} of {self.total_steps} gave a loss that is no number; no adapter was "
-                "published. A lower learningRate, more warmupSteps or a maxGradNorm usually helps",
+                f"the evaluation after step {step} of {self.total_steps} gave a loss that is not a finite number; no "
+                f"adapter was published"
+                ". A lower learningRate, more warmupSteps or a maxGradNorm usually helps",
             )
             return
         spec, former = self.prepared.evaluation.spec, self.evaluated.best

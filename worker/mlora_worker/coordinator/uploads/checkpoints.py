@@ -92,7 +92,7 @@ class Checkpoints:
             return
         if part.updates != snapshot.progress.updates:
             raise OutOfOrder(
-                f"stage {stage} has made {part.updates} updates of {task.name}, not {snapshot.progress.updates}"
+                f"stage {stage} has applied {part.updates} updates of {task.name}, not {snapshot.progress.updates}"
             )
         snapshot.parts[stage] = part.tensors
         if len(snapshot.parts) == len(self._layers):
@@ -178,7 +178,9 @@ class Checkpoints:
                 "removing its checkpoints",
                 work=lambda: delete_checkpoints(*self._open(task.plan)),
                 done=lambda _: None,
-                lost=lambda error: log.warning("checkpoints of %s stay: %s", task.name, error),
+                lost=lambda error: log.warning(
+                    "the checkpoints of %s cannot be removed: %s", task.name, error
+                ),
                 store=lambda: self._place(task.plan),
                 tries=1,
                 cleans=True,
@@ -274,7 +276,10 @@ class Checkpoints:
         with self._changed:
             task.fetching = False
             if made is None:
-                log.warning("the checkpoints of %s are gone from the store: it begins anew", task.name)
+                log.warning(
+                    "the checkpoints of %s no longer exist in the store: it starts from the beginning",
+                    task.name,
+                )
                 task.restart()
             else:
                 task.restoration = made
@@ -288,7 +293,7 @@ class Checkpoints:
         if isinstance(error, Withdrawn):
             return
         reason = error.reason if isinstance(error, CheckpointMismatch) else FailureReason.INTERNAL_ERROR
-        log.warning("%s cannot be taken up", task.name, exc_info=error)
+        log.warning("%s cannot be resumed", task.name, exc_info=error)
         with self._changed:
             task.fail(reason, str(error) if isinstance(error, CheckpointMismatch) else repr(error))
             self._on_change()
@@ -310,7 +315,7 @@ class Checkpoints:
         except ValueError as error:
             raise CheckpointMismatch(
                 f"the losses in the checkpoint after step {state.progress.step} cannot be read: {error}; delete the "
-                "checkpoint to begin anew, or choose another output.uri"
+                f"checkpoint to start from the beginning, or choose another output.uri"
             ) from None
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: self._aside.payload(part) for stage, part in enumerate(parts) if stage > 0}

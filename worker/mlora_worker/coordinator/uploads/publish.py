@@ -50,7 +50,7 @@ def finished_adapter(
     """The adapter of ``parts``, one of each stage. Raises ``InvalidAdapter`` for one that is of no use."""
     if outcome.last is None or not outcome.updates:
         raise InvalidAdapter(
-            "the adapter is of no use and was not published; no step had a supervised token, so no loss was ever known"
+            "the adapter was not published: no step had a supervised token, so it has not learned anything"
         )
     tensors = as_written(join_parts(parts), task.output_dtype)
     check_adapter(tensors, expected_tensors(resolve_targets(base.facts, task.lora)))

@@ -98,7 +98,7 @@ class Publisher:
                 "cleaning this rank's volume",
                 work=partial(self._kept.forget, task.uid),
                 done=lambda _: None,
-                lost=lambda error: log.warning("what was kept of %s stays: %s", task.name, error),
+                lost=lambda error: log.warning("the files of %s cannot be removed: %s", task.name, error),
                 tries=1,
                 cleans=True,
             ),

@@ -31,7 +31,7 @@ CallLater = Callable[[float, Callable[[], None]], None]  # in so many seconds, a
 
 FEW = 6  # tries of what has an end
 _WAITS = "waits for its store"
-_FAILED = "failed and is tried again"
+_FAILED = "failed and is retried"
 
 
 class Withdrawn(Exception):
@@ -180,7 +180,7 @@ class Patience:
         try:
             one.attempt.keep()
         except Exception:  # its own try may go better
-            log.exception("what %s has done is in memory alone", one.attempt.task.name)
+            log.exception("the state of %s is only in memory", one.attempt.task.name)
         with self._lock:
             one.lane.turns.ended(one.ticket, self._time())
             one.want_store()
@@ -232,7 +232,11 @@ class Patience:
         if seconds is not None:
             message = blocked_by(attempt.task, error)[1]
             log.warning(
-                "%s of %s failed, next try in %.0f s: %s", attempt.what, attempt.task.name, seconds, message
+                "%s of %s failed, next attempt in %.0f s: %s",
+                attempt.what,
+                attempt.task.name,
+                seconds,
+                message,
             )
             self._block([one], error, _FAILED if rest is None else _WAITS)
         if silence is not None:

@@ -44,7 +44,7 @@ class Later:
             try:
                 call()
             except Exception:  # the others are still to be called
-                log.exception("a call that was put off failed")
+                log.exception("a delayed call failed")
 
     def _next(self) -> Callable[[], None]:
         """Waits until one is due."""

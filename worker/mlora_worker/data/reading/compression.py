@@ -93,8 +93,7 @@ class _Unpacking:
         self._plain += len(piece)
         if self._plain > _UNJUDGED and self._plain > MOST_RATIO * self._packed:
             raise Undecodable(
-                f"unpacks to more than {MOST_RATIO} times its size: is it made to fill the memory? Rows that are of use do "
-                "not repeat themselves so often"
+                f"unpacks to more than {MOST_RATIO} times its size: check that it is a real data set"
             )
         return piece
 
@@ -117,7 +116,7 @@ def _gunzipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 yield sizes.made(made)
             rest = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
     if not decoder.eof:
-        raise Undecodable("is a gzip file that is cut off: upload it again")
+        raise Undecodable("is a truncated gzip file: upload it again")
 
 
 def _zstd_unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -129,7 +128,7 @@ def _zstd_unpacked(pieces: Iterable[bytes]) -> Iterator[bytes]:
                 yield sizes.made(made)
     except OSError as error:
         if "ended before" in str(error) or "end-of-stream" in str(error) or "truncated" in str(error).lower():
-            raise Undecodable("is a zstd file that is cut off: upload it again") from None
+            raise Undecodable("is a truncated zstd file: upload it again") from None
         raise Undecodable(f"is a damaged zstd file ({error})") from None
 
 

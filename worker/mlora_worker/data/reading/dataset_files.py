@@ -81,7 +81,10 @@ class DatasetFiles:
             reference = dataset.config_map_ref
             format = format_of(reference.key if reference is not None else "", dataset.file_format)
             if format is FileFormat.PARQUET:
-                raise DataError(FailureReason.INVALID_SPEC, f"{self.name} is text, which Parquet is not")
+                raise DataError(
+                    FailureReason.INVALID_SPEC,
+                    f"{self.name} is text, but Parquet is a binary format: use a uri",
+                )
             encoded = [self._text.encode("utf-8", "surrogatepass")]
             yield self._file(self.name, format, lambda: records_of_text(encoded, format))
             return

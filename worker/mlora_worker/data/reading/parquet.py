@@ -78,15 +78,16 @@ def parquet_rows(
         raise
     except arrow.ArrowNotImplementedError as error:
         raise Undecodable(
-            f"is a Parquet file that has something which is not read here ({str(error)[:200]}): write it anew, with the "
-            "usual encodings and compression and without encryption"
+            f"is a Parquet file with an unsupported feature ({str(error)[:200]}): write it again with the usual "
+            f"encodings"
+            " and compression and without encryption"
         ) from None
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:  # OSError: what damaged pages raise
         start = source.read_range(uri, 0, min(ENOUGH, source.size(uri)))
         if not start.startswith(_MAGIC):
             what = named(start) or "does not begin as one: set dataset.fileFormat to what it is"
-            raise Undecodable(f"is no Parquet file that can be read; it {what}") from None
-        raise Undecodable(f"is no Parquet file that can be read ({str(error)[:200]})") from None
+            raise Undecodable(f"is not a readable Parquet file; it {what}") from None
+        raise Undecodable(f"is not a readable Parquet file ({str(error)[:200]})") from None
 
 
 def _batches(file: Any, at_once: int, columns: list[str]) -> Iterator[Any]:

@@ -36,7 +36,7 @@ def json_lines(pieces: Iterable[bytes]) -> Iterator[Record]:
         if isinstance(line, Flaw):
             yield Record(number, line)
         elif line.strip():
-            yield Record(number, _object_of(line, "write one JSON object a line"))
+            yield Record(number, _object_of(line, "write one JSON object per line"))
 
 
 def json_array(pieces: Iterable[bytes]) -> Iterator[Record]:
@@ -69,9 +69,7 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
                 return
             if commas > MOST_COMMAS:
                 broken.append(
-                    Record(
-                        begins, Flaw(f"has more than {MOST_COMMAS:,} commas; is this the right file format?")
-                    )
+                    Record(begins, Flaw(f"has more than {MOST_COMMAS:,} commas; check dataset.fileFormat"))
                 )
                 return
             if not isinstance(line, Flaw):
@@ -104,7 +102,7 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
             header = row
             twice = sorted(name for name, times in Counter(header).items() if times > 1)
             if twice:
-                yield Record(begins, Flaw(f"names the column {twice[0]!r} more than once"))
+                yield Record(begins, Flaw(f"has more than one column {twice[0]!r}"))
                 return
             if len(header) > MOST_COLUMNS:
                 yield Record(begins, Flaw(f"names {len(header):,} columns, and may name {MOST_COLUMNS:,}"))
@@ -158,7 +156,7 @@ def _elements(pieces: Iterable[bytes]) -> Iterator[bytes | Flaw]:
     """
     scan = _ArrayScan(iter(pieces))
     if not scan.opens():
-        yield Flaw("the file is no JSON array; for one object a line set dataset.fileFormat to jsonl")
+        yield Flaw("the file is not a JSON array: for one object per line, set dataset.fileFormat to jsonl")
         return
     while True:
         element = scan.next_element()
@@ -192,10 +190,10 @@ class _ArrayScan:
         after = self._skip_space()
         if after == b"]":
             self._at += 1
-            return Flaw("something stands after the array's end") if self._skip_space() else None
+            return Flaw("there is text after the end of the array") if self._skip_space() else None
         if not self._first:
             if after != b",":
-                return Flaw("the array is cut off" if not after else "a comma is missing before it")
+                return Flaw("the array is truncated" if not after else "a comma is missing before it")
             self._at += 1
             self._skip_space()
         self._first = False
@@ -227,7 +225,7 @@ class _ArrayScan:
                 if place > LONGEST_LINE:
                     return Flaw(str(LineTooLong()))
                 if not self._more(start):
-                    return Flaw("the array is cut off")
+                    return Flaw("the array is truncated")
                 start = 0
                 continue
             place = found.end()
@@ -235,7 +233,7 @@ class _ArrayScan:
                 case b'"':
                     ended = self._after_string(start, place)
                     if ended is None:
-                        return Flaw("the array is cut off, or the row is too long")
+                        return Flaw("the array is truncated, or the row is too long")
                     start, place = ended
                 case b"{" | b"[":
                     depth += 1
@@ -249,7 +247,7 @@ class _ArrayScan:
         """A number or a word, which is no row: it is named as such."""
         while (end := _SCALAR_END.search(self._window, start)) is None:
             if len(self._window) - start > LONGEST_LINE or not self._more(start):
-                return Flaw("the array is cut off")
+                return Flaw("the array is truncated")
             start = 0
         self._at = end.start()
         return self._window[start : end.start()]

@@ -40,15 +40,16 @@ def too_much_text(texts: Sequence[str], most: int) -> str | None:
     if 4 * sum(map(len, texts)) <= most or (found := text_bytes(texts)) <= most:
         return None
     return (
-        f"has {found / 2**20:.1f} MiB of text; a row may have {most / 2**20:g} MiB, as much as the memory for its tokens "
+        f"has {found / 2**20:.1f} MiB of text; a row may have {most / 2**20:g} MiB, as much as the memory for its "
+        f"tokens "
         "allows: shorten it, or split it into several rows"
     )
 
 
 def too_many_values() -> Flaw:
     return Flaw(
-        f"has more than {MOST_VALUES:,} values and names, empty lists and objects with them: leave out columns that "
-        "nothing is learnt of, or split the row"
+        f"has more than {MOST_VALUES:,} values and names, counting empty lists and objects: remove columns that "
+        f"training does not use, or split the row"
     )
 
 

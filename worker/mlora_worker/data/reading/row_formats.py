@@ -134,7 +134,7 @@ def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
         return turns
     system = _system_turn(row, fields)
     if system and turns[0].role == SYSTEM:
-        raise _Invalid(f"has a system turn and a column {fields.system!r}: leave one of them out")
+        raise _Invalid(f"has a system turn and a column {fields.system!r}: remove one of them")
     return (*system, *turns)
 
 
@@ -192,7 +192,7 @@ def _turns(
         role = roles.get(given) if isinstance(given, str) else None
         if role is None:
             shown = json.dumps(given)[:40]
-            raise _Invalid(f"{where} has {role_key} {shown}; known are {', '.join(roles)}")
+            raise _Invalid(f"{where} has {role_key} {shown}; valid are {', '.join(roles)}")
         reasons |= any(message.get(name) for name in _REASONING)
         if role == ASSISTANT and content is None:
             blank = True
@@ -289,7 +289,7 @@ def _text(value: Any, what: str) -> str:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            raise _Invalid(f"{what} has half a surrogate pair, which is no character") from None
+            raise _Invalid(f"{what} has half a surrogate pair, which is not a character") from None
     return value
 
 

@@ -31,7 +31,9 @@ class Drop(StrEnum):
     TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
     REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
     ALREADY_RENDERED = "AlreadyRendered"  # a turn's text has what the chat template writes around turns
-    TEMPLATE_MISMATCH = "TemplateMismatch"  # the chat template does not show which tokens are the answer
+    TEMPLATE_MISMATCH = (
+        "TemplateMismatch"  # the tokens of the answer cannot be found in the output of the chat template
+    )
     ZERO_WEIGHT = "ZeroWeight"  # its weight is 0, or that of each of its answers
     TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
     NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off

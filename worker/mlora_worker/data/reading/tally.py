@@ -17,13 +17,13 @@ _ADVICE = {
     Drop.NO_ANSWER: "the answers are empty: check dataset.fields and the file",
     Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
     Drop.TOOL_CALLS: "rows with tool calls are not supported",
-    Drop.REASONING: "put an answer's thoughts into its content, written as the model writes them",
-    Drop.ALREADY_RENDERED: "turns hold what the chat template writes around them, which would be there twice: give the "
-    "text of each turn alone, or rendered rows with dataset.format text",
-    Drop.TEMPLATE_MISMATCH: "the chat template does not show which tokens are the answer",
+    Drop.REASONING: "put the reasoning of an answer into its content, in the model's own format",
+    Drop.ALREADY_RENDERED: "turns already contain the markup of the chat template, which would be added "
+    "a second time: give only the text of each turn, or rendered rows with dataset.format text",
+    Drop.TEMPLATE_MISMATCH: "the tokens of the answer cannot be found in the output of the chat template",
     Drop.ZERO_WEIGHT: "all weights are 0: check dataset.fields.weight",
     Drop.TOO_LONG: "raise training.maxSeqLength or set training.overlong to truncate",
-    Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts every answer off: raise it",
+    Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts off every answer: raise it",
 }
 
 
@@ -89,9 +89,10 @@ def nothing_left(source: str, counts: DataCounts, mismatch: str | None = None) -
     """``mismatch``: what is wrong with most rows that were dropped as TemplateMismatch, and what to do."""
     advice = _ADVICE | ({Drop.TEMPLATE_MISMATCH: mismatch} if mismatch else {})
     if not counts.rows:
-        return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} holds no rows")
+        return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} contains no rows")
     told = "; ".join(
-        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}{_of_file(counts, rule)}): {advice[Drop(rule)]}"
+        f"{rule} {count} (first in line {counts.first_dropped[rule][0]}{_of_file(counts, rule)}): "
+        f"{advice[Drop(rule)]}"
         for rule, count in counts.dropped.items()
     )
     masked = Drop.NO_SUPERVISED_TOKENS.value in counts.dropped

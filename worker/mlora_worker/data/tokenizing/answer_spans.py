@@ -52,28 +52,30 @@ class Proven(NamedTuple):
 class Mismatch(Enum):
     """Why a row cannot be proven; each with what a user can do, where that is all that is wrong."""
 
-    BEGINS = "conversations cannot begin with an answer: put a user's turn before it"
+    BEGINS = "conversations cannot start with an answer: put a user's turn before it"
     PROMPT = (
-        "the chat template writes the answer in another place than the one after its own generation prompt; give the task "
-        "a template of its own (dataset.chatTemplate)"
+        "the chat template does not write the answer directly after its generation prompt: give the task its own "
+        "template (dataset.chatTemplate)"
     )
     THOUGHT = (
-        "the chat template's generation prompt opens a thought which these answers never close; begin each with "
-        "its thought, <think>...</think>, or give the task a template of its own (dataset.chatTemplate)"
+        "the chat template's generation prompt opens a reasoning block that these answers never close: start each "
+        "answer with <think>...</think>, or give the task its own template (dataset.chatTemplate)"
     )
     EARLIER = (
-        "the chat template shows earlier answers of a conversation differently from the last one; set dataset.trainOn to "
+        "the chat template renders earlier answers of a conversation differently from the last one: set "
+        "dataset.trainOn to "
         "lastAnswer"
     )
     ENDLESS = (
-        "the chat template writes nothing behind an answer, so the adapter would never learn to stop; give the task a "
-        "template of its own (dataset.chatTemplate)"
+        "the chat template writes no end token after an answer, so the adapter would never learn to stop: give the "
+        "task its own template (dataset.chatTemplate)"
     )
     ALTERED = (
-        "the chat template alters the answers' texts; write them as it does, or use dataset.chatTemplate"
+        "the chat template changes the text of the answers: write them as the template does, or set "
+        "dataset.chatTemplate"
     )
-    SPECIAL = "texts hold special tokens that the chat template itself looks for: remove them from the rows"
-    TOKENS = "the tokenizer draws the answer and what stands beside it into one token"
+    SPECIAL = "texts contain special tokens that the chat template interprets: remove them from the rows"
+    TOKENS = "the tokenizer merges the answer and the text next to it into one token"
 
 
 class _Found(NamedTuple):

@@ -126,8 +126,8 @@ class ChatEncoder:
             )
             raise DataError(
                 FailureReason.INVALID_SPEC,
-                f"the base model's tokenizer has {lacks}, so the adapter could never learn to stop; add one to the "
-                "model's folder",
+                f"the base model's tokenizer has {lacks}, so the adapter could never learn to stop: add one to the "
+                f"model's folder",
             )
 
     def encode(self, rows: Sequence[Chat | Text]) -> list[Encoded | Drop]:

@@ -90,7 +90,7 @@ class Conversations:
                 except RowRefused as error:
                     refused[place] = error
                 except Refused as error:
-                    told = f"is refused by the chat template: {error}"
+                    told = f"was rejected by the chat template: {error}"
                     refused[place] = RowRefused(chats[place].line, told)
             texts = iter(self._template.render_all([one for _, each in asked for one in each]))
             waiting = [(place, list(islice(texts, len(each)))) for place, each in asked]

@@ -81,17 +81,17 @@ class TaskTemplate:
         try:
             text = self._template.render(messages=messages, **names)
         except RecursionError:
-            raise Told("it calls itself without an end, or nests values too deeply") from None
+            raise Told("it recurses without end, or nests values too deeply") from None
         except MemoryError:
             raise Told(
-                "it needs far more memory than a chat template has to: look for lists and texts that grow in loops"
+                "it needs far more memory than a chat template should: look for lists and texts that grow in loops"
             ) from None
         except Exception as error:  # whatever its expressions raise is a mistake in it
             raise Told(told(error, self._source)) from None
         if len(text) > longest_text(characters):
             raise Told(_too_long(len(text)))
         if not _is_unicode(text):
-            raise Told("it writes half a character (a lone surrogate), which no tokenizer reads")
+            raise Told("it writes half a character (a lone surrogate), which tokenizers cannot read")
         return text
 
 
@@ -99,8 +99,9 @@ def check_source(source: str) -> None:
     """Raises InvalidTemplate for what need not be compiled."""
     if len(source) > LONGEST_TEMPLATE:
         raise InvalidTemplate(
-            f"it has {len(source):,} characters, and may have {LONGEST_TEMPLATE:,}: leave out what it does for tools "
-            "and pictures, which rows have none of"
+            f"it has {len(source):,} characters, but at most {LONGEST_TEMPLATE:,} are allowed: remove the parts for "
+            f"tools and "
+            f"images, which rows do not have"
         )
     if not _is_unicode(source):
         raise InvalidTemplate("it holds half a character (a lone surrogate): write it in UTF-8")
@@ -116,7 +117,7 @@ def longest_text(characters: int) -> int:
 
 
 def _too_long(characters: int) -> str:
-    return f"it makes a text of {characters:,} characters out of a much shorter conversation"
+    return f"it turns a much shorter conversation into {characters:,} characters"
 
 
 def _is_unicode(text: str) -> bool:
@@ -222,9 +223,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             raise TemplateSyntaxError("a chat template cannot load others", node.lineno)
         for one in tree.find_all(nodes.Filter):
             if one.name not in _FILTERS:
-                raise TemplateSyntaxError(
-                    f"the filter {one.name} is not among those that may be used", one.lineno
-                )
+                raise TemplateSyntaxError(f"the filter {one.name} is not allowed", one.lineno)
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _filtered(loop.iter, _EACH)
         self.globals["raise_exception"] = raising(keep_literal(tree))
@@ -239,7 +238,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             owner, method = "", "format"
         if isinstance(owner, str):
             if method not in _METHODS:
-                raise Told(f"the method {method} of a text is not among those that may be used")
+                raise Told(f"the method {method} of a text is not allowed")
             self._foresee(method, (owner, *args))
         self._measure((*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
@@ -253,9 +252,9 @@ class _Limited(ImmutableSandboxedEnvironment):
                 else left.bit_length() + right.bit_length()
             )
             if bits > _MOST_BITS and operator in ("*", "**"):
-                raise Told("it makes a number that is too large")
+                raise Told("it computes a number that is too large")
         elif operator == "%" and isinstance(left, str):
-            raise Told("% of a text is not among what may be used: join texts with ~")
+            raise Told("% of a text is not allowed: join texts with ~")
         elif operator == "*":
             size, times = (left, right) if isinstance(right, int) else (right, left)
             if hasattr(size, "__len__") and isinstance(times, int):
@@ -329,7 +328,7 @@ class _Limited(ImmutableSandboxedEnvironment):
     def _spend(self, units: int) -> None:
         self._left -= units
         if self._left < 0:
-            raise Told("it does far more than a chat template has to: look for loops in loops")
+            raise Told("it does far more work than a chat template should: look for nested loops")
 
 
 def _width(value: Any) -> int:

@@ -121,8 +121,8 @@ def _rendered(template: TaskTemplate, messages: Any, names: Any, allowed: float)
     used = time.process_time()
     if used > allowed:
         return REFUSED, (
-            f"its renderings have taken {used:.0f} s of processor time, far more than so many conversations need: look "
-            "for loops in loops"
+            f"its renderings have taken {used:.0f} s of processor time, far more than these conversations need: look "
+            f"for nested loops"
         )
     _begin_clock()
     try:
@@ -135,7 +135,7 @@ def _words(error: Exception) -> str:
     try:
         words = str(error)
     except Exception:  # it may be of the template's own making
-        words = "it refuses the conversation"
+        words = "it rejects the conversation"
     return words if len(words) <= LONGEST_ERROR else f"{words[:LONGEST_ERROR]}..."
 
 

@@ -152,7 +152,7 @@ class OwnTemplate:
         deadline = time.monotonic() + seconds
         (size,) = process.HEADER.unpack(self._read(process.HEADER.size, deadline))
         if not 1 <= size <= 1 + most:
-            raise self._end("it makes a text that is much longer than the conversation")
+            raise self._end("it writes a text that is much longer than the conversation")
         answer = self._read(size, deadline)
         return answer[:1], answer[1:].decode(errors="replace")
 
@@ -174,7 +174,7 @@ class OwnTemplate:
         poll.register(file, event)
         if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             # It ends by itself when it computes for long: so it was given no time to, or it is stopped.
-            raise _interrupted(self._end(f"it gave no answer within {_ANSWER_SECONDS:.0f} s"))
+            raise _interrupted(self._end(f"it did not respond within {_ANSWER_SECONDS:.0f} s"))
 
     def _end(self, why: str | None = None) -> _Ended | Interrupted:
         """Ends the process. ``why``: None where it has ended by itself."""
@@ -198,8 +198,8 @@ def _cause(code: int) -> str:
     """In a user's words, why the process ended."""
     if code == -signal.SIGPROF:
         return (
-            f"one rendering took more than {process.RENDERING_SECONDS:.0f} s of processor time: look for loops in loops, "
-            "and for searches in long lists"
+            f"one rendering took more than {process.RENDERING_SECONDS:.0f} s of processor time: look for nested "
+            f"loops and for searches in long lists"
         )
     if code == -signal.SIGXCPU:
         return (
@@ -207,11 +207,12 @@ def _cause(code: int) -> str:
             "simpler, or train on fewer rows"
         )
     if code == -signal.SIGKILL:
-        return "its process was killed, most likely for want of memory: look for lists and texts that grow in loops"
+        return "its process was killed, most likely because it ran out of memory: look for lists and texts "
+        "that grow in loops"
     told = signal.Signals(-code).name if -code in {*signal.Signals} else f"code {code}"
     return (
-        f"it broke the process that renders it ({told}): look for values that are put into themselves again and again, "
-        "and for lists and texts that grow in loops"
+        f"it broke the process that renders it ({told}): look for values that contain themselves, and for lists and "
+        f"texts that grow in loops"
     )
 
 

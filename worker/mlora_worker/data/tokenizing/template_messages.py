@@ -97,7 +97,7 @@ def told(error: Exception, source: str) -> str:
     line = _line_of(error.__traceback__)
     where = f"line {line}: " if line is not None else ""
     if isinstance(error, _Hidden):
-        return f"{where}{_RAISE} with a text that is not shown, since it may hold rows; write it as a literal text"
+        return f"{where}{_RAISE} with a text that is not shown, since it may contain rows: use a literal text"
     words = _harmless(error, source)
     return f"{where}{type(error).__name__}" + (f": {words}" if words else "")
 

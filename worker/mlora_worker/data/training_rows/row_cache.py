@@ -85,11 +85,11 @@ class RowCache:
             meta = read_document(_Meta, (place / _META).read_bytes())
             rows = self._opened(place, meta.digest)
             if len(rows) != meta.rows:
-                raise ValueError(f"{place} is not whole")
+                raise ValueError(f"{place} is incomplete")
             os.utime(place)
         except (OSError, ValueError) as error:
             if place.exists():
-                log.warning("the tokenised rows in %s are passed over: %s", place, error)
+                log.warning("the tokenised rows in %s are ignored: %s", place, error)
                 # What cannot be read for the moment, such as for want of open files, is not damaged.
                 if isinstance(error, ValueError | FileNotFoundError):
                     shutil.rmtree(place, ignore_errors=True)
@@ -113,7 +113,8 @@ class RowCache:
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"the tokenised rows cannot be written to {self._folder}: {error.strerror}; give the worker more scratch "
+                f"the tokenised rows cannot be written to {self._folder}: {error.strerror}; give the worker more "
+                f"scratch "
                 "space",
             ) from None
 

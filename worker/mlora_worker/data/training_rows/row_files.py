@@ -78,8 +78,10 @@ class FolderWriter:
         if self._end * _TOKEN_BYTES + self._rows * _ROW_BYTES > self._most_bytes:
             raise DataError(
                 FailureReason.INVALID_SPEC,
-                f"the data set has more tokenised rows than the {self._most_bytes / 2**30:.3g} GiB of the worker's disk "
-                f"that rows may take, which its first {self._rows - 1} rows fill: set dataset.limit to fewer rows (without "
+                f"the data set has more tokenised rows than the {self._most_bytes / 2**30:.3g} GiB of the worker's "
+                f"disk "
+                f"that rows may take, which its first {self._rows - 1} rows fill: set dataset.limit to fewer rows "
+                f"(without "
                 "dataset.shuffleSeed, which needs them all), or have the worker's row cache made larger",
             )
         tokens, marks, ends, supervised, weights = self._files
@@ -133,7 +135,7 @@ def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
     weights = array_in(weights_file[0], "<f8") if weights_file else None
     supervised = array_in(supervised_file, "<i4")
     if len(supervised) != len(ends) or (weights is not None and len(weights) != len(ends)):
-        raise ValueError("a file of rows is not whole")
+        raise ValueError("a file of rows is incomplete")
     return TokenRows(
         _mapped(ids, "<i4", tokens),
         _mapped(learnt, "?", tokens),
@@ -165,7 +167,7 @@ def _mapped(file: int, kind: str, count: int) -> npt.NDArray[Any]:
     """
     size = count * np.dtype(kind).itemsize
     if os.fstat(file).st_size != size:
-        raise ValueError("a file of tokens is not whole")
+        raise ValueError("a file of tokens is incomplete")
     if not count:
         return np.empty(0, kind)
     address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_PRIVATE, file, 0)

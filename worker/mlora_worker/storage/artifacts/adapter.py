@@ -76,7 +76,7 @@ def adapter_config(
     not at its default: such an adapter needs that version anyway.
     """
     if not base_model.strip() or not target_modules:
-        raise ValueError("an adapter's configuration needs a base model and target modules")
+        raise ValueError("the configuration of an adapter needs a base model and target modules")
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -153,7 +153,7 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
     ]
     if told or not wanted:
         raise InvalidAdapter(
-            "the adapter is of no use and was not published; " + ("; ".join(told) or "it has no tensors")
+            "the adapter is invalid and was not published: " + ("; ".join(told) or "it has no tensors")
         )
 
 
@@ -249,8 +249,8 @@ def find_published(store: Store, output_uri: str) -> AdapterManifest | None:
         if isinstance(version, int) and version > VERSION:
             raise StorageError(
                 FailureReason.INVALID_SPEC,
-                f"{place} has format version {version}, this worker knows {VERSION}: use the worker that wrote it, or "
-                "another address",
+                f"{place} has format version {version}, this worker supports {VERSION}: use the worker version that "
+                f"wrote it, or another address",
             )
         manifest = read_document(AdapterManifest, data)
         there = _may_be_whole(manifest) and all(

@@ -38,8 +38,8 @@ def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> No
         one, other = _plain(found.get(name)), _plain(wanted.get(name))
         if one != other:
             raise CheckpointMismatch(
-                f"the checkpoint at {where} was made with {name} {_shown(one)}, the task has {_shown(other)}; delete the "
-                "checkpoint to begin anew, or choose another output.uri"
+                f"the checkpoint at {where} was written with {name} {_shown(one)}, the task has {_shown(other)}; "
+                f"delete the checkpoint to start from the beginning, or choose another output.uri"
             )
 
 
@@ -89,7 +89,7 @@ def check_tensors(state: TaskState, shapes: Mapping[str, tuple[int, int]], where
     for tensors, expected in ((state.tensors, wanted), (state.best, shapes if state.best else {})):
         if tensors.keys() != expected.keys():
             odd = sorted(tensors.keys() ^ expected.keys())
-            raise contradiction(where, f"{odd[0][:200]} is there and should not be, or is missing")
+            raise contradiction(where, f"{odd[0][:200]} is unexpected or missing")
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
                 raise contradiction(
@@ -102,7 +102,8 @@ def check_tensors(state: TaskState, shapes: Mapping[str, tuple[int, int]], where
 
 def contradiction(where: str, what: str) -> CheckpointMismatch:
     return CheckpointMismatch(
-        f"{where} cannot be a state of the task: {what}; delete the checkpoint to begin anew, or choose another output.uri"
+        f"{where} is not a valid state of the task: {what}; delete the checkpoint to start from the beginning, or "
+        f"choose another output.uri"
     )
 
 

@@ -164,12 +164,13 @@ def _newest_whole(store: Store, folder: str, read: Callable[[CheckpointManifest]
     for tried, step in enumerate(sorted(_complete_steps(store, folder), reverse=True)):
         if tried == _MOST_TRIED:
             raise CheckpointMismatch(
-                f"the newest {_MOST_TRIED} checkpoints at {folder} were all damaged: delete the others there to begin anew"
+                f"the newest {_MOST_TRIED} checkpoints at {folder} were all damaged: delete the others there to "
+                f"start from the beginning"
             )
         try:
             return read(_read_manifest(store, folder, step))
         except DamagedCheckpoint as error:
-            log.warning("a checkpoint is passed over and removed: %s", error)
+            log.warning("a checkpoint is skipped and removed: %s", error)
             forget_checkpoint(store, folder, step)
     return None
 
@@ -199,7 +200,7 @@ def layer_of(name: str) -> int:
     for part in name.split("."):
         if part.isdigit():
             return int(part)
-    raise ValueError(f"{name} names no layer")
+    raise ValueError(f"{name} does not name a layer")
 
 
 def _complete_steps(store: Store, folder: str) -> list[int]:
@@ -225,16 +226,14 @@ def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
     try:
         data = store.read(where, DOCUMENT)
     except ObjectNotFound:
-        raise DamagedCheckpoint(f"{where} is gone") from None
+        raise DamagedCheckpoint(f"{where} no longer exists") from None
     except TooLarge:
-        raise DamagedCheckpoint(f"{where} is no manifest") from None
+        raise DamagedCheckpoint(f"{where} is not a manifest") from None
     version = version_of(data)
     if version is None:
-        raise DamagedCheckpoint(f"{where} is no manifest")
+        raise DamagedCheckpoint(f"{where} is not a manifest")
     if version != VERSION:
-        raise _of_another_version(
-            where, f"it has format version {version!r}, this worker writes and reads {VERSION}"
-        )
+        raise _of_another_version(where, f"it has format version {version!r}, this worker supports {VERSION}")
     try:
         manifest = read_document(CheckpointManifest, data)
     except ValueError as error:
@@ -256,7 +255,7 @@ def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> P
     except ValueError as error:
         raise _of_another_version(where, error) from None
     if (progress.step, progress.task_uid) != (manifest.step, manifest.task_uid):
-        raise contradiction(where, "it is of another step or task than its manifest")
+        raise contradiction(where, "it belongs to another step or task than its manifest")
     check_agreement(progress, where)
     return progress
 
@@ -264,8 +263,8 @@ def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> P
 def _of_another_version(where: str, why: object) -> CheckpointMismatch:
     """For what is whole, as its manifest says, and cannot be read here: it is another worker's, and stays."""
     return CheckpointMismatch(
-        f"{where} was written by another version of the worker and cannot be read: {why}; use the worker that wrote it, or "
-        "delete the checkpoint to begin anew"
+        f"{where} was written by another version of the worker and cannot be read: {why}; use the worker version "
+        f"that wrote it, or delete the checkpoint to start from the beginning"
     )
 
 
@@ -275,11 +274,11 @@ def _read_file(store: Store, place: str, manifest: CheckpointManifest, name: str
     try:
         data = store.read(where, file.bytes)
     except ObjectNotFound:
-        raise DamagedCheckpoint(f"{where} is gone") from None
+        raise DamagedCheckpoint(f"{where} no longer exists") from None
     except TooLarge:
-        raise DamagedCheckpoint(f"{where} is not what its manifest says") from None
+        raise DamagedCheckpoint(f"{where} does not match its manifest") from None
     if len(data) != file.bytes or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise DamagedCheckpoint(f"{where} is not what its manifest says")
+        raise DamagedCheckpoint(f"{where} does not match its manifest")
     return data
 
 
@@ -314,9 +313,9 @@ def _fetch_file(store: Store, place: str, manifest: CheckpointManifest, name: st
                 digest.update(piece)
                 local.write(piece)
     except ObjectNotFound:
-        raise DamagedCheckpoint(f"{where} is gone") from None
+        raise DamagedCheckpoint(f"{where} no longer exists") from None
     if left or digest.hexdigest() != file.sha256:
-        raise DamagedCheckpoint(f"{where} is not what its manifest says")
+        raise DamagedCheckpoint(f"{where} does not match its manifest")
 
 
 def _listed(manifest: CheckpointManifest, name: str) -> ManifestFile:
@@ -335,7 +334,7 @@ def _read_state(
     where, size = join(place, STATE_NAME), _listed(manifest, STATE_NAME).bytes
     if wanted is not None and size > most_bytes(wanted.shapes):
         raise contradiction(
-            where, f"it has {size} bytes, more than the {most_bytes(wanted.shapes)} of such a task"
+            where, f"it has {size} bytes, more than the {most_bytes(wanted.shapes)} that the task can have"
         )
     try:
         tensors = _fetched(store, place, manifest, scratch) if scratch is not None else None

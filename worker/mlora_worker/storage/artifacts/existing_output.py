@@ -24,9 +24,9 @@ class OutputExists(StorageError):
     def __init__(self, uri: str, what: str) -> None:
         super().__init__(
             FailureReason.OUTPUT_EXISTS,
-            f"{uri} has {what}. It is replaced only where the task says so: set spec.output.overwrite to true, which may "
-            "be done at any time (mlora run: --overwrite), or move away what is there; or choose another spec.output.uri "
-            "in a new task",
+            f"{uri} has {what}. To replace it, set spec.output.overwrite to true, which is possible at any time "
+            f"(mlora run: --overwrite). Otherwise move the existing files, or choose another spec.output.uri in a "
+            f"new task",
         )
 
 
@@ -52,9 +52,9 @@ def check_free(store: Store, uri: str, task: TaskPlan) -> None:
         return
     mark = _read(store, join(uri, MARK_NAME))
     if mark is not None and _owner(mark).get("taskUid") != task.uid:
-        raise OutputExists(uri, "what another task's upload has left there, or still brings")
+        raise OutputExists(uri, "files of another task's upload")
     if mark is None and not task.started:
-        raise OutputExists(uri, f"an adapter that no manifest belongs to ({found})")
+        raise OutputExists(uri, f"an adapter without a manifest ({found})")
 
 
 def set_mark(store: Store, uri: str, task: TaskPlan) -> None:
@@ -87,7 +87,7 @@ def _of_manifest(owner: dict[str, object], task: TaskPlan) -> str:
     """In words that name nothing of another namespace."""
     name, namespace, step = (owner.get(key) for key in ("name", "namespace", "step"))
     if not (isinstance(name, str) and isinstance(namespace, str) and _NAME.fullmatch(name)):
-        return f"a {MANIFEST_NAME} that this worker does not understand"
+        return f"a {MANIFEST_NAME} that this worker cannot read"
     if namespace != task.namespace:
         return "the adapter of another namespace's task"
     steps = f" after {step} steps" if isinstance(step, int) and 0 < step < 10**12 else ""

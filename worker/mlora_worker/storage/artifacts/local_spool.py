@@ -102,7 +102,7 @@ class KeptWork:
                 self._files, self._states_at(uid), state, scratch=self.scratch_for(state.bytes), kept=1
             )
         except StorageError as error:
-            log.warning("the state of %s is in memory alone: %s", state.progress.task, error)
+            log.warning("the state of %s is only in memory: %s", state.progress.task, error)
         else:
             self._states[uid] = state.progress.step
 
@@ -113,7 +113,7 @@ class KeptWork:
         try:
             found = newest_state(self._files, self._states_at(uid))
         except (StorageError, CheckpointMismatch) as error:
-            log.warning("what was kept of task %s cannot be read: %s", uid, error)
+            log.warning("the saved state of task %s cannot be read: %s", uid, error)
             return None
         return found if found is not None and found.progress.step > newer_than else None
 
@@ -169,11 +169,11 @@ class KeptWork:
         weights = self._adapter_folder(uid) / WEIGHTS_NAME
         try:
             if sha256_of(weights) != record.sha256:
-                raise ValueError("its weights are not what its record says")
+                raise ValueError("its weights do not match its record")
             tensors = load_safetensors(weights.read_bytes())
             history = (self._adapter_folder(uid) / HISTORY_NAME).read_bytes()
         except (OSError, ValueError, SafetensorError) as error:
-            log.warning("the finished adapter that was kept of task %s is passed over: %s", uid, error)
+            log.warning("the saved adapter of task %s is ignored: %s", uid, error)
             return None
         return FinishedAdapter(
             tensors, record.config, record.step, record.loss, record.data, record.evaluation, history
@@ -241,7 +241,7 @@ class KeptWork:
             self._files.write(file_uri(folder / HISTORY_NAME), adapter.history)
             self._files.write(file_uri(folder / RECORD_NAME), record.model_dump_json(by_alias=True).encode())
         except (StorageError, OSError, ValidationError) as error:
-            log.warning("the finished adapter of task %s is in memory alone: %s", uid, error)
+            log.warning("the finished adapter of task %s is only in memory: %s", uid, error)
             return None
         return weights
 
@@ -266,7 +266,7 @@ class KeptWork:
         except ObjectNotFound:
             return None
         except (StorageError, ValueError) as error:
-            log.warning("the record of a finished adapter of task %s is passed over: %s", uid, error)
+            log.warning("the record of a finished adapter of task %s is ignored: %s", uid, error)
             return None
 
     def _folder(self, uid: str) -> Path:

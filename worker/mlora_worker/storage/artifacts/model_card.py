@@ -11,13 +11,15 @@ from mlora_worker.protocol import DataCounts, EvaluationRecord, TaskPlan
 
 # Said in words: a licence's short name in the header would be a statement that nobody here can make.
 _LICENCE = (
-    "This card states no licence. An adapter is of use with its base model alone and learnt from its rows: the licence of "
-    "the base model, and that of the data, say what may be done with it. Write the result of that into `license` in the "
-    "header before the folder is passed on."
+    "This card states no licence. An adapter works only with its base model and was trained on its rows, so the "
+    "licences of the base model and of the data determine how it may be used. Set `license` in the header "
+    "accordingly before you distribute this folder."
 )
 _PATTERNS = (
-    "Modules differ in rank or alpha (`rank_pattern`, `alpha_pattern`). PEFT reads these; serving engines that take one "
-    "rank and one alpha for the whole adapter, such as vLLM, would scale these modules wrongly: merge the adapter into its "
+    "Modules differ in rank or alpha (`rank_pattern`, `alpha_pattern`). PEFT reads these; serving engines that take "
+    "one "
+    "rank and one alpha for the whole adapter, such as vLLM, would scale these modules wrongly: merge the adapter "
+    "into its "
     "base for them."
 )
 

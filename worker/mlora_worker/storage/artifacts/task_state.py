@@ -103,7 +103,7 @@ def state_of(progress: Progress, filed: dict[str, Tensor]) -> TaskState:
     """The opposite of ``filed``. Raises ValueError for lines that are none."""
     history = filed.pop(_HISTORY, None)
     if history is not None and (history.dtype != torch.uint8 or history.dim() != 1):
-        raise ValueError(f"{_HISTORY} is no text")
+        raise ValueError(f"{_HISTORY} is not text")
     best = {name.removeprefix(_BEST): filed.pop(name) for name in list(filed) if name.startswith(_BEST)}
     return TaskState(progress, filed, best, history.numpy().tobytes() if history is not None else b"")
 

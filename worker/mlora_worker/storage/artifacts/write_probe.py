@@ -25,5 +25,5 @@ def probe_output(store: Store, output_uri: str) -> None:
     if size != len(_CONTENT):
         raise StorageError(
             FailureReason.UPLOAD_FAILED,
-            f"{uri}: wrote {len(_CONTENT)} bytes, but the store has {size}; its answers cannot be trusted",
+            f"{uri}: wrote {len(_CONTENT)} bytes, but the store has {size}; its responses are not reliable",
         )

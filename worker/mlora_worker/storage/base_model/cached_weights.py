@@ -41,15 +41,15 @@ class CachedWeights:
             try:
                 return self._read(uri, copy, start, length)
             except NoRoom as error:
-                log.warning("%s is not kept, the volume of its cache is full: %s", uri, error)
+                log.warning("%s is not cached because the cache volume is full: %s", uri, error)
                 with self._lock:
                     self._copies[uri] = None
         try:
             return self._folder.read_range(uri, start, length)
         except NoRanges as error:
             raise BrokenModel(
-                f"{error}, and the worker has no room to keep the whole: give it a larger volume at /cache or raise "
-                "worker.modelCache, or put the model into a store"
+                f"{error}, and the worker's cache is too small for the whole file: use a larger volume at /cache, "
+                f"raise worker.modelCache, or put the model into a store"
             ) from None
 
     def prove(self) -> None:
@@ -63,7 +63,7 @@ class CachedWeights:
                 continue
             if copy.missing > copy.blocks * _COMPLETED_PART:
                 log.info(
-                    "%s: %d of %d blocks are not here, too many to look at its SHA-256",
+                    "%s: %d of %d blocks are not cached, so its SHA-256 is not verified",
                     uri,
                     copy.missing,
                     copy.blocks,
@@ -76,8 +76,8 @@ class CachedWeights:
             if not copy.matches(expected):
                 copy.forget()
                 raise StoreUnreachable(
-                    f"{uri} did not arrive as its hub says that it is: the SHA-256 is not {expected}; what was kept of "
-                    "it is removed, so start again"
+                    f"{uri} does not match the SHA-256 of its hub ({expected}); its cached blocks are removed, and a "
+                    f"restart downloads it again"
                 )
 
     def _read(self, uri: str, copy: CachedFile, start: int, length: int) -> bytes:
@@ -99,7 +99,7 @@ class CachedWeights:
                 if self._cache is not None and identity is not None:
                     copy = self._cache.open(identity, self._folder.size(uri))
                     if copy is None:
-                        log.warning("%s is not kept: there is no room for it in the worker's cache", uri)
+                        log.warning("%s is not cached because the worker's cache is full", uri)
                 self._copies[uri] = copy
             return self._copies[uri]
 

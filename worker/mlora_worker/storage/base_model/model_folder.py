@@ -78,7 +78,7 @@ class HubFolder:
     def size(self, uri: str) -> int:
         size = self._files[uri].size
         if size is None:
-            raise StoreUnreachable(f"{uri}: the hub does not say how long it is")
+            raise StoreUnreachable(f"{uri}: the hub does not report its size")
         return size
 
     def read(self, uri: str, most: int) -> bytes:
@@ -87,9 +87,7 @@ class HubFolder:
         file = self._files[uri]
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
         if file.sha256 not in (None, hashlib.sha256(data).hexdigest()) or file.git_blob not in (None, blob):
-            raise StoreUnreachable(
-                f"{uri} did not arrive as the hub says that it is at commit {self._commit}"
-            )
+            raise StoreUnreachable(f"{uri} does not match the hub's file at commit {self._commit}")
         return data
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
@@ -145,7 +143,7 @@ class WebFolder:
     def size(self, uri: str) -> int:
         size = self._found[uri].size
         if size is None:
-            raise StoreUnreachable(f"cannot read {uri}: the server does not say how long it is")
+            raise StoreUnreachable(f"cannot read {uri}: the server does not report its size")
         return size
 
     def read(self, uri: str, most: int) -> bytes:

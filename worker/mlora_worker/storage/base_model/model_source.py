@@ -40,7 +40,7 @@ from mlora_worker.storage.versioned_json import plain_json
 
 _HUB = "hf://"
 _WEB = ("http://", "https://")
-_WHERE = "the Secret of storage.secretRef, or name another model.uri"
+_WHERE = "the Secret of storage.secretRef, or set another model.uri"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class ModelFiles:
         if "config.json" not in self._files:
             self._refuse_gguf()
             found = ", ".join(sorted(self._files)[:10]) or "nothing"
-            raise BrokenModel(f"{source.uri} holds no model: config.json is missing; found {found}")
+            raise BrokenModel(f"{source.uri} does not contain a model: config.json is missing; found {found}")
 
     def folder(self) -> Path:
         """A local folder with the configuration and the tokenizer, for ``from_pretrained``; no weights are
@@ -137,15 +137,15 @@ class ModelFiles:
         small = sorted(filter(is_small, self._files))
         if len(small) > MOST_SMALL:
             raise BrokenModel(
-                f"{self._uri} has {len(small)} files of a configuration and a tokenizer, more than {MOST_SMALL}: remove "
-                "those that are none"
+                f"{self._uri} has {len(small)} files of a configuration and a tokenizer, more than {MOST_SMALL}: "
+                f"remove those that do not belong to it"
             )
         for name in small:
             uri = self._files[name]
             data = self._store.read(uri, largest(name))
             if len(data) != self._store.size(uri):
                 raise StoreUnreachable(
-                    f"{uri} changed while it was read: start again when its upload has ended"
+                    f"{uri} changed while it was being read: retry when its upload is complete"
                 )
             _check_is_itself(uri, data[:ENOUGH])
             with replacing(folder / name) as file:
@@ -188,7 +188,8 @@ class ModelFiles:
         if pickles:
             raise BrokenModel(
                 f"{self._uri} has its weights as pickle files ({pickles[0]}), which can run code and are not "
-                "read; convert them once, with transformers: "
+                f"supported. Convert them once with transformers:"
+                " "
                 'AutoModelForCausalLM.from_pretrained("FOLDER").save_pretrained("NEW_FOLDER")'
             )
         self._refuse_gguf()
@@ -198,8 +199,9 @@ class ModelFiles:
     def _refuse_gguf(self) -> None:
         for name in filter(is_gguf, sorted(self._files)):
             raise BrokenModel(
-                f"{self._uri} has its weights as GGUF ({name}), which is not read; convert it once to safetensors, with "
-                "transformers and from_pretrained(gguf_file=...): the page Models of the documentation has the lines"
+                f"{self._uri} has its weights as GGUF ({name}), which is not supported. Convert it once to "
+                f"safetensors with transformers and from_pretrained(gguf_file=...), as the page Models of the "
+                f"documentation shows"
             )
 
     def _shards(self) -> list[str]:
@@ -207,7 +209,9 @@ class ModelFiles:
             index = plain_json(self._store.read(self._files[INDEX_FILE], LARGEST_INDEX))
             names = sorted(set(index["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BrokenModel(f"{self._files[INDEX_FILE]} is no index of a sharded model ({error})") from None
+            raise BrokenModel(
+                f"{self._files[INDEX_FILE]} is not the index of a sharded model ({error})"
+            ) from None
         # A web server's files are known by their names as they stand in an address.
         names = [name if name in self._files else quote(str(name)) for name in names]
         absent = [name for name in names if name not in self._files]

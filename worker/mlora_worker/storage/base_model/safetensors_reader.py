@@ -142,11 +142,11 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
 
 def _header(store: Ranges, uri: str, size: int) -> dict[str, Entry]:
     if size < _LENGTH_BYTES:
-        raise BrokenModel(f"{uri} has {size} bytes and is no safetensors file: upload it again")
+        raise BrokenModel(f"{uri} has {size} bytes and is not a safetensors file: upload it again")
     length = int.from_bytes(store.read_range(uri, 0, _LENGTH_BYTES), "little")
     if length > _LONGEST_HEADER:
         raise BrokenModel(
-            f"{uri} is no safetensors file: its first bytes are no length of a header, which has at most "
+            f"{uri} is not a safetensors file: its first bytes are not the length of a header, which has at most "
             f"{_LONGEST_HEADER / 2**20:g} MiB"
         )
     data_start = _LENGTH_BYTES + length

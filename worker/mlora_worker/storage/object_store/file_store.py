@@ -28,8 +28,8 @@ from mlora_worker.storage.uri import file_path, file_uri
 PIECE = 8 * 2**20
 NO_SPACE = {
     errno.ENOSPC: "no space left on that volume",
-    errno.EDQUOT: "the quota of that volume is used up",
-    errno.EFBIG: "a file may not become so large there",
+    errno.EDQUOT: "the quota of that volume is exhausted",
+    errno.EFBIG: "the file is too large for that volume",
 }
 # A network file system whose server is away, or a disk that does not answer.
 _SILENT = {
@@ -69,7 +69,7 @@ class FileStore:
             data = file.read(length)
         if len(data) != length:
             raise StoreUnreachable(
-                f"{uri} is shorter than it should be: wanted {length} bytes from {start}, got {len(data)}",
+                f"{uri} is shorter than expected: wanted {length} bytes from {start}, got {len(data)}",
             )
         return data
 
@@ -136,7 +136,7 @@ class FileStore:
                 self._missing, f"{uri} does not exist: correct the address or put the file there"
             ) from None
         except IsADirectoryError:
-            raise ObjectNotFound(self._missing, f"{uri} is a folder: name the file in it") from None
+            raise ObjectNotFound(self._missing, f"{uri} is a folder: give the path of a file in it") from None
         except PermissionError:
             raise AccessRefused(f"may not {action} {uri}: the file's owner or mode forbids it") from None
         except OSError as error:
@@ -146,9 +146,7 @@ class FileStore:
                     f"cannot write {uri}: {NO_SPACE[error.errno]}; make room there",
                 ) from None
             if error.errno in _SILENT:
-                raise StoreUnreachable(
-                    f"cannot {action} {uri}: {error.strerror}; check the volume that it lies on"
-                ) from None
+                raise StoreUnreachable(f"cannot {action} {uri}: {error.strerror}; check its volume") from None
             reason = FailureReason.UPLOAD_FAILED if action == "write" else FailureReason.STORAGE_UNREACHABLE
             raise StorageError(
                 reason, f"cannot {action} {uri}: {error.strerror or type(error).__name__}"
@@ -197,7 +195,7 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
     """To be read. What is no file, such as a pipe, would keep its reader for ever."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a file")
         yield file
 
 

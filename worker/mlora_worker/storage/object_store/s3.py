@@ -117,14 +117,14 @@ class S3Store:
     def size(self, uri: str) -> int:
         size = self._head(uri).get("ContentLength")
         if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
-            raise StoreUnreachable(f"cannot read {uri}: the store gives no size that a file could have")
+            raise StoreUnreachable(f"cannot read {uri}: the store reports an invalid size")
         return size
 
     def version(self, uri: str) -> str:
         head = self._head(uri)
         changed = head.get("LastModified")
         if not head.get("ETag") or not isinstance(changed, datetime):
-            raise StoreUnreachable(f"cannot read {uri}: the store does not say which version of it it has")
+            raise StoreUnreachable(f"cannot read {uri}: the store does not report its version")
         return f"{head['ETag']} {head.get('ContentLength')} {changed.isoformat()}"
 
     def _head(self, uri: str) -> Mapping[str, Any]:
@@ -179,7 +179,7 @@ class S3Store:
                     if not entry["Key"].endswith("/"):
                         listing.add(f"s3://{at.bucket}/{entry['Key']}")
                 if self._clock() > deadline:
-                    raise BadAnswer(f"has sent a list without an end for {_LISTING_SECONDS:.0f} s")
+                    raise BadAnswer(f"has been sending a list without end for {_LISTING_SECONDS:.0f} s")
         return sorted(listing.names)
 
     def _range(self, uri: str, start: int, length: int, size: int | None = None) -> bytes:
@@ -188,7 +188,7 @@ class S3Store:
         data = self._body(uri, wanted, length, lambda answer: _check_part(uri, answer, start, length, size))
         if len(data) != length:
             raise StoreUnreachable(
-                f"{uri} is shorter than it should be: wanted {length} bytes from {start}, got {len(data)}"
+                f"{uri} is shorter than expected: wanted {length} bytes from {start}, got {len(data)}"
             )
         return data
 
@@ -213,7 +213,7 @@ class S3Store:
                     except (HTTPClientError, IncompleteReadError, ConnectionError, *_BROKEN) as error:
                         broken = type(error).__name__
         raise StoreUnreachable(
-            f"{uri}: the connection broke while reading, {self._patience.attempts} times ({broken})"
+            f"{uri}: the connection was lost while reading, {self._patience.attempts} times ({broken})"
         )
 
     @contextlib.contextmanager
@@ -231,7 +231,7 @@ class S3Store:
             yield client
         except _BROKEN as error:
             raise StoreUnreachable(
-                f"cannot {action} {uri}: the connection broke ({type(error).__name__})"
+                f"cannot {action} {uri}: the connection was lost ({type(error).__name__})"
             ) from None
         except (BadAnswer, Oversized) as error:
             raise StoreUnreachable(f"cannot {action} {uri}: the store {error}") from None
@@ -240,7 +240,7 @@ class S3Store:
             raise told(error) from None
         except _NOT_UNDERSTOOD as error:
             raise StoreUnreachable(
-                f"cannot {action} {uri}: the store answered something that cannot be understood ({type(error).__name__})"
+                f"cannot {action} {uri}: the store sent an invalid response ({type(error).__name__})"
             ) from None
 
     def _client(self, keys: Identity) -> Any:
@@ -273,17 +273,17 @@ def _check_part(uri: str, answer: Mapping[str, Any], start: int, length: int, si
     """Raises StoreUnreachable where an answer is another part than the one that was asked for, or one of an object of
     another size."""
     if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and (start or size not in (None, length)):
-        raise StoreUnreachable(f"cannot read {uri}: the store gives no parts of an object")
+        raise StoreUnreachable(f"cannot read {uri}: the store does not support range requests")
     part = _PART.fullmatch(str(answer.get("ContentRange", "")))
     if part is None:
         return
     if int(part[1]) != start:
-        raise StoreUnreachable(f"{uri}: asked for bytes from {start}, the store sent others")
+        raise StoreUnreachable(f"{uri}: requested bytes from {start}, but the store sent others")
     if size is not None and part[2] is not None and int(part[2]) != size:
         raise _another_size(uri, size)
 
 
 def _another_size(uri: str, size: int) -> StoreUnreachable:
     return StoreUnreachable(
-        f"{uri} has another size than the {size} bytes that the store said it has: start again when its upload is complete"
+        f"{uri} has another size than the {size} bytes that the store reported: retry when its upload is complete"
     )

@@ -73,7 +73,7 @@ class _Counted:
         self._left -= len(piece)
         if self._left < 0:
             self._raw.close()
-            raise BadAnswer("sent an answer that does not end")
+            raise BadAnswer("sent a response that does not end")
         return piece
 
     def close(self) -> None:

@@ -175,7 +175,8 @@ def _file_of(certificate: str) -> Path:
     except (ssl.SSLError, ValueError):
         raise StorageError(
             FailureReason.INVALID_SPEC,
-            "ca.crt of the storage Secret is no PEM certificate (-----BEGIN CERTIFICATE-----): correct or remove it",
+            "ca.crt of the storage Secret is not a PEM certificate (-----BEGIN CERTIFICATE-----): correct or remove "
+            "it",
         ) from None
     path = _folder() / f"{hashlib.sha256(certificate.encode()).hexdigest()}.pem"
     if not path.exists():

@@ -109,22 +109,24 @@ def explain(
         return _answered(error, action, uri, where, missing, secrets)
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return AccessRefused(
-            f"cannot {action} {uri}: no keys were found; name a Secret with AWS_ACCESS_KEY_ID and "
+            f"cannot {action} {uri}: no credentials were found: set storage.secretRef to a Secret with "
+            f"AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY"
         )
     if isinstance(error, SSLError):
         return StoreUnreachable(
-            f"cannot {action} {uri}: the certificate of {where} is not trusted; put the certificate that signed it into "
+            f"cannot {action} {uri}: the certificate of {where} is not trusted; put the certificate that signed it "
+            f"into "
             f"ca.crt of the storage Secret ({_clean(str(error), secrets)})"
         )
     if isinstance(error, ConnectionError | HTTPClientError):
         return StoreUnreachable(
-            f"cannot {action} {uri}: no connection to {where} ({type(error).__name__}); check the endpoint "
-            "and that the store runs"
+            f"cannot {action} {uri}: there is no connection to {where} ({type(error).__name__}): check the endpoint, "
+            f"and that the store is running"
         )
     if isinstance(error, ParamValidationError):
         return StorageError(
-            FailureReason.INVALID_SPEC, f"{uri} is no valid address: {_clean(str(error), secrets)}"
+            FailureReason.INVALID_SPEC, f"{uri} is not a valid address: {_clean(str(error), secrets)}"
         )
     if isinstance(error, BotoCoreError):
         return StoreUnreachable(f"cannot {action} {uri} at {where}: {_clean(str(error), secrets)}")
@@ -166,20 +168,22 @@ def _answered(
         )
     if code == "RequestTimeTooSkewed":
         return AccessRefused(
-            f"cannot {action} {uri}: the clocks of {where} and of this node differ too much; set them right"
+            f"cannot {action} {uri}: the clocks of {where} and of this node differ too much: synchronise them"
         )
     said = _clean(str(error.response.get("Error", {}).get("Message", "")), secrets)
     quoted = f" ({said})" if said else ""
     if status == 507 or code in _FULL:  # before the rights: Ceph answers 403
         return StorageError(
             FailureReason.INSUFFICIENT_SPACE,
-            f"cannot {action} {uri}: {where} is full or its quota is used up, it answered {status} {code}{quoted}; make "
+            f"cannot {action} {uri}: {where} is full or its quota is exhausted, it answered {status} {code}{quoted}; "
+            f"make "
             "room there or raise the quota",
         )
     if status == 413 or code in _TOO_LARGE:
         return StorageError(
             FailureReason.INSUFFICIENT_SPACE,
-            f"cannot {action} {uri}: {where} takes no object of that size, it answered {status} {code}{quoted}",
+            f"cannot {action} {uri}: {where} does not accept an object of that size, it answered {status} "
+            f"{code}{quoted}",
         )
     wants = _wanted(code, said)
     if wants is not None:
@@ -187,12 +191,13 @@ def _answered(
         return kind(f"cannot {action} {uri}: {where} answered {status} {code}{quoted}; {wants}")
     if status in (401, 403) or code in ("AccessDenied", "401", "403"):
         demands = (
-            ". A policy may demand that a write asks for encryption: storage.serverSideEncryption and storage.kmsKeyId; or "
+            ". A policy may demand that a write asks for encryption: storage.serverSideEncryption and "
+            "storage.kmsKeyId; or "
             "for a checksum: storage.checksums: whenSupported"
         )
         return AccessRefused(
-            f"may not {action} {uri} at {where}: the keys lack that right, or the bucket's policy forbids it"
-            + (demands if action == "write" else "")
+            f"may not {action} {uri} at {where}: the credentials lack that permission, or the bucket's policy "
+            f"forbids it" + (demands if action == "write" else "")
         )
     if code in _OTHER_REGION:
         return StorageError(

@@ -192,7 +192,7 @@ class _Routed:
         if self._files is None:
             raise StorageError(
                 FailureReason.INVALID_SPEC,
-                f"{uri} lies on a local disk that a pipeline in a cluster cannot see: use an s3:// address "
+                f"{uri} is on a local disk that a pipeline in a cluster cannot read: use an s3:// address "
                 "(file:// is for `mlora run` only)",
             )
         return self._files

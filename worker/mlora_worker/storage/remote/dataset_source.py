@@ -71,7 +71,7 @@ class _Sources:
             return [uri] if split is None or of_split([_path_of(uri, kind)], split) else _none(uri, split)
         folder = fixed_folder(uri)
         if kind == address.S3 and folder.count("/") < 2:
-            raise StorageError(FailureReason.INVALID_SPEC, f"{uri!r}: a bucket's name is no place for *")
+            raise StorageError(FailureReason.INVALID_SPEC, f"{uri!r}: a bucket's name must not contain *")
         pattern = address.file_pattern(uri) if kind == address.FILE else uri
         found = [one for one in self._store.list(folder, MOST_LISTED) if matches(pattern, one)]
         if split is not None:
@@ -104,7 +104,7 @@ class _Sources:
             return self._store.size(uri)
         size = self._web.look(*self._request(uri, kind)).size
         if size is None:
-            raise StoreUnreachable(f"cannot read {uri}: the server does not say how long it is")
+            raise StoreUnreachable(f"cannot read {uri}: the server does not report its size")
         return size
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:
@@ -135,8 +135,8 @@ class _Sources:
         elif len(files) > 1 and not is_pattern(at.path):
             raise StorageError(
                 FailureReason.INVALID_SPEC,
-                f"{uri} has {len(files)} files of rows ({', '.join(files[:5])}...): say which with dataset.split, or name "
-                "them in the address",
+                f"{uri} has {len(files)} files of rows ({', '.join(files[:5])}...): choose some with dataset.split, "
+                f"or put their names into the address",
             )
         return _some([at.at(commit, path) for path in files], uri, split)
 
@@ -146,7 +146,7 @@ def _some(found: list[str], uri: str, split: str | None) -> list[str]:
         return _none(uri, split)
     if len(found) > MOST_FILES:
         raise StorageError(
-            FailureReason.INVALID_SPEC, f"{uri} stands for {len(found)} files, more than {MOST_FILES}"
+            FailureReason.INVALID_SPEC, f"{uri} matches {len(found)} files, more than {MOST_FILES}"
         )
     return found
 
@@ -155,8 +155,8 @@ def _none(uri: str, split: str | None) -> NoReturn:
     told = f"no file matches {without_credentials(uri)}"
     if split is not None:
         told = (
-            f"no file of split {split} matches {without_credentials(uri)}: its path would have that word; correct the "
-            "address, or leave dataset.split out"
+            f"no file of split {split} matches {without_credentials(uri)}: the path of such a file contains that "
+            f"word: correct the address, or remove dataset.split"
         )
     raise ObjectNotFound(FailureReason.DATASET_NOT_FOUND, told)
 

@@ -67,7 +67,7 @@ class NoRanges(StorageError):
     """The server gives whole files only."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(FailureReason.INVALID_SPEC, f"{url}: the server gives no parts of a file")
+        super().__init__(FailureReason.INVALID_SPEC, f"{url}: the server does not support range requests")
 
 
 class WebFiles:
@@ -122,7 +122,7 @@ class WebFiles:
             if answer.status != 206:
                 raise StorageError(
                     FailureReason.INVALID_SPEC,
-                    f"{url}: the server gives no parts of a file, which reading Parquet needs; use JSON Lines or CSV, "
+                    f"{url}: the server does not support range requests, which Parquet needs: use JSON Lines or CSV, "
                     "or put the file into a store",
                 )
             _check_begins(url, answer.headers, start)
@@ -164,7 +164,9 @@ class WebFiles:
             if done == length:
                 return
             self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-        raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} of {length} bytes")
+        raise StoreUnreachable(
+            f"{url}: the connection was lost while reading, after {done} of {length} bytes"
+        )
 
     def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
         """The whole file. After a break it goes on only where the server proves that the file is still the same."""
@@ -178,7 +180,7 @@ class WebFiles:
             with self._answer("GET", url, wanted) as answer:
                 if done and answer.status != 206:
                     raise StoreUnreachable(
-                        f"{url} changed while it was read: start again when it is complete"
+                        f"{url} changed while it was being read: retry when it is complete"
                     )
                 tag = _strong_tag(answer.headers)
                 try:
@@ -188,7 +190,7 @@ class WebFiles:
                     return
                 except (HTTPError, OSError):
                     self._pause(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-        raise StoreUnreachable(f"{url}: the connection broke while reading, after {done} bytes")
+        raise StoreUnreachable(f"{url}: the connection was lost while reading, after {done} bytes")
 
     def _at_most(self, answer: _Answer, url: str, most: int) -> bytes:
         pieces, left = [], most
@@ -198,7 +200,7 @@ class WebFiles:
                 left -= len(piece)
         except (HTTPError, OSError) as error:
             raise StoreUnreachable(
-                f"{url}: the connection broke while reading, after {most - left} bytes ({type(error).__name__})"
+                f"{url}: the connection was lost while reading, after {most - left} bytes ({type(error).__name__})"
             ) from None
         return b"".join(pieces)
 
@@ -275,7 +277,7 @@ class WebFiles:
             if _site(at).origin != _site(target).origin:
                 sent = {name: value for name, value in sent.items() if name != "Authorization"}
             at = target
-        raise StorageError(FailureReason.INVALID_SPEC, f"{url} leads on more than {_MOST_REDIRECTS} times")
+        raise StorageError(FailureReason.INVALID_SPEC, f"{url} redirects more than {_MOST_REDIRECTS} times")
 
     def _once(self, method: str, url: str, headers: Headers) -> _Answer:
         site = _site(url)
@@ -336,7 +338,7 @@ def _joined(at: str, location: str) -> str:
 
 def _no_address(text: str) -> StorageError:
     return StorageError(
-        FailureReason.INVALID_SPEC, f"{without_credentials(text[:1024])} is no address that data is read from"
+        FailureReason.INVALID_SPEC, f"{without_credentials(text[:1024])} is not a supported address"
     )
 
 
@@ -344,7 +346,7 @@ def _refusal(url: str, status: int) -> StorageError:
     if status in (404, 410):
         return ObjectNotFound(FailureReason.DATASET_NOT_FOUND, f"{url} does not exist: correct the address")
     if status in (401, 403):
-        return AccessRefused(f"may not read {url}: the server answered {status}")
+        return AccessRefused(f"cannot read {url}: the server answered {status}")
     return StoreUnreachable(f"cannot read {url}: the server answered {status}")
 
 
@@ -357,15 +359,15 @@ def _check_same(url: str, headers: Headers, start: int, expected: Resource) -> N
     """Raises StoreUnreachable unless a part begins at ``start`` and is of the ``expected`` file."""
     part = _PART.fullmatch(headers.get("Content-Range", ""))
     if part is None or part[1] != str(start):
-        raise StoreUnreachable(f"{url}: asked for bytes from {start}, the server sent others")
+        raise StoreUnreachable(f"{url}: requested bytes from {start}, but the server sent others")
     tag = _strong_tag(headers)
     changed = expected.etag is not None and tag is not None and tag != expected.etag
     if changed or (expected.size is not None and int(part[2]) != expected.size):
-        raise StoreUnreachable(f"{url} changed while it was read: start again when it is complete")
+        raise StoreUnreachable(f"{url} changed while it was being read: retry when it is complete")
 
 
 def _check_begins(url: str, headers: Headers, start: int) -> None:
     """Raises StoreUnreachable where a part says that it begins elsewhere."""
     part = _PART.fullmatch(headers.get("Content-Range", ""))
     if part is not None and part[1] != str(start):
-        raise StoreUnreachable(f"{url}: asked for bytes from {start}, the server sent others")
+        raise StoreUnreachable(f"{url}: requested bytes from {start}, but the server sent others")

@@ -67,7 +67,7 @@ def model_address(uri: str, revision: str | None) -> HubAddress:
     if found.owner == "datasets":
         raise StorageError(
             FailureReason.INVALID_SPEC,
-            f"{uri!r} is a data set: write hf://OWNER/NAME, and a revision into model.revision",
+            f"{uri!r} is a data set: write hf://OWNER/NAME, and put a revision into model.revision",
         )
     return HubAddress(found.owner, found.name, revision or "main", found.path, "models")
 
@@ -85,7 +85,7 @@ class Hub:
         self._web = web
         self._token = token
         self.endpoint = endpoint.strip().rstrip("/")
-        self._advice = f"put one that may read it as HF_TOKEN into {where}"
+        self._advice = f"put a token that can read it as HF_TOKEN into {where}"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -96,7 +96,7 @@ class Hub:
         answer = self._ask(f"{_api(at)}/revision/{quote(at.revision, safe='')}", at)
         commit = answer.get("sha") if isinstance(answer, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise StoreUnreachable(f"{self.endpoint} does not say at which commit {at.owner}/{at.name} is")
+            raise StoreUnreachable(f"{self.endpoint} does not report the commit of {at.owner}/{at.name} is")
         return commit
 
     def files(self, at: HubAddress, commit: str) -> list[str]:
@@ -120,7 +120,7 @@ class Hub:
             if more is None:
                 return sorted(found, key=lambda file: file.path)
             url = self._next(str(url), more.group(1))
-        raise StoreUnreachable(f"{self.endpoint} has no end of its list of files after {_MOST_PAGES} pages")
+        raise StoreUnreachable(f"{self.endpoint} does not end its list of files after {_MOST_PAGES} pages")
 
     def _next(self, url: str, link: str) -> str:
         """Raises StoreUnreachable where it is not the hub's own: its token goes with each page that is asked for."""
@@ -129,11 +129,11 @@ class Hub:
             then = addresses.led_to(url, link)
             there = addresses.web(then)
         except addresses.NotAnAddress:
-            raise StoreUnreachable(f"{url} goes on at something that is no address") from None
+            raise StoreUnreachable(f"{url} continues at an invalid address") from None
         if there.origin != own.origin or not there.path.startswith(f"{own.path}/"):
             raise StoreUnreachable(
-                f"{self.endpoint} goes on with its list of files at another host ({there.host}): "
-                "name that one as the hub's endpoint"
+                f"{self.endpoint} continues its list of files at another host ({there.host}): "
+                "set that host as the hub's endpoint"
             )
         return then
 
@@ -161,7 +161,7 @@ class Hub:
                 f"{self.endpoint} has no {what}, or it needs a token: {self._advice}",
             ) from None
         except AccessRefused:
-            raise AccessRefused(f"{self.endpoint} does not give the {what}: {self._advice}") from None
+            raise AccessRefused(f"{self.endpoint} denies access to the {what}: {self._advice}") from None
 
 
 def _api(at: HubAddress) -> str:
@@ -197,4 +197,4 @@ def _json(data: bytes, url: str) -> Any:
     try:
         return plain_json(data)
     except ValueError:
-        raise StoreUnreachable(f"{url} answered something that is no JSON") from None
+        raise StoreUnreachable(f"{url} did not answer with JSON") from None

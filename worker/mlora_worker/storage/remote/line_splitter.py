@@ -10,7 +10,7 @@ LONGEST_LINE: Final = 64 * 2**20  # bytes; a row of more is a mistake, or made t
 
 class LineTooLong(ValueError):
     def __init__(self, longest: int = LONGEST_LINE) -> None:
-        super().__init__(f"is longer than {longest / 2**20:g} MiB; is this the right file format?")
+        super().__init__(f"is longer than {longest / 2**20:g} MiB; check dataset.fileFormat")
 
 
 def split_lines(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[bytes]:

@@ -125,7 +125,7 @@ def test_a_wait_that_ends_without_an_adapter_says_so(
 
 def test_an_unknown_address_is_the_users_mistake(capsys: Captured) -> None:
     assert main(["ftp://x/y"]) == exit_codes.INVALID
-    assert capsys.readouterr().err.startswith("error: 'ftp://x/y' is no address of an adapter")
+    assert capsys.readouterr().err.startswith("error: 'ftp://x/y' is not the address of an adapter")
 
 
 def test_an_unknown_duration_is_the_users_mistake(capsys: Captured) -> None:

@@ -109,7 +109,7 @@ def test_people_read_the_same(tmp_path: Path) -> None:
         " tokens/s",
     ):
         assert words in output
-    assert "a: its rows were not read; each is taken to have 128 tokens" in output
+    assert "a: its rows were not read; each is assumed to have 128 tokens" in output
     assert errors == ""
 
 
@@ -129,7 +129,7 @@ def test_people_read_the_same(tmp_path: Path) -> None:
             {"training": {"maxSeqLength": 257}},
             "Failed",
             "InvalidSpec",
-            "maxSeqLength is 257, but the base model takes 256",
+            "maxSeqLength is 257, but the base model supports at most 256",
         ),
         ("suspended", {"suspend": True}, "Suspended", "Suspended", "spec.suspend"),
     ],
@@ -167,9 +167,9 @@ def test_memory_lets_in_makes_wait_or_rejects(tmp_path: Path) -> None:
     }
     told = {t["name"]: t["message"] for t in one["tasks"]}
     assert "on stage 0 even alone (frozen weights 976.56 KiB" in told["huge"]
-    assert "95.00 MiB that may be used" in told["huge"]
+    assert "95.00 MiB usable" in told["huge"]
     assert "it would fit alone with microbatchTokens: " in told["huge"]
-    assert told["third"].startswith("with the tasks that train now it would take ")
+    assert told["third"].startswith("together with the tasks in training it would need ")
     assert all(stage["neededBytes"] <= stage["allowedBytes"] for stage in one["stages"])
 
 
@@ -262,8 +262,8 @@ def test_a_task_that_no_pipeline_takes_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objects", "options", "words"),
     [
-        ([pipeline()], (), "there is no LoRATask"),
-        ([task("a")], (), "where does org/model lie"),
+        ([pipeline()], (), "these files contain no LoRATask"),
+        ([task("a")], (), "the location of org/model is not known"),
         ([pipeline(), task("a", lora={"rank": 0})], (), "spec.lora.rank"),
         ([pipeline(), task("a")], ("--memory", "much"), "--memory: 'much' is not a quantity"),
     ],

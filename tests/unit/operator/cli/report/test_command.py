@@ -82,10 +82,10 @@ def test_a_task_that_trains_is_told_of_by_its_newest_loss_and_a_failed_one_by_it
     ("arguments", "told", "code"),
     [
         (["./x"], "Missing option", exit_codes.INVALID),
-        (["./x", "--to", "aim:x"], "is no place for a report", exit_codes.INVALID),
-        (["./x", "--to", TENSORBOARD, "--follow"], "an adapter has finished", exit_codes.INVALID),
+        (["./x", "--to", "aim:x"], "is not a valid target", exit_codes.INVALID),
+        (["./x", "--to", TENSORBOARD, "--follow"], "a published adapter is finished", exit_codes.INVALID),
         (["./x", "--to", TENSORBOARD], "no finished adapter", exit_codes.NOT_FOUND),
-        (["gs://x", "--to", TENSORBOARD], "is no address", exit_codes.INVALID),
+        (["gs://x", "--to", TENSORBOARD], "is not the address", exit_codes.INVALID),
     ],
 )  # fmt: skip
 def test_what_cannot_be_reported_ends_with_its_own_number(arguments: list[str], told: str, code: int) -> None:

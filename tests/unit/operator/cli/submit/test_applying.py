@@ -132,8 +132,8 @@ def test_every_name_that_is_taken_is_told_and_nothing_is_asked_or_written() -> N
     cluster.has(task("b", lora={"rank": 4}))
     with pytest.raises(CommandError) as refusal:
         submit(cluster, task("a"), task("b"), task("c"))
-    assert "loratask/a is there" in str(refusal.value)
-    assert "loratask/b is there" in str(refusal.value)
+    assert "loratask/a exists" in str(refusal.value)
+    assert "loratask/b exists" in str(refusal.value)
     assert cluster.log == []
 
 

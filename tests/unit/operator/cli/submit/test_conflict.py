@@ -69,7 +69,10 @@ def test_a_name_that_is_taken_by_another_spec_is_refused_with_what_to_do(ended: 
         decide(task(SPEC), task(OTHER, ended), replace=False)
     assert refusal.value.exit_code == 7
     message = str(refusal.value)
-    assert "loratask/a is there with another spec: spec.lora.rank is 4 there and 16 in the file" in message
+    assert (
+        "loratask/a exists with another spec: spec.lora.rank is 4 in the cluster and 16 in the file"
+        in message
+    )
     assert "--replace" in message
     assert "--name-suffix" in message
 

@@ -105,6 +105,6 @@ def test_a_task_that_no_operator_looks_at_is_told_once() -> None:
     assert texts(journal.entries(task(), 0)) == []
     assert texts(journal.entries(task(), 29)) == []
     assert texts(journal.entries(task(), 30)) == [
-        "a  no operator has looked at it yet; does one run, and for this namespace?"
+        "a  no operator has processed it yet: check that one is running and watches this namespace"
     ]
     assert texts(journal.entries(task(), 99)) == []

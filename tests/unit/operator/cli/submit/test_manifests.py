@@ -54,8 +54,8 @@ def test_a_suffix_goes_behind_name_and_output() -> None:
     [
         (TASK.replace("1e-4", "-1"), None, None, "f:4: LoRATask/a spec.training.learningRate"),
         (CONFIG, None, None, "no LoRATask"),
-        (TASK, None, "Feature/X", "--name-suffix Feature/X: only lower-case"),
-        (TASK, None, "x" * 253, "longer than the 253"),
+        (TASK, None, "Feature/X", "--name-suffix Feature/X: a name can end only in lower-case"),
+        (TASK, None, "x" * 253, "at most 253"),
         (
             TASK.replace("{name: a}", "{name: a, namespace: b}"),
             "c",

@@ -50,7 +50,7 @@ def test_json_says_the_same_to_programs() -> None:
 def test_objects_of_others_are_named_and_not_judged() -> None:
     code, _, errors = invoke("-", stdin="apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n")
     assert code == 0
-    assert "Namespace/a is not mLoRA's: not checked" in errors
+    assert "Namespace/a is not an mLoRA object and was not checked" in errors
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe\x00"], ids=["missing", "binary"])

@@ -181,7 +181,7 @@ def test_the_exit_code_tells_wrong_rows_from_a_store_that_is_away(reason: Failur
 
 def test_a_template_in_a_config_map_has_to_be_given_as_a_file() -> None:
     text = FILES.replace("limit: 5}", "limit: 5, chatTemplateRef: {name: templates, key: bot}}")
-    with pytest.raises(CommandError, match="give it with --chat-template FILE"):
+    with pytest.raises(CommandError, match="pass it with --chat-template FILE"):
         question_of(manifests(text), "rows.jsonl", "org/tiny", {}, [], 3)
     question = question_of(manifests(text), "rows.jsonl", "org/tiny", {"chatTemplate": "{{ m }}"}, [], 3)
     assert question.dataset.chat_template == "{{ m }}"

@@ -133,7 +133,7 @@ def test_a_refusal_neither_names_a_strangers_pipeline_nor_asks_for_another_one(m
     task = make.task()
     strangers = make.pipeline("secret-plan", MALLORY, **EVERYONE)
     message = accept(task, make.snapshot(task, pipelines=(strangers,)), (), RIGHTS).message
-    assert not [word for word in ("secret-plan", MALLORY, "make a LoRAPipeline") if word in message]
+    assert not [word for word in ("secret-plan", MALLORY, "create a LoRAPipeline") if word in message]
     assert "ask the platform team" in message
     closed = make.pipeline("shared", "platform")
     message = accept(task, make.snapshot(task, pipelines=(strangers, closed)), (), RIGHTS).message
@@ -214,7 +214,7 @@ def served(make: Any, allowed: str, *, given: bool = False, before: Any = ()) ->
 def test_a_claim_in_vain_is_told_with_what_the_platform_team_must_set(make: Any, allowed: str) -> None:
     said, events = served(make, allowed)
     assert (said.status, said.reason) == ("False", "CrossNamespaceNotAllowed")
-    for words in (f"from: {allowed}", f"adding {MALLORY} to serving.namespaces", "set from: Same"):
+    for words in (f"from: {allowed}", f"add {MALLORY} to serving.namespaces", "set from: Same"):
         assert words in said.message
     assert "CrossNamespaceNotAllowed" in [event.reason for event in events]
     again, events = served(make, allowed, before=[said.model_dump(by_alias=True)])
@@ -254,7 +254,7 @@ def test_no_pipeline_names_those_that_there_are(make: Any) -> None:
 def test_a_pipeline_that_this_namespace_may_not_use_is_not_offered(make: Any) -> None:
     task = make.task(baseModel="Org/Typo", namespace="team-b")
     assert (
-        "no base model is served to this namespace yet: ask the platform team"
+        "no base model is available in this namespace yet: ask the platform team"
         in accept(task, make.snapshot(task), (), RIGHTS).message
     )
 

@@ -113,7 +113,8 @@ def test_the_message_names_neither_task_nor_path_of_the_other(make: Any, place: 
     )
     assert not [word for word in ("secret-plan", "team-b", "s3://", "plans") if word in told]
     assert status.conditions[0].message == (
-        "spec.output.uri: a task of another namespace writes there, or above or below it: choose another "
+        "spec.output.uri: a task of another namespace writes to this folder, or to one above or below it: choose "
+        "another "
         "spec.output.uri"
     ), "the same wherever the other one writes"
 
@@ -203,7 +204,7 @@ def test_a_whole_bucket_is_no_output(make: Any, uri: str) -> None:
     made = decided(make, task(make, "all", "team-a", uri, accepted=False))
     status = made.task_statuses[Key("team-a", "all")]
     assert (status.state, status.reason) == ("Rejected", "InvalidSpec")
-    assert "add a prefix for this adapter below it, such as s3://adapters/all" in status.conditions[0].message
+    assert "add a prefix for this adapter, such as s3://adapters/all" in status.conditions[0].message
 
 
 def test_one_that_trains_into_a_whole_bucket_since_before_that_was_refused_ends_and_keeps_nobody_away(

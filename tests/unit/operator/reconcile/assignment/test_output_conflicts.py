@@ -272,4 +272,4 @@ def test_a_folder_that_is_very_deep_is_refused(make: Any, parts: int, accepted: 
     task = make.task("deep", output={"uri": "s3://" + "/".join(["b" * 3] + ["a"] * (parts - 1))})
     reason, message = answers(make, task)["team-a/deep"]
     assert reason == ("Accepted" if accepted else "InvalidSpec")
-    assert accepted or f"spec.output.uri: it has {parts} parts between slashes" in message
+    assert accepted or f"spec.output.uri: it has {parts} levels of folders" in message

@@ -38,7 +38,7 @@ def test_of_a_namespace_so_many_train_and_the_next_one_is_told_why(make: Any) ->
     last = next(status for key, status in made.task_statuses.items() if key.name == "c")
     assert (last.state, last.reason) == ("Queued", "NamespaceLimitReached")
     message = last.conditions[1].message
-    assert message.startswith("2 tasks of its namespace train already")
+    assert message.startswith("2 tasks of its namespace are already training")
     assert "spec.namespaceLimits.training" in message
 
 
@@ -70,7 +70,7 @@ def test_a_namespaces_queue_is_no_longer_than_the_limit(make: Any, most: int, ke
     for name in set("abc") - set(kept):
         assert (said[name].state, said[name].reason) == ("Queued", "NamespaceLimitReached")
         assert (
-            f"{most} tasks of namespace team-a wait for team-a/toy already"
+            f"{most} tasks of namespace team-a already wait for team-a/toy"
             in said[name].conditions[0].message
         )
 

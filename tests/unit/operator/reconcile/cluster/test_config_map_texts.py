@@ -186,7 +186,7 @@ def test_workers_of_a_former_version_are_told_of_as_many_tasks_as_their_plans_ha
     assert [task.name for task in first.plans[TOY].tasks] == ["t00", "t01"]
     waiting = [first.task_statuses[task.key] for task in tasks[room:]]
     assert {(status.state, status.reason) for status in waiting} == {("Queued", "PlanLimitReached")}
-    assert "the tasks before it fill what the workers are told at once" in waiting[0].conditions[1].message
+    assert "the specs of the tasks before it fill the plan of the workers" in waiting[0].conditions[1].message
     heard = make.report(make.reported("Preparing", "t00"), make.reported("Preparing", "t01"), lacks=None)
     then = decided(make, tasks, told(Contact(report=heard), first.plans[TOY]), rows)
     assert [task.name for task in then.plans[TOY].tasks] == ["t00", "t01", "t02", "t03"], "these know it now"

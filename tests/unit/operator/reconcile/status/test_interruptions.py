@@ -36,7 +36,9 @@ def test_only_a_finished_adapter_is_said_to_be_kept(make: Any, phase: str, kept:
 
 
 def test_a_task_that_waits_for_a_busy_hub_says_until_when_and_has_nothing_to_upload(make: Any) -> None:
-    words = "fetching its rows waits for its store: the hub is busy, so it is tried again at 12:03:20 UTC"
+    words = (
+        "fetching its rows waits for its store: the hub is busy, so the request is retried at 12:03:20 UTC"
+    )
     busy = Failure(reason=FailureReason.STORAGE_UNREACHABLE, message=words)
     contact = Contact(report=make.report(make.reported("Preparing", blocked=busy)))
     snapshot = make.snapshot(make.task(), group=make.group(), contact=contact)

@@ -316,9 +316,14 @@ def test_a_corrected_entry_reaches_its_pipeline(make: Any) -> None:
 @pytest.mark.parametrize(
     ("story", "change", "reason", "words"),
     [
-        ("it is to be made", {"deleting": True}, "CreatingPipeline", "is being made"),
-        ("somebody else's", {"catalogue_hash": None, "spec": None}, "NoPipelineForModel", "somebody else's"),
-        ("made wrong by hand", {"spec": None, "problem": "x"}, "NoPipelineForModel", "is not understood"),
+        ("it is to be made", {"deleting": True}, "CreatingPipeline", "the operator creates a pipeline"),
+        (
+            "was not created by the operator",
+            {"catalogue_hash": None, "spec": None},
+            "NoPipelineForModel",
+            "was not created by the operator",
+        ),
+        ("made wrong by hand", {"spec": None, "problem": "x"}, "NoPipelineForModel", "is invalid"),
         ("given another model by hand", {"spec": "another"}, "NoPipelineForModel", "serves Org/Another"),
         (
             "for its own namespace",

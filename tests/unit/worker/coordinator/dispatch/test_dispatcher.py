@@ -366,7 +366,7 @@ def test_a_task_that_is_alone_fails_for_want_of_memory_only_on_a_stage_that_was_
     play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
     assert task.failure is not None
     assert task.failure.reason is FailureReason.OUT_OF_MEMORY
-    assert "stage 0 ran out of memory while its adapter was made" in task.failure.message
+    assert "stage 0 ran out of memory while its adapter was created" in task.failure.message
     assert not play.dispatcher.exhausted
 
 

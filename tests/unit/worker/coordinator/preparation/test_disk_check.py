@@ -71,7 +71,7 @@ ENOUGH = {"out": ADAPTER, "cache": 3 * ADAPTER, "points": 9 * ADAPTER}
     ("output", "checkpoints", "free", "told"),
     [
         ("s3://b/a", "s3://b/c", {"cache": 3 * ADAPTER}, None),
-        ("s3://b/a", "s3://b/c", {"cache": 3 * ADAPTER - 1}, "for what waits for its upload"),
+        ("s3://b/a", "s3://b/c", {"cache": 3 * ADAPTER - 1}, "for files that wait for their upload"),
         ("file:///out/a", "file:///points/c", ENOUGH, None),
         ("file:///out/a", "file:///points/c", ENOUGH | {"out": ADAPTER - 1}, "for the adapter"),
         ("file:///out/a", "file:///points/c", ENOUGH | {"points": 9 * ADAPTER - 1}, "for 3 checkpoints"),

@@ -121,7 +121,7 @@ def _nan(tensors: dict[str, torch.Tensor]) -> None:
         (_less, "lacks "),
         (_more, "has, and the task's modules do not, .*k_proj"),
         (_wider, "another shape"),
-        (_nan, "no numbers"),
+        (_nan, "not finite numbers"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(
@@ -160,7 +160,7 @@ def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start:
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 100_000, b"[]"])
 def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, content: bytes) -> None:
     folder.write(f"{URI}/adapter_config.json", content)
-    with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is no JSON"):
+    with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is not JSON"):
         read_initial(folder, URI, LORA, TARGETS)
 
 

@@ -21,7 +21,7 @@ def test_every_phase_has_words(phase: Phase, memory: bool) -> None:
 def test_what_rows_need_and_what_the_adapter_needs_have_their_own_advice() -> None:
     def advice(phase: Phase) -> str:
         fault = Fault(stage=0, number=1, phase=phase, out_of_memory=True, error="MemoryError")
-        return explain(fault, step=1).partition("What helps: ")[2].partition(",")[0]
+        return explain(fault, step=1).partition("Use ")[2].partition(",")[0]
 
     assert {phase for phase in Phase if advice(phase) == "a smaller maxSeqLength"} == {
         Phase.FORWARD,

@@ -98,7 +98,7 @@ def test_two_stages_cannot_send_the_same_layer(base: BaseModel, parts: Any) -> N
 def test_an_adapter_that_never_had_a_loss_is_refused_though_its_weights_look_well(
     base: BaseModel, parts: Any, never: dict[str, Any]
 ) -> None:
-    with pytest.raises(InvalidAdapter, match="no step had a supervised token, so no loss was ever known"):
+    with pytest.raises(InvalidAdapter, match="no step had a supervised token"):
         finish(base, parts, **never)
 
 

@@ -65,7 +65,7 @@ def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with
     assert len(rested) == 19
     assert max(rested) == 30.0
     assert used == ["old", *(f"new-{number}" for number in range(1, 20))]
-    assert set(said) == {"uploading the adapter failed and is tried again: unknown key"}
+    assert set(said) == {"uploading the adapter failed and is retried: unknown key"}
     assert task.blocked is None
     assert len(changes) == 20, "each refusal is reported, and so is the end of the trouble"
 
@@ -107,9 +107,9 @@ def test_a_full_volume_keeps_its_words() -> None:
 
 
 PASSING = [
-    (MemoryError(), FailureReason.INTERNAL_ERROR, "lacks memory"),
-    (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), FailureReason.INTERNAL_ERROR, "lacks"),
-    (RuntimeError("can't start new thread"), FailureReason.INTERNAL_ERROR, "lacks memory, files or processes"),
+    (MemoryError(), FailureReason.INTERNAL_ERROR, "too little memory"),
+    (RuntimeError("can't allocate memory: you tried to allocate 9 bytes"), FailureReason.INTERNAL_ERROR, "too little"),
+    (RuntimeError("can't start new thread"), FailureReason.INTERNAL_ERROR, "too few file handles"),
     (OSError(errno.EMFILE, "Too many open files"), FailureReason.INTERNAL_ERROR, "Too many open files"),
     (OSError(errno.ENOSPC, "No space left"), FailureReason.INSUFFICIENT_SPACE, "own volume is full"),
     (Interrupted(FailureReason.INVALID_ROW, "was killed"), FailureReason.INTERNAL_ERROR, "was killed"),
@@ -258,7 +258,7 @@ def test_who_waits_for_a_silent_store_says_so_keeps_its_work_and_goes_on_when_it
     tasks = [scene.begin(run(f"t{number}", endpoint="http://away")) for number in range(4)]
     scene.steps()
     assert scene.tried == ["t0"]
-    assert blocked(tasks[0]) == "storing it failed and is tried again: no answer in 60 s"
+    assert blocked(tasks[0]) == "storing it failed and is retried: no answer in 60 s"
     assert {blocked(task) for task in tasks[1:]} == {"storing it waits for its store: no answer in 60 s"}
     assert sorted(scene.kept) == ["t1", "t2", "t3"]
     tasks.append(scene.begin(run("late", endpoint="http://away")))
@@ -289,7 +289,7 @@ def test_a_task_that_never_trained_counts_the_tries_of_those_that_want_the_same_
     assert set(map(str, scene.lost.values())) == {"no answer in 60 s"}
 
 
-BUSY = StoreBusy("the hub answered 429: it asks to be left alone for 200 s", 200.0)
+BUSY = StoreBusy("the hub answered 429: it requests a pause of 200 s", 200.0)
 
 
 def test_a_busy_store_fails_no_task_and_is_asked_when_it_wants_to_be() -> None:

@@ -111,16 +111,16 @@ def damaged(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "told"),
     [
-        ("rows.jsonl.gz", gzip.compress(json_lines())[:-20], "a gzip file that is cut off"),
+        ("rows.jsonl.gz", gzip.compress(json_lines())[:-20], "a truncated gzip file"),
         ("rows.jsonl.gz", damaged(gzip.compress(json_lines())), "a damaged gzip file"),
-        ("rows.jsonl.zst", zstd(json_lines())[:-20], "a zstd file that is cut off"),
+        ("rows.jsonl.zst", zstd(json_lines())[:-20], "a truncated zstd file"),
         ("rows.jsonl", b"\xfd7zXZ\x00\x00\x04", "is xz, which is not read"),
         ("rows.arrow", b"ARROW1\0\0 and so on", "is Arrow, which is not read"),
         ("rows.jsonl", b"PK\x03\x04 and so on", "is zip, which is not read"),
-        ("rows.jsonl", parquet(), "needs dataset.fileFormat: parquet"),
-        ("rows.parquet", json_lines(), "no Parquet file that can be read"),
-        ("rows.parquet", parquet()[:-50], "no Parquet file that can be read"),
-        ("rows.parquet", b"", "no Parquet file that can be read"),
+        ("rows.jsonl", parquet(), "set dataset.fileFormat to parquet"),
+        ("rows.parquet", json_lines(), "not a readable Parquet file"),
+        ("rows.parquet", parquet()[:-50], "not a readable Parquet file"),
+        ("rows.parquet", b"", "not a readable Parquet file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_its_flaw(

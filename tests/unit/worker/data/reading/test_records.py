@@ -49,14 +49,14 @@ def test_brackets_and_quotes_within_texts_are_no_structure(size: int) -> None:
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"", [(1, "the file is no JSON array")]),
-        (b'{"a": 1}', [(1, "the file is no JSON array")]),
-        (b"[", [(1, "the array is cut off")]),
-        (b'[{"a": 1},', [(2, "the array is cut off")]),
-        (b'[{"a": 1}, {"b": [', [(2, "the array is cut off")]),
-        (b'[{"a": "x', [(1, "the array is cut off")]),
+        (b"", [(1, "the file is not a JSON array")]),
+        (b'{"a": 1}', [(1, "the file is not a JSON array")]),
+        (b"[", [(1, "the array is truncated")]),
+        (b'[{"a": 1},', [(2, "the array is truncated")]),
+        (b'[{"a": 1}, {"b": [', [(2, "the array is truncated")]),
+        (b'[{"a": "x', [(1, "the array is truncated")]),
         (b'[{"a": 1} {"b": 2}]', [(2, "a comma is missing before it")]),
-        (b'[{"a": 1}] x', [(2, "something stands after the array's end")]),
+        (b'[{"a": 1}] x', [(2, "there is text after the end of the array")]),
         (
             b'[{"a": }, {"b": 2}, [3], "x", 4]',
             [(1, "not JSON"), (3, "is a list"), (4, "is text"), (5, "a number")],
@@ -108,7 +108,7 @@ def test_csv_rows_are_numbered_by_the_line_that_they_begin_in() -> None:
         (b"a,b\n1,2\n\xff,3\n4,5\n", 3, "not UTF-8 at byte 1"),
         (b'a,b\n1,"\n\xff', 3, "not UTF-8 at byte 1"),
         (b'a,b\n"1"x,2\n', 2, "not CSV"),
-        (b"a,a\n1,2\n", 1, "names the column 'a' more than once"),
+        (b"a,a\n1,2\n", 1, "has more than one column 'a'"),
     ],
 )
 def test_what_makes_the_rest_of_a_csv_file_unreadable_is_told_and_ends_it(

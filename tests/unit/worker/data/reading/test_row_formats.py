@@ -330,7 +330,7 @@ def test_a_row_that_teaches_nothing_is_dropped_by_rule_in_every_format(
         (
             DatasetFormat.SHAREGPT,
             {"conversations": [{"from": "system", "value": "a"}, QUESTION, ANSWER], "system": "b"},
-            "leave one of them out",
+            "remove one of them",
         ),
     ],
 )

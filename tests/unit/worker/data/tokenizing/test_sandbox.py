@@ -90,7 +90,7 @@ def test_who_asks_for_the_time_is_told_the_one_that_was_given() -> None:
         ("{% for m in messages %}\n{{ m.content }\n{% endfor %}", r"line 2: unexpected '}'"),
         ("a\nb\n{% endfor %}", r"line 3: .*endfor"),
         ("{% for m in messages %}", r"line 1: .*end"),
-        ("\n{{ 'a' | center(10) }}", r"line 2: the filter center is not among those that may be used"),
+        ("\n{{ 'a' | center(10) }}", r"line 2: the filter center is not allowed"),
         ("{{ 'a' | nothing }}", r"the filter nothing is not among"),
         ("{% include 'x' %}", r"line 1: a chat template cannot load others"),
         ("{% extends 'x' %}", r"a chat template cannot load others"),
@@ -115,7 +115,7 @@ def sixty(start: str, following: str) -> str:
 
 
 HOSTILE = {
-    "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "a macro that calls itself twice": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}"
     "{% endmacro %}{{ f(60) }}",
     "a macro without an end": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
@@ -204,7 +204,7 @@ BEYOND = {
     ),
     "searches in a long list": (
         "{% set long = [0] * 900000 %}" + IN_LOOPS.replace("STEP", "{% if 1 in long %}{% endif %}"),
-        r"more than 5 s of processor time: look for loops in loops",
+        r"more than 5 s of processor time: look for nested loops",
     ),
     "slices that are kept": (
         "{% set long = [0] * 900000 %}{% set ns = namespace(t=()) %}"
@@ -244,18 +244,20 @@ def test_a_process_that_is_stopped_or_killed_may_be_the_machines_fault(
     monkeypatch.setattr("mlora_worker.data.tokenizing.sandboxed_template._ANSWER_SECONDS", 0.5)
     with closing(OwnTemplate(CHATML)) as own:
         os.kill(own.pid, signal.SIGSTOP)
-        with pytest.raises(Interrupted, match="gave no answer within"):
+        with pytest.raises(Interrupted, match="did not respond within"):
             own.render(HELLO)
     with closing(OwnTemplate(CHATML)) as own:
         os.kill(own.pid, signal.SIGKILL)
-        with pytest.raises(Interrupted, match="was killed, most likely for want of memory") as killed:
+        with pytest.raises(
+            Interrupted, match="was killed, most likely because it ran out of memory"
+        ) as killed:
             own.render([{"role": "user", "content": "a" * 3_000_000}])
     assert killed.value.reason is FailureReason.INVALID_ROW, "in the end, where each try is killed"
 
 
 def test_a_process_that_does_not_start_is_the_machines_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlora_worker.data.tokenizing.sandboxed_template._START_SECONDS", 0.0)
-    with pytest.raises(Interrupted, match="does not start: it gave no answer") as late:
+    with pytest.raises(Interrupted, match="does not start: it did not respond") as late:
         OwnTemplate(CHATML)
     assert late.value.reason is FailureReason.INTERNAL_ERROR
 
@@ -263,7 +265,7 @@ def test_a_process_that_does_not_start_is_the_machines_fault(monkeypatch: pytest
 def test_all_renderings_together_may_take_so_much_for_each() -> None:
     kind, told = sandbox_process._rendered(TaskTemplate(CHATML), HELLO, {}, 0.0)
     assert kind == sandbox_process.REFUSED
-    assert "far more than so many conversations need" in told
+    assert "far more than these conversations need" in told
 
 
 def test_a_long_conversation_and_many_at_once_pass_through() -> None:

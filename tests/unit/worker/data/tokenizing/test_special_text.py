@@ -221,7 +221,7 @@ def test_rows_with_special_tokens_are_counted_and_a_file_of_rendered_rows_is_tol
     assert counts.dropped == {"AlreadyRendered": 1}
     assert counts.first_dropped == {"AlreadyRendered": (4,)}
     assert prepared(tokenizer, {"prompt": "a", "completion": "b"}).counts.special_tokens is None
-    with pytest.raises(DataError, match="give the text of each turn alone") as caught:
+    with pytest.raises(DataError, match="give only the text of each turn") as caught:
         prepared(tokenizer, {"prompt": RENDERED["Qwen2.5"], "completion": "b"})
     assert caught.value.reason is FailureReason.NO_TRAINABLE_ROWS
 

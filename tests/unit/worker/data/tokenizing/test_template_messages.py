@@ -68,7 +68,7 @@ def test_no_template_tells_a_row(story: str, make_tokenizer: Callable[..., Any])
     source = TELLING[story]
     for told in (told_by_own(source), told_by_models(make_tokenizer, source)):
         assert "4711" not in told
-        assert "holds" not in told.replace("may hold rows", "")
+        assert "holds" not in told.replace("may contain rows", "")
         assert told, "it still says that the template failed"
 
 
@@ -98,7 +98,7 @@ def test_no_content_is_told(content: str, story: str) -> None:
         ("{% set tell = raise_exception %}{{ tell('no') }}{{ raise_exception('no') }}", "no"),
         (
             "a\n\n{{ raise_exception(messages[0].role) }}",
-            "line 3: raise_exception with a text that is not shown, since it may hold rows; write it as a literal text",
+            "line 3: raise_exception with a text that is not shown, since it may contain rows: use a literal text",
         ),
         (
             "a\n{{ messages[0].nothing.more }}",

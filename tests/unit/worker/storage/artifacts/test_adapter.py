@@ -315,7 +315,7 @@ def test_a_manifest_of_an_unknown_version_is_not_written_over(memory: Any, task:
     publish(memory, task, SMALL)
     change_manifest(memory, version=2, files={"weights": "elsewhere"})
     memory.journal.clear()
-    with pytest.raises(StorageError, match="format version 2, this worker knows 1"):
+    with pytest.raises(StorageError, match="format version 2, this worker supports 1"):
         publish(memory, task, {name: tensor * 2 for name, tensor in SMALL.items()})
     assert memory.journal == []
 

@@ -321,5 +321,5 @@ def test_a_stage_gets_the_tensors_of_its_layers() -> None:
     parts = [stage_part(tensors, layers) for layers in (range(2), range(2, 11))]
     assert [len(part) for part in parts] == [3, 6]
     assert parts[0].keys() | parts[1].keys() == tensors.keys()
-    with pytest.raises(ValueError, match="names no layer"):
+    with pytest.raises(ValueError, match="does not name a layer"):
         layer_of("lm_head.weight")

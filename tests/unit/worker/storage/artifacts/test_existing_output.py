@@ -92,10 +92,10 @@ def test_an_upload_that_was_cut_off_is_gone_on_with_by_its_own_task_alone(
         (
             "weights",
             {"adapter_model.safetensors": b"x"},
-            "no manifest belongs to (adapter_model.safetensors)",
+            "without a manifest (adapter_model.safetensors)",
         ),
-        ("older weights", {"adapter_model.bin": b"x"}, "no manifest belongs to (adapter_model.bin)"),
-        ("a configuration", {"adapter_config.json": b"{}"}, "no manifest belongs to (adapter_config.json)"),
+        ("older weights", {"adapter_model.bin": b"x"}, "without a manifest (adapter_model.bin)"),
+        ("a configuration", {"adapter_config.json": b"{}"}, "without a manifest (adapter_config.json)"),
         ("a manifest of something else", {MANIFEST_NAME: b'{"name": "an app"}'}, "does not understand"),
         ("a manifest that is none", {MANIFEST_NAME: b"\xff"}, "does not understand"),
         ("a list", {MANIFEST_NAME: b"[1]"}, "does not understand"),

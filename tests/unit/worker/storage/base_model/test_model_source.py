@@ -107,7 +107,7 @@ def test_a_file_that_is_uploaded_at_this_moment_is_no_reason_to_give_the_pipelin
             return super().size(uri) + 1
 
     files = model(Growing(), tmp_path, sharded())
-    with pytest.raises(StoreUnreachable, match=r"changed while it was read: start again"):
+    with pytest.raises(StoreUnreachable, match=r"changed while it was being read: retry"):
         files.folder()
 
 
@@ -148,7 +148,7 @@ def headed(header: bytes) -> bytes:
             rf"truncated: its tensors need {len(WEIGHTS)} bytes, it has {len(WEIGHTS) - 1}; upload it again",
         ),
         (WEIGHTS[:20], "truncated: its header alone needs"),
-        (WEIGHTS[:5], "has 5 bytes and is no safetensors file"),
+        (WEIGHTS[:5], "has 5 bytes and is not a safetensors file"),
         (b"", "has 0 bytes"),
         (
             b"version https://git-lfs.github.com/spec/v1\n",
@@ -204,7 +204,7 @@ def test_a_damaged_local_file_is_named_too(tmp_path: Path) -> None:
             {"README.md": b""},
             "neither model.safetensors nor model.safetensors.index.json; found README.md, config.json",
         ),
-        ({"model.safetensors.index.json": b"[]"}, "no index of a sharded model"),
+        ({"model.safetensors.index.json": b"[]"}, "not the index of a sharded model"),
         ({"model.safetensors.index.json": b'{"weight_map": {}}'}, "names no files"),
         (
             {name: content for name, content in sharded().items() if name != "model-2.safetensors"},
@@ -231,7 +231,7 @@ def test_a_model_in_gguf_is_told_how_to_convert_it(
     memory: Any, tmp_path: Path, more: dict[str, bytes]
 ) -> None:
     memory.objects |= {f"{URI}/{name}": content for name, content in {"tiny.Q4_1.GGUF": b"", **more}.items()}
-    with pytest.raises(BrokenModel, match=r"as GGUF \(tiny.Q4_1.GGUF\).* convert it once"):
+    with pytest.raises(BrokenModel, match=r"as GGUF \(tiny.Q4_1.GGUF\).* Convert it once"):
         ModelFiles(memory, ModelSource(name="acme/tiny", uri=URI), tmp_path).names()
 
 
@@ -239,7 +239,7 @@ def test_a_model_in_gguf_is_told_how_to_convert_it(
     "index", [b"[" * 100_000, b"[]", b'{"weight_map": [1]}', b'{"weight_map": {"a": 1}}']
 )
 def test_an_index_that_is_none_is_named(memory: Any, tmp_path: Path, index: bytes) -> None:
-    with pytest.raises(BrokenModel, match=r"no index of a sharded model|is incomplete"):
+    with pytest.raises(BrokenModel, match=r"not the index of a sharded model|is incomplete"):
         model(memory, tmp_path, {"config.json": b"{}", "model.safetensors.index.json": index}).names()
 
 
@@ -277,5 +277,5 @@ def test_a_folder_of_any_number_of_objects_is_no_model(memory: Any, tmp_path: Pa
 def test_an_index_that_is_no_json_that_can_be_used_is_named(
     memory: Any, tmp_path: Path, index: bytes
 ) -> None:
-    with pytest.raises(BrokenModel, match="no index of a sharded model"):
+    with pytest.raises(BrokenModel, match="not the index of a sharded model"):
         model(memory, tmp_path, {"model.safetensors.index.json": index}).names()

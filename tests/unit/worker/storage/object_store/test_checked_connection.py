@@ -166,7 +166,7 @@ def test_through_a_proxy_a_name_that_leads_inward_is_refused_too(monkeypatch: py
         monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
         monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
         inward = Destinations(resolve=lambda _host, _port: ["169.254.169.254"])
-        with pytest.raises(StorageError, match="may not reach"):
+        with pytest.raises(StorageError, match="must not reach"):
             store("http://s3.tenant.example", inward).size("s3://bucket/key")
         assert proxy.asked == []
         outward = Destinations(resolve=lambda _host, _port: ["93.184.216.34"])

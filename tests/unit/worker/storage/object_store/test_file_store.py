@@ -33,7 +33,7 @@ def test_what_was_written_is_read_back_whole_in_part_and_by_line(tmp_path: Path)
 def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:
     uri = (tmp_path / "x").as_uri()
     STORE.write(uri, b"12345")
-    with pytest.raises(StorageError, match="shorter than it should be: wanted 4 bytes from 3, got 2"):
+    with pytest.raises(StorageError, match="shorter than expected: wanted 4 bytes from 3, got 2"):
         STORE.read_range(uri, 3, 4)
 
 
@@ -55,7 +55,7 @@ def test_a_volume_whose_server_is_away_is_a_store_that_gives_no_answer(
         raise OSError(number, os.strerror(number), path)
 
     monkeypatch.setattr(os, "open", away)
-    with pytest.raises(StoreUnreachable, match="check the volume") as caught:
+    with pytest.raises(StoreUnreachable, match="check its volume") as caught:
         STORE.read((tmp_path / "x").as_uri(), MOST)
     assert caught.value.reason is FailureReason.STORAGE_UNREACHABLE
 

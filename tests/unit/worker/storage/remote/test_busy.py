@@ -43,7 +43,7 @@ def test_what_a_header_says(headers: dict[str, str], seconds: float | None) -> N
 def test_the_error_says_until_when() -> None:
     found = busy("cannot read x: the server answered 429", 200.0, NOON)
     assert str(found) == (
-        "cannot read x: the server answered 429: it asks to be left alone for 200 s, so it is tried again at "
+        "cannot read x: the server answered 429: it requests a pause of 200 s, so the request is retried at "
         "2026-11-28 12:03:20 UTC"
     )
     assert (busy("x", None, NOON).seconds, busy("x", 0.0, NOON).seconds) == (30.0, 1.0)

@@ -25,5 +25,5 @@ def test_only_a_newline_ends_a_line() -> None:
 def test_a_line_that_would_fill_the_memory_ends_the_reading_after_the_lines_before() -> None:
     lines = split_lines([b"one\n", b"x" * 600, b"x" * 600, b"\n"], longest=1000)
     assert next(lines) == b"one"
-    with pytest.raises(LineTooLong, match="is this the right file format"):
+    with pytest.raises(LineTooLong, match=r"check dataset\.fileFormat"):
         next(lines)
