@@ -23,6 +23,7 @@ from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import words
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.schema import structural
+from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
@@ -232,6 +233,9 @@ def _spec(
         return None, [(("spec", *problem["loc"]), _message(problem, model)) for problem in error.errors()]
     filled = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
     wrong: list[tuple[Path, str]] = [(("spec", *path), message) for path, message in broken(filled, rules)]
+    size = oversized(filled)
+    if size is not None:
+        wrong.append((("spec",), size))
     patterns = wrong_patterns(spec.lora) if isinstance(spec, LoRATaskSpec) else None
     if patterns is not None:
         wrong.append((("spec", *patterns[0]), patterns[1]))

@@ -20,6 +20,7 @@ from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.readable import readable
 from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
 from mlora_operator.reconcile.state.decision import Fault
@@ -225,6 +226,9 @@ def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | 
     except ValidationError as error:
         return None, describe(error, "spec")
     document = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+    size = oversized(document)
+    if size is not None:
+        return None, f"spec: {size}"
     old = tuple(rule for rule in rules if not rule.new_alone)
     problems = [f"{'.'.join(('spec', *path))}: {message}" for path, message in broken(document, old)]
     return (None, "; ".join(problems)) if problems else (spec, None)

@@ -234,3 +234,10 @@ def test_a_port_that_is_taken_is_told_at_once(site: Site) -> None:
 
     with pytest.raises(OSError):
         PageServer(Desk(Board(), lambda: "", utc_now), *site.address).start()
+
+
+def test_a_request_with_two_names_is_refused(site: Site) -> None:
+    """A proxy may believe the one, and the page the other."""
+    with socket.create_connection(site.address, 5) as plain:
+        plain.sendall(f"GET {API} HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n".encode())
+        assert plain.recv(1000).split(b" ")[1] == b"400"
