@@ -132,12 +132,12 @@ async def _watch(
     wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
 ) -> int:
     from mlora_operator.cli.kube.cluster import connect
-    from mlora_operator.cli.kube.retry import Patience
+    from mlora_operator.cli.kube.retry import RetryTimeouts
     from mlora_operator.cli.submit.follow import follow
 
     async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
         name = next(iter(wanted)) if len(wanted) == 1 else None
-        tasks = follow(cluster, cluster.namespace, name, Patience(), time.monotonic, asyncio.sleep)
+        tasks = follow(cluster, cluster.namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
         with view:
             async with aclosing(tasks):
                 async for known in tasks:

@@ -96,7 +96,7 @@ class LeaseStore(Protocol):
         """Replace ``former`` and nothing else. Raises Overtaken."""
 
 
-class Outcome(Enum):
+class LeaseHolder(Enum):
     MINE = "mine"
     ANOTHERS = "another's"
     UNKNOWN = "unknown"  # no answer, or somebody wrote in between
@@ -140,7 +140,7 @@ class Elector:
         """Until cancelled: ``work`` runs, anew in each term, while this replica leads. Then the lease is free."""
         try:
             while True:
-                if await self._attempt(ATTEMPT_WITHIN) is Outcome.MINE:
+                if await self._attempt(ATTEMPT_WITHIN) is LeaseHolder.MINE:
                     await self._lead(work)
                 await asyncio.sleep(self._terms.look_every)
         finally:
@@ -161,34 +161,34 @@ class Elector:
                     return await task
                 outcome = await self._attempt(max(0.1, min(ATTEMPT_WITHIN, self._until - self._clock())))
                 another = self._mine is not None and self._mine.transitions != term
-                if outcome is Outcome.ANOTHERS or another or not self.leads:
+                if outcome is LeaseHolder.ANOTHERS or another or not self.leads:
                     logger.warning(
                         "%s is no longer the leader: the lease could not be renewed in time", self.me
                     )
                     return None
-                pause = self._terms.renew_every if outcome is Outcome.MINE else self._terms.look_every
+                pause = self._terms.renew_every if outcome is LeaseHolder.MINE else self._terms.look_every
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             if not self.leads:
                 self._mine = None
 
-    async def _attempt(self, within: float) -> Outcome:
+    async def _attempt(self, within: float) -> LeaseHolder:
         """One try to take or to renew."""
         try:
             async with asyncio.timeout(within):
                 return await self._take()
         except Overtaken:
             self._mine = None
-            return Outcome.UNKNOWN
+            return LeaseHolder.UNKNOWN
         except Exception as error:
             self._mine = None  # the write may have been done
             logger.warning("the lease could not be read or written: %s", str(error) or type(error).__name__)
-            return Outcome.UNKNOWN
+            return LeaseHolder.UNKNOWN
         finally:
             self.last_attempt = self._clock()
 
-    async def _take(self) -> Outcome:
+    async def _take(self) -> LeaseHolder:
         lease = self._mine
         if lease is None:
             lease = await self._store.read()
@@ -196,13 +196,13 @@ class Elector:
             if not may_take(self._seen, self.me, self._clock()):
                 if lease is not None and self.leads:
                     self._until = float("-inf")  # at once: another holds it
-                return Outcome.ANOTHERS
+                return LeaseHolder.ANOTHERS
         self._campaigned = True
         asked = self._clock()
         self._mine = await self._store.write(lease, self.me, self._terms.duration)
         self._seen = Seen(self._mine, asked)
         self._until = asked + self._terms.deadline
-        return Outcome.MINE
+        return LeaseHolder.MINE
 
     async def _release(self) -> None:
         """Others need not wait then. Only what is still ours is given away."""

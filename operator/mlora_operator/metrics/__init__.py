@@ -2,5 +2,5 @@
 
 ``families`` names everything that is exported; ``measures`` counts what happens; ``state`` reads the last pass when
 somebody asks; ``server`` answers ``/metrics``. Nothing here decides or writes, and the reconcile loop knows of it only as a
-``Witness``.
+``Observer``.
 """

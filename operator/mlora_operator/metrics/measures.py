@@ -64,7 +64,7 @@ class Measures:
             self._duration.labels(result)
         self._finished.labels("", "", "failed", c.REASON_DEADLINE_EXCEEDED)  # no pipeline has taken it
 
-    # --- reconcile.witness.Witness ---
+    # --- reconcile.observer.Observer ---
 
     def passed(self, whole: float, deciding: float) -> None:
         self._pass.observe(whole)

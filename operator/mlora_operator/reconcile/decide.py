@@ -24,13 +24,13 @@ from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.status.closed_ports import explained
 from mlora_operator.reconcile.status.conditions import news
-from mlora_operator.reconcile.status.incremental import Judged
+from mlora_operator.reconcile.status.incremental import TaskStatuses
 from mlora_operator.reconcile.status.lifetime import as_leaving, outlived
 from mlora_operator.reconcile.status.pipeline import invalid_status, pipeline_status
 from mlora_operator.reconcile.status.pipeline_summary import scene
 from mlora_operator.reconcile.status.retries import told, tried_again
 from mlora_operator.reconcile.status.undecided import pipeline_status_apart
-from mlora_operator.reconcile.workers.demand import Crew, crew_of
+from mlora_operator.reconcile.workers.demand import PipelineDemand, demand_of
 from mlora_operator.reconcile.workers.gang import Applicant, Reach, Turn, applicant, bystander, turns
 from mlora_operator.reconcile.workers.health import health
 from mlora_operator.reconcile.workers.scale import pods_to_delete, size, workers
@@ -81,11 +81,11 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         if not pipeline.deleting and pipeline.key not in apart.pipelines:
             own = tuple(members.get(pipeline.key, ()))
             look = partial(_look, pipeline, snapshot, settings, now)
-            crew = apart.of_pipeline(pipeline, partial(crew_of, own, look, memo.places, now, apart), None)
+            crew = apart.of_pipeline(pipeline, partial(demand_of, own, look, memo.places, now, apart), None)
             if crew is not None:
                 crews[pipeline.key] = crew
     may = turns(_applicants(crews, snapshot, apart, settings.rights.reach), now, settings.rights.reach)
-    judged = Judged(accepted, snapshot.told_lately, memo.statuses, settings.network_policy, now, apart)
+    judged = TaskStatuses(accepted, snapshot.told_lately, memo.statuses, settings.network_policy, now, apart)
     decided = [
         _decide_one(
             pipeline,
@@ -152,7 +152,9 @@ def _look(
     )
 
 
-def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart, reach: Reach) -> list[Applicant]:
+def _applicants(
+    crews: Mapping[Key, PipelineDemand], snapshot: Snapshot, apart: Apart, reach: Reach
+) -> list[Applicant]:
     """Also of those that stand apart: others count on what they hold."""
     found = []
     for pipeline in snapshot.pipelines:
@@ -170,10 +172,10 @@ def _applicants(crews: Mapping[Key, Crew], snapshot: Snapshot, apart: Apart, rea
 
 def _decide_one(
     pipeline: Pipeline,
-    crew: Crew | None,
+    crew: PipelineDemand | None,
     tasks: Sequence[Task],
     may: Mapping[Key, Turn],
-    judged: Judged,
+    judged: TaskStatuses,
     snapshot: Snapshot,
     plans: Answers[Counted],
 ) -> Decision:
@@ -194,7 +196,12 @@ def _decide_one(
 
 
 def _decide_pipeline(
-    crew: Crew, turn: Turn, judged: Judged, snapshot: Snapshot, plans: Answers[Counted], now: datetime
+    crew: PipelineDemand,
+    turn: Turn,
+    judged: TaskStatuses,
+    snapshot: Snapshot,
+    plans: Answers[Counted],
+    now: datetime,
 ) -> Decision:
     seen, placed, wanting = crew.view, crew.placed, crew.wanting
     key = seen.pipeline.key

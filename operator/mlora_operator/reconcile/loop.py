@@ -22,7 +22,7 @@ from mlora_operator.reconcile.cluster.throttle import PROMPT, Pace
 from mlora_operator.reconcile.cluster.writer import Writer
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.failed_passes import Failing, failed_again
-from mlora_operator.reconcile.observer import Nobody, Witness
+from mlora_operator.reconcile.observer import NoObserver, Observer
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint, Trust
 from mlora_operator.reconcile.state.decision import Decision, Fault
 from mlora_operator.reconcile.state.decode import (
@@ -64,7 +64,7 @@ class Loop:
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         watchers: Sequence[Watcher] = (),
-        witness: Witness | None = None,
+        witness: Observer | None = None,
         pace: Pace = PROMPT,
     ) -> None:
         self._cluster = cluster
@@ -73,7 +73,7 @@ class Loop:
         self._now = now
         self._monotonic = monotonic
         self._watchers = watchers
-        self._witness = witness or Nobody()
+        self._witness = witness or NoObserver()
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
         self._lookups = Lookups(cluster, monotonic)

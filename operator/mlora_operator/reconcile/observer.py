@@ -10,7 +10,7 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.state.snapshot import Pipeline, Task
 
 
-class Witness(Protocol):
+class Observer(Protocol):
     def passed(self, whole: float, deciding: float) -> None:
         """A pass came to its end: seconds of all of it, and of the decision alone."""
 
@@ -33,7 +33,7 @@ class Witness(Protocol):
         """``status`` stands in the place of ``pipeline.status``."""
 
 
-class Nobody:
+class NoObserver:
     """Where nothing is counted."""
 
     def passed(self, whole: float, deciding: float) -> None: ...

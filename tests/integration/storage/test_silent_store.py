@@ -15,11 +15,11 @@ import pytest
 
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
-from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience
+from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier
 from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
-from mlora_worker.storage.object_store.s3_client import Patience as Timeouts
+from mlora_worker.storage.object_store.s3_client import S3Timeouts as Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from tests.fixtures.storage import Storage
 
@@ -95,7 +95,7 @@ class Uploads:
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(16)
         self.lane = Lane(self.threads, StoreTurns(16))
-        self.patience = Patience(changed=self.changed, on_change=self.changed.notify_all, later=Later())
+        self.patience = UploadRetrier(changed=self.changed, on_change=self.changed.notify_all, later=Later())
 
     def begin(self, task: TaskRun) -> TaskRun:
         def work() -> None:

@@ -17,7 +17,7 @@ from mlora_worker.model.errors import ModelError
 from mlora_worker.protocol import Failure, FailureReason, Message, StorageAccess
 from mlora_worker.storage.base_model.model_source import RemoteAccess
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.object_store.s3 import PATIENT, Patience
+from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
 from mlora_worker.storage.object_store.s3_client import Manners
 from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
 
@@ -40,7 +40,7 @@ def reply(program: str, kind: type[Question], answer: Callable[[Question], Messa
 
 def users_store(
     access: StorageAccess,
-    patience: Patience = PATIENT,
+    patience: S3Timeouts = DEFAULT_TIMEOUTS,
     missing: FailureReason = FailureReason.INVALID_SPEC,
 ) -> Store:
     """With the keys of ``access``, or without any there with those of the machine. ``missing``: the reason of what is not
@@ -65,7 +65,9 @@ def users_store(
     )
 
 
-def users_remote(access: StorageAccess, hub_endpoint: str, patience: Patience = PATIENT) -> RemoteAccess:
+def users_remote(
+    access: StorageAccess, hub_endpoint: str, patience: S3Timeouts = DEFAULT_TIMEOUTS
+) -> RemoteAccess:
     """For a model on a hub or on the web, of which configuration and tokenizer are read."""
     token = access.hub_token.get_secret_value().strip() if access.hub_token is not None else ""
     return RemoteAccess(

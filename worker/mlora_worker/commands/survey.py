@@ -29,13 +29,13 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.base_model.model_source import open_model
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.object_store.s3 import Patience
+from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
 from mlora_worker.stream.fit import misfit
 
 # Somebody waits for the answer, which does not need the rows.
-_PATIENCE = Patience(connect_seconds=2.0, read_seconds=10.0, attempts=1)
+_PATIENCE = S3Timeouts(connect_seconds=2.0, read_seconds=10.0, attempts=1)
 # Of a store that a cluster may reach where this machine does not, or with other keys.
 _UNREAD = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED)
 

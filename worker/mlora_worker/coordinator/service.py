@@ -28,7 +28,7 @@ from mlora_worker.coordinator.task.report import told
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
 from mlora_worker.coordinator.uploads.publisher import Publisher
-from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import PIPELINES_OWN, Place, input_places, output_place
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.engine import StageState
@@ -72,7 +72,7 @@ class Coordinator:
         self._beyond: Mapping[str, str] = {}  # of tasks that are not here for it, by uid
         self._sequence = 0
         self._texts = Texts()
-        self._patience = Patience(
+        self._patience = UploadRetrier(
             changed=changed, on_change=self._note_change, later=surroundings.later, clock=surroundings.clock
         )
         self._open_place = surroundings.checkpoint_place or self._below_output

@@ -20,7 +20,7 @@ from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
 from mlora_worker.preparing.server import Server
 from mlora_worker.runtime.fences import tried
 from mlora_worker.runtime.log_lines import set_up_logging
-from mlora_worker.storage.object_store.s3_client import PATIENT, new_client
+from mlora_worker.storage.object_store.s3_client import DEFAULT_TIMEOUTS, new_client
 from mlora_worker.storage.object_store.store import open_store
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def main(file: int) -> None:
         send(control, Answer(failed=told(error)))
         return
     new_client(
-        "http://127.0.0.1", "us-east-1", None, PATIENT
+        "http://127.0.0.1", "us-east-1", None, DEFAULT_TIMEOUTS
     )  # what the SDK reads for that, a job has by its fork
     reading = reading_of(config)
     workshop = Workshop(

@@ -11,7 +11,7 @@ from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.client import JSON
 from mlora_operator.cli.kube.cluster import Cluster, connect
-from mlora_operator.cli.kube.retry import Patience
+from mlora_operator.cli.kube.retry import RetryTimeouts
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.follow import follow
 from mlora_operator.cli.task_table import row
@@ -69,7 +69,7 @@ async def _adapter_of_task(
 
 
 async def _finished(cluster: Cluster, name: str, seen: Callable[[JSON], None]) -> JSON:
-    tasks = follow(cluster, cluster.namespace, name, Patience(), time.monotonic, asyncio.sleep)
+    tasks = follow(cluster, cluster.namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
     async with aclosing(tasks):
         async for known in tasks:
             if name not in known:

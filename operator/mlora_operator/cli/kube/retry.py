@@ -18,7 +18,7 @@ _NOT_NOW = {408, 410, 429}  # and whatever begins with 5
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryTimeouts:
     """Seconds without any answer before the cluster counts as unreachable, at first and once it has answered."""
 
     first: float = 10.0

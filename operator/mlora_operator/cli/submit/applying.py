@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.client import JSON, ApiError
-from mlora_operator.cli.kube.retry import Clock, Patience, Sleep, insist
+from mlora_operator.cli.kube.retry import Clock, RetryTimeouts, Sleep, insist
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.conflict import Step, decide
 from mlora_operator.cli.submit.manifests import Submission, title, within
@@ -50,7 +50,7 @@ class Applying:
 
     target: Target
     force: bool
-    patience: Patience
+    patience: RetryTimeouts
     now: Clock
     sleep: Sleep
 

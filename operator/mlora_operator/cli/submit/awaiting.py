@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from mlora_operator.cli.kube.client import JSON
-from mlora_operator.cli.kube.retry import Clock, Patience
+from mlora_operator.cli.kube.retry import Clock, RetryTimeouts
 from mlora_operator.cli.submit.applying import Submitted
 from mlora_operator.cli.submit.follow import TaskSource, follow
-from mlora_operator.cli.submit.outcomes import Outcome, Verdict
+from mlora_operator.cli.submit.outcomes import ResultTracker, TaskResult
 
 Key = tuple[str, str]  # namespace and name
 Seen = Callable[[JSON], None]
@@ -26,8 +26,10 @@ class Waiting:
 
     def __init__(self, submitted: Sequence[Submitted], refused_after: float) -> None:
         self.tasks: dict[Key, JSON] = {(one.namespace, one.name): one.task for one in submitted}
-        self.outcomes: dict[Key, Outcome] = {}
-        self._verdicts = {(one.namespace, one.name): Verdict(one.uid, refused_after) for one in submitted}
+        self.outcomes: dict[Key, TaskResult] = {}
+        self._verdicts = {
+            (one.namespace, one.name): ResultTracker(one.uid, refused_after) for one in submitted
+        }
 
     @property
     def open(self) -> list[Key]:
@@ -50,7 +52,9 @@ class Waiting:
                 self.tasks[key] = known.get(key[1], {})
 
 
-async def wait_for(source: TaskSource, waiting: Waiting, patience: Patience, seen: Seen, now: Clock) -> None:
+async def wait_for(
+    source: TaskSource, waiting: Waiting, patience: RetryTimeouts, seen: Seen, now: Clock
+) -> None:
     """Returns when all have ended. Raises what ``follow`` raises."""
     waiting.look(seen, now())
     news: asyncio.Queue[tuple[str, dict[str, JSON]] | BaseException] = asyncio.Queue()

@@ -112,13 +112,13 @@ def submit(
 
 async def _submit(submission: Submission, wishes: Wishes, telling: Telling) -> int:
     from mlora_operator.cli.kube.cluster import connect
-    from mlora_operator.cli.kube.retry import Patience
+    from mlora_operator.cli.kube.retry import RetryTimeouts
     from mlora_operator.cli.submit.applying import Applying, apply_submission
     from mlora_operator.cli.submit.awaiting import Waiting
-    from mlora_operator.cli.submit.outcomes import Outcome, exit_code
+    from mlora_operator.cli.submit.outcomes import TaskResult, exit_code
 
     start = time.monotonic()
-    patience = Patience()
+    patience = RetryTimeouts()
     async with connect(wishes.context, wishes.namespace) as cluster:
         tools = Applying(cluster, wishes.force_conflicts, patience, time.monotonic, asyncio.sleep)
         submitted = await apply_submission(tools, submission, replace=wishes.replace, say=telling.said)
@@ -131,7 +131,7 @@ async def _submit(submission: Submission, wishes: Wishes, telling: Telling) -> i
         else:
             early = None
         for key, outcome in waiting.outcomes.items():
-            if outcome in (Outcome.FAILED, Outcome.REFUSED):
+            if outcome in (TaskResult.FAILED, TaskResult.REFUSED):
                 task = waiting.tasks[key]
                 events = await cluster.warnings_about(key[0], task["metadata"]["uid"])
                 telling.failure(task, outcome, events)
@@ -144,7 +144,7 @@ async def _wait(
     cluster: Cluster, waiting: Waiting, wishes: Wishes, seconds: float | None, telling: Telling
 ) -> int | None:
     """The exit code of an early end, or None. SIGTERM, which CI systems send, ends it as Ctrl-C does."""
-    from mlora_operator.cli.kube.retry import Patience
+    from mlora_operator.cli.kube.retry import RetryTimeouts
     from mlora_operator.cli.submit.awaiting import wait_for
     from mlora_operator.cli.submit.journal import Journal
 
@@ -162,7 +162,7 @@ async def _wait(
         loop.add_signal_handler(one, main.cancel)
     try:
         async with asyncio.timeout(seconds):
-            await wait_for(cluster, waiting, Patience(), seen, time.monotonic)
+            await wait_for(cluster, waiting, RetryTimeouts(), seen, time.monotonic)
         return None
     except TimeoutError:
         early, why = exit_codes.TIMEOUT, f"not all tasks finished within {wishes.timeout:g} seconds"

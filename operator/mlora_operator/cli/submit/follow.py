@@ -7,7 +7,7 @@ from typing import Protocol
 
 from mlora_operator.cli.kube.client import JSON, ApiError
 from mlora_operator.cli.kube.cluster import NO_ANSWER
-from mlora_operator.cli.kube.retry import Clock, Patience, Sleep, longer, may_pass
+from mlora_operator.cli.kube.retry import Clock, RetryTimeouts, Sleep, longer, may_pass
 
 
 class TaskSource(Protocol):
@@ -21,7 +21,7 @@ class TaskSource(Protocol):
 
 
 async def follow(
-    source: TaskSource, namespace: str, name: str | None, patience: Patience, now: Clock, sleep: Sleep
+    source: TaskSource, namespace: str, name: str | None, patience: RetryTimeouts, now: Clock, sleep: Sleep
 ) -> AsyncGenerator[dict[str, JSON], None]:
     """All tasks of ``namespace`` by name (or the one called ``name``) after each change. Never ends by itself.
 

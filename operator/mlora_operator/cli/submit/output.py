@@ -13,7 +13,7 @@ from mlora_operator.cli.output import print_json, stderr, stdout
 from mlora_operator.cli.submit.applying import Submitted
 from mlora_operator.cli.submit.awaiting import Waiting
 from mlora_operator.cli.submit.journal import Entry
-from mlora_operator.cli.submit.outcomes import Outcome
+from mlora_operator.cli.submit.outcomes import TaskResult
 from mlora_operator.cli.task_table import as_json, row
 from mlora_worker.lines import headed, one_line
 
@@ -52,7 +52,7 @@ class Telling:
         style = "red" if one.bad else "green" if one.good else ""
         stdout().print(Text.assemble((moment, "dim"), " ", (headed(one.text), style)))
 
-    def failure(self, task: JSON, outcome: Outcome, events: Sequence[JSON]) -> None:
+    def failure(self, task: JSON, outcome: TaskResult, events: Sequence[JSON]) -> None:
         """The last words of a task that did not succeed."""
         if self._json:
             return  # the end has them
@@ -64,7 +64,7 @@ class Telling:
             for one in events[-_LAST_EVENTS:]
             if one.get("message") not in known
         ]
-        head = f"{shown.name} {'failed' if outcome is Outcome.FAILED else 'is rejected'}: {shown.reason}"
+        head = f"{shown.name} {'failed' if outcome is TaskResult.FAILED else 'is rejected'}: {shown.reason}"
         stderr().print(Text(one_line(head), style="bold red"))
         for line in lines:
             stderr().print(Text(f"  {line}"))
@@ -76,10 +76,10 @@ class Telling:
             return
         for key, task in waiting.tasks.items():
             outcome = waiting.outcomes.get(key)
-            if outcome is Outcome.SUCCEEDED:
+            if outcome is TaskResult.SUCCEEDED:
                 where = one_line(row(task).adapter or task["spec"]["output"]["uri"])
                 stdout().print(Text.assemble((f"{key[1]}: ", "bold"), (f"succeeded, {where}", "green")))
-            elif outcome is Outcome.GONE:
+            elif outcome is TaskResult.GONE:
                 stderr().print(Text(f"{key[1]}: was deleted by someone else", style="red"))
 
 

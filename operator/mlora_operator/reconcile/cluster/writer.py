@@ -20,7 +20,7 @@ from mlora_operator.reconcile.cluster.assumed import Written
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone, no_text
 from mlora_operator.reconcile.cluster.throttle import NOTHING, PROMPT, Pace, difference, pause
 from mlora_operator.reconcile.cluster.write_queue import Deliveries, Delivery, in_turn
-from mlora_operator.reconcile.observer import Nobody, Witness
+from mlora_operator.reconcile.observer import NoObserver, Observer
 from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, ReadText, Refused
 from mlora_operator.reconcile.state.decision import Decision, Event, Manifest, Workers
 from mlora_operator.reconcile.state.decode import time_or
@@ -59,7 +59,7 @@ class Writer:
         self,
         cluster: Cluster,
         coordinators: Coordinators,
-        witness: Witness | None = None,
+        witness: Observer | None = None,
         pace: Pace = PROMPT,
         look_again: Callable[[bool], None] = lambda _: None,
         read_text: ReadText = no_text,
@@ -68,7 +68,7 @@ class Writer:
         self._cluster = cluster
         self._pace = pace
         self._coordinators = coordinators
-        self._witness = witness or Nobody()
+        self._witness = witness or NoObserver()
         self._deliveries = Deliveries(AT_ONCE, PATIENT_AT_ONCE, look_again)
         self.tasks: Written[TaskStatus] = Written()
         self.pipelines: Written[PipelineStatus] = Written()

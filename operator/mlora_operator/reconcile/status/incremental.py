@@ -24,7 +24,7 @@ from mlora_operator.settings import NetworkPolicySettings
 from mlora_worker.protocol import TaskPhase, TaskReport
 
 
-class Judged:
+class TaskStatuses:
     """The statuses of tasks, from what is known of them as far as it holds, and the ``news`` in them by key."""
 
     def __init__(

@@ -17,7 +17,7 @@ Look = Callable[[tuple[Task, ...]], View]
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class PipelineDemand:
     """A pipeline, who has a place in its memory, and for whom its workers run."""
 
     view: View
@@ -25,7 +25,9 @@ class Crew:
     wanting: tuple[Task, ...]
 
 
-def crew_of(tasks: tuple[Task, ...], look: Look, known: Known, now: datetime, apart: Apart) -> Crew:
+def demand_of(
+    tasks: tuple[Task, ...], look: Look, known: Known, now: datetime, apart: Apart
+) -> PipelineDemand:
     """``look``: at the pipeline with some tasks. Raises what is the pipeline's own; tasks that are the cause stand apart.
 
     1. What raises without any task is the pipeline's; so is what raises with each of several.
@@ -46,8 +48,8 @@ def crew_of(tasks: tuple[Task, ...], look: Look, known: Known, now: datetime, ap
     return _crew(look(kept), known, now)
 
 
-def _crew(one: View, known: Known, now: datetime) -> Crew:
+def _crew(one: View, known: Known, now: datetime) -> PipelineDemand:
     if one.pipeline.spec is None:
-        return Crew(one, {}, ())
+        return PipelineDemand(one, {}, ())
     placed = places(one, now, known)
-    return Crew(one, placed, wanted_by(one, placed))
+    return PipelineDemand(one, placed, wanted_by(one, placed))

@@ -22,7 +22,7 @@ SILENCE = timedelta(
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     """A reason and a sentence for a condition."""
 
     reason: str
@@ -37,8 +37,8 @@ class Health:
     last_restart: str | None = None
     last_failure: str | None = None
     seen: WorkersSeen | None = None
-    stalled: Verdict | None = None
-    given_up: Verdict | None = None
+    stalled: Diagnosis | None = None
+    given_up: Diagnosis | None = None
 
 
 def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
@@ -91,7 +91,7 @@ def _has_moved(view: View, since: datetime) -> bool:
     return moved is not None and moved - since >= parse_duration(view.pipeline.spec.restarts.reset_after)
 
 
-def stall(view: View, now: datetime) -> Verdict | None:
+def stall(view: View, now: datetime) -> Diagnosis | None:
     """Why the group has to be started anew although all its processes live, or None.
 
     A slow step is none: every microbatch counts. A coordinator counts as silent from the moment at which its workers were
@@ -106,7 +106,7 @@ def stall(view: View, now: datetime) -> Verdict | None:
         since = contact.still_since
         if since is None or now - since < patience:
             return None
-        return Verdict(
+        return Diagnosis(
             c.REASON_NO_PROGRESS,
             f"tasks are training, but no microbatch has completed for {spec.stall_timeout} (spec.stallTimeout)",
         )
@@ -115,21 +115,21 @@ def stall(view: View, now: datetime) -> Verdict | None:
     since = max([contact.lost_since, *(pod.ready_since for pod in group.pods if pod.ready_since is not None)])
     if now - since < max(patience, SILENCE):
         return None
-    return Verdict(
+    return Diagnosis(
         c.REASON_NOT_RESPONDING,
         f"the workers are ready, but their coordinator has not responded for {spec.stall_timeout} "
         f"(spec.stallTimeout): {contact.error}",
     )
 
 
-def _given_up(view: View, restarts: int, words: str | None) -> Verdict | None:
+def _given_up(view: View, restarts: int, words: str | None) -> Diagnosis | None:
     spec, held = view.pipeline.spec, view.pipeline.status.given_up
     assert spec is not None
     way_out = "fix the cause, then change the pipeline's spec, or suspend and resume its tasks"
     if held == c.REASON_CANNOT_SERVE or any(ending.is_final for _, ending in _endings(view)):
-        return Verdict(c.REASON_CANNOT_SERVE, f"the workers cannot serve this pipeline: {words}; {way_out}")
+        return Diagnosis(c.REASON_CANNOT_SERVE, f"the workers cannot serve this pipeline: {words}; {way_out}")
     if held == c.REASON_RESTART_LIMIT or restarts > spec.restarts.limit:
-        return Verdict(
+        return Diagnosis(
             c.REASON_RESTART_LIMIT,
             f"the workers failed {restarts} times in a row, and spec.restarts.limit is {spec.restarts.limit}; last "
             f"failure: {words}"

@@ -19,7 +19,7 @@ from mlora_operator.cli.submit.applying import Submitted
 from mlora_operator.cli.submit.awaiting import Waiting
 from mlora_operator.cli.submit.conflict import Step
 from mlora_operator.cli.submit.journal import Journal
-from mlora_operator.cli.submit.outcomes import Outcome
+from mlora_operator.cli.submit.outcomes import TaskResult
 from mlora_operator.cli.submit.output import Telling
 from mlora_operator.cli.task_table import row
 from mlora_operator.cli.watch import Screen
@@ -52,9 +52,9 @@ def _submit() -> None:
     telling.note(EVIL)
     for entry in Journal(every=0).entries(TASK, 0.0):
         telling.entry(entry)
-    telling.failure(TASK, Outcome.FAILED, [{"reason": EVIL, "message": EVIL}])
+    telling.failure(TASK, TaskResult.FAILED, [{"reason": EVIL, "message": EVIL}])
     waiting = Waiting([Submitted("n", "a", "u", Step.CREATE, TASK)], 0.0)
-    waiting.outcomes[("n", "a")] = Outcome.SUCCEEDED
+    waiting.outcomes[("n", "a")] = TaskResult.SUCCEEDED
     telling.ended(waiting, 0)
 
 

@@ -18,10 +18,10 @@ from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge
 from mlora_worker.storage.limits import Listing, Oversized, size_in
 from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.object_store.s3 import PIECE, S3Store
-from mlora_worker.storage.object_store.s3_client import Keys, Patience
+from mlora_worker.storage.object_store.s3_client import Keys, S3Timeouts
 from tests.fixtures.hostile_server import Answer, Asked, HostileServer, endless, hostile, said
 
-HURRY = Patience(connect_seconds=2, read_seconds=5, attempts=1)
+HURRY = S3Timeouts(connect_seconds=2, read_seconds=5, attempts=1)
 URI = "s3://bucket/key"
 MUCH = bytes(2**16)
 

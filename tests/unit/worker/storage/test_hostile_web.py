@@ -13,12 +13,12 @@ from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import wire
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge
-from mlora_worker.storage.object_store.s3_client import Patience
+from mlora_worker.storage.object_store.s3_client import S3Timeouts
 from mlora_worker.storage.remote.http import WebFiles
 from mlora_worker.storage.remote.hub import Hub, HubAddress
 from tests.fixtures.hostile_server import Answer, Asked, HostileServer, endless, hostile, said
 
-HURRY = Patience(connect_seconds=2, read_seconds=5, attempts=1)
+HURRY = S3Timeouts(connect_seconds=2, read_seconds=5, attempts=1)
 MUCH = bytes(2**16)
 AT = HubAddress("acme", "rows", "main", "")
 

@@ -20,13 +20,13 @@ from mlora_worker.protocol import Addressing, Checksums, FailureReason, StorageA
 from mlora_worker.storage.artifacts.write_probe import probe_output
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.object_store.s3 import S3Store
-from mlora_worker.storage.object_store.s3_client import Keys, Manners, Patience, new_client
+from mlora_worker.storage.object_store.s3_client import Keys, Manners, S3Timeouts, new_client
 from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
 
 MOST = 2**20  # bytes
 
 LOCAL = ("127.0.0.0/8",)
-HURRY = Patience(connect_seconds=0.5, read_seconds=2, attempts=2)
+HURRY = S3Timeouts(connect_seconds=0.5, read_seconds=2, attempts=2)
 PART = 64 * 2**10
 KEY = "big"
 
@@ -535,7 +535,7 @@ def test_nobody_at_the_endpoint_is_said_soon() -> None:
         StorageAccess(endpoint="http://127.0.0.1:9"),
         allow_files=False,
         allowed_networks=LOCAL,
-        patience=Patience(attempts=1),
+        patience=S3Timeouts(attempts=1),
     )
     with pytest.raises(StoreUnreachable, match=r"no connection to http://127\.0\.0\.1:9") as caught:
         probe_output(store, "s3://bucket/out")

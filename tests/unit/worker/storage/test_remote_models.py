@@ -19,14 +19,14 @@ from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
 from mlora_worker.storage.base_model.weight_cache import WeightCache
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreBusy, StoreUnreachable
-from mlora_worker.storage.object_store.s3 import Patience
+from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.http import WebFiles
 from mlora_worker.storage.remote.hub import Hub, HubAddress, HubFile, model_address
 from tests.fixtures.hub_server import WebServer, put_model, serving
 
 LOCAL = ("127.0.0.0/8",)
-HURRY = Patience(connect_seconds=2, read_seconds=2, attempts=3)
+HURRY = S3Timeouts(connect_seconds=2, read_seconds=2, attempts=3)
 STORE = open_store(StorageAccess(), allow_files=False)
 FIRST = {"embed.weight": torch.arange(20_000.0), "layers.0.weight": torch.arange(300.0)}
 SECOND = {"layers.1.weight": torch.arange(40_000.0), "head.weight": torch.arange(7.0)}

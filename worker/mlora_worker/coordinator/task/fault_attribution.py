@@ -42,7 +42,7 @@ class Charge:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Attribution:
     convicted: dict[str, Fault] = field(default_factory=dict)
     narrowed: dict[str, int] = field(
         default_factory=dict
@@ -99,7 +99,7 @@ class Trials:
         self._accused.pop(task, None)
         self._convicted.pop(task, None)
 
-    def verdict(self, others: Sequence[str] = (), made_up: str | None = None) -> Verdict | None:
+    def verdict(self, others: Sequence[str] = (), made_up: str | None = None) -> Attribution | None:
         """Once nobody waits, and once only. ``others``: tasks that could be a witness; ``made_up``: one where none of them
         can."""
         if self._waiting or not self._accused:
@@ -117,18 +117,18 @@ class Trials:
                 return None
         self._accused, self._convicted, self._passed = {}, {}, False
         if general and len(convicted) > 1:
-            return Verdict(pipeline=fault)
+            return Attribution(pipeline=fault)
         if made_up is not None:  # it failed of another fault than they, such as the memory that they hold
             accused.pop(made_up, None)
             convicted.pop(made_up, None)
         if convicted:
-            return Verdict(convicted=convicted)
+            return Attribution(convicted=convicted)
         wide = {task: charge.tokens // 2 for task, charge in accused.items() if charge.may_be_too_wide}
         spent = next((one.fault for one in accused.values() if one.fault.out_of_memory), None)
         if spent is not None and (not wide or wide.keys() <= self._narrowed):
-            return Verdict(full=spent, accused=tuple(accused))
+            return Attribution(full=spent, accused=tuple(accused))
         self._narrowed |= wide.keys()
-        return Verdict(narrowed=wide)
+        return Attribution(narrowed=wide)
 
     def _remove(self, task: str) -> None:
         if task in self._waiting:

@@ -20,7 +20,7 @@ from mlora_worker.coordinator.task.history import History
 from mlora_worker.coordinator.task.outcome import Snapshot
 from mlora_worker.coordinator.task.prepared import Restoration
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.pipeline.engine import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
@@ -62,7 +62,7 @@ class Checkpoints:
         tasks: Mapping[str, TaskRun],
         open_place: OpenPlace,
         lane: Lane,
-        patience: Patience,
+        patience: UploadRetrier,
         changed: threading.Condition,
         on_change: Callable[[], None],
         place: Callable[[TaskPlan], Hashable] = output_place,

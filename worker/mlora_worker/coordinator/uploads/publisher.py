@@ -15,7 +15,7 @@ from mlora_worker.coordinator.task.outcome import Outcome
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
 from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
-from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.protocol import AdapterInfo, StorageAccess, TaskPhase
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
@@ -37,7 +37,7 @@ class Publisher:
         kept: KeptWork,
         aside: Aside,
         lane: Lane,
-        patience: Patience,
+        patience: UploadRetrier,
         meter: Meter,
         checkpoints: Checkpoints,
         changed: threading.Condition,

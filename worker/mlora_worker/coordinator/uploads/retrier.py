@@ -92,7 +92,7 @@ class _Try:
         self.ticket.store = None if free else self.attempt.store()
 
 
-class Patience:
+class UploadRetrier:
     """``changed`` guards the tasks' state. ``on_change`` is called with it held; it may be held while ``_lock`` is waited
     for, and never the other way round.
     """

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from mlora_worker.data.tokenizing.answer_spans import Span
 from mlora_worker.data.tokenizing.special_text import is_stand_in
-from mlora_worker.data.tokenizing.text_tokens import Coded, Encode, Places, Tokens, places_of
+from mlora_worker.data.tokenizing.text_tokens import Coded, Encode, Tokens, TokenSpans, places_of
 
 _CHARACTERS_AT_ONCE = 2_000_000
 _FEW = 8  # answers, whose places are looked up one by one
@@ -134,7 +134,7 @@ class Row(NamedTuple):
 
 class _Continued(NamedTuple):
     ids: list[int]
-    places: Places
+    places: TokenSpans
 
 
 class _Ending:
@@ -249,7 +249,7 @@ class _Work:
         begins: list[int] = []
         ends: list[int] = []
 
-        def add(tokens: Sequence[int], places: Places) -> None:
+        def add(tokens: Sequence[int], places: TokenSpans) -> None:
             ids.extend(tokens)
             begins.extend(places.begins)
             ends.extend(places.ends)
@@ -263,14 +263,14 @@ class _Work:
                 if ending.coded is None:
                     return None
                 kept = slice(done, ending.first)
-                add(self._ids[kept], Places(self._places.begins[kept], self._places.ends[kept]))
+                add(self._ids[kept], TokenSpans(self._places.begins[kept], self._places.ends[kept]))
                 add(ending.coded.ids, places_of(ending.coded.places, ending.at))
             add(*ending.continued)
             done, reached = ending.after, ending.until
         rest = slice(done, None)
         if self._cut[-1].until < len(self.row.text):
-            add(self._ids[rest], Places(self._places.begins[rest], self._places.ends[rest]))
-        return _Continued(ids, Places(begins, ends))
+            add(self._ids[rest], TokenSpans(self._places.begins[rest], self._places.ends[rest]))
+        return _Continued(ids, TokenSpans(begins, ends))
 
 
 def _encoded(asked: Iterable[tuple[Encode, str]]) -> Iterator[Coded]:
@@ -294,4 +294,4 @@ def _without_context(coded: Coded, size: int, start: int) -> _Continued | None:
     count = places.begun(start)
     if any(end > start for end in places.ends[:count]):
         return None
-    return _Continued(coded.ids[count:], Places(places.begins[count:], places.ends[count:]))
+    return _Continued(coded.ids[count:], TokenSpans(places.begins[count:], places.ends[count:]))

@@ -20,7 +20,7 @@ class Coded(NamedTuple):
 Encode = Callable[[Sequence[str]], list[Coded]]  # without special tokens around
 
 
-class Places(NamedTuple):
+class TokenSpans(NamedTuple):
     """Characters at which each token begins and ends."""
 
     begins: list[int]
@@ -51,19 +51,19 @@ class Tokens:
             return None
         return token + self.count
 
-    def places(self) -> Places:
+    def places(self) -> TokenSpans:
         """Of all tokens. Much slower for one place, and much faster for many."""
         rest = places_of(self.rest, self.characters)
         if not self.count:
             return rest
         head = places_of(self.head)
-        return Places(head.begins[: self.count] + rest.begins, head.ends[: self.count] + rest.ends)
+        return TokenSpans(head.begins[: self.count] + rest.begins, head.ends[: self.count] + rest.ends)
 
 
-def places_of(encoding: Any, shift: int = 0) -> Places:
+def places_of(encoding: Any, shift: int = 0) -> TokenSpans:
     """``shift``: the place of the encoded text's first character."""
     offsets = encoding.offsets
-    return Places(
+    return TokenSpans(
         # Some tokenizers leave out the spaces that a token begins with: one of spaces alone seems to be behind itself.
         [one - (one == end and one > 0) + shift for one, end in offsets],
         [end + shift for _, end in offsets],

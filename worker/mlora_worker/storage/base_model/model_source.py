@@ -32,7 +32,7 @@ from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.first_bytes import ENOUGH, named, stands_in
 from mlora_worker.storage.object_store.file_store import replacing
-from mlora_worker.storage.object_store.s3 import PATIENT, Patience
+from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.remote.http import LONG_WAIT, WebFiles
 from mlora_worker.storage.remote.hub import Hub, model_address
@@ -51,7 +51,7 @@ class RemoteAccess:
     hub_token: Callable[[], str | None] = lambda: None
     allowed_networks: Sequence[str] = ()
     cache_bytes: int = 0  # of weights that may be kept below the cache's folder; 0: none
-    patience: Patience = PATIENT
+    patience: S3Timeouts = DEFAULT_TIMEOUTS
 
     def web(self) -> WebFiles:
         return WebFiles(Destinations(self.allowed_networks), self.patience, longest_wait=LONG_WAIT)

@@ -28,12 +28,12 @@ from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable, TooLar
 from mlora_worker.storage.limits import LARGEST_OBJECT, Listing, Oversized
 from mlora_worker.storage.object_store.multipart import PART, part_size, upload_in_parts
 from mlora_worker.storage.object_store.s3_client import (
-    PATIENT,
+    DEFAULT_TIMEOUTS,
     PLAIN,
     Identity,
     Keys,
     Manners,
-    Patience,
+    S3Timeouts,
     new_client,
 )
 from mlora_worker.storage.object_store.s3_errors import explain
@@ -41,7 +41,7 @@ from mlora_worker.storage.object_store.slices import FileSlice
 from mlora_worker.storage.uri import normal_endpoint, s3_address
 from mlora_worker.storage.wire import BadAnswer
 
-__all__ = ["PART", "PATIENT", "PIECE", "Keys", "Patience", "S3Store"]
+__all__ = ["DEFAULT_TIMEOUTS", "PART", "PIECE", "Keys", "S3Store", "S3Timeouts"]
 
 PIECE = 8 * 2**20  # bytes of one ranged read of a large object
 
@@ -68,7 +68,7 @@ class S3Store:
         region: str,
         keys: Callable[[], Identity],
         missing: FailureReason = FailureReason.DATASET_NOT_FOUND,
-        patience: Patience = PATIENT,
+        patience: S3Timeouts = DEFAULT_TIMEOUTS,
         manners: Manners = PLAIN,
         ca_certificate: Callable[[], str | None] = lambda: None,
         part: int = PART,

@@ -48,7 +48,7 @@ Identity = Keys | _Ambient | None  # None: unsigned requests
 
 
 @dataclass(frozen=True)
-class Patience:
+class S3Timeouts:
     """How long a silent store is waited for. An unreachable one is given up after attempts * connect_seconds
     and the SDK's back-off between them.
     """
@@ -58,7 +58,7 @@ class Patience:
     attempts: int = 4
 
 
-PATIENT = Patience()
+DEFAULT_TIMEOUTS = S3Timeouts()
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def new_client(
     endpoint: str | None,
     region: str,
     keys: Identity,
-    patience: Patience,
+    patience: S3Timeouts,
     manners: Manners = PLAIN,
     ca_certificate: str | None = None,
     destinations: Destinations | None = None,

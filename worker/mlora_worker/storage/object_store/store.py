@@ -14,7 +14,14 @@ from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.object_store.s3 import S3Store
-from mlora_worker.storage.object_store.s3_client import AMBIENT, PATIENT, PLAIN, Keys, Manners, Patience
+from mlora_worker.storage.object_store.s3_client import (
+    AMBIENT,
+    DEFAULT_TIMEOUTS,
+    PLAIN,
+    Keys,
+    Manners,
+    S3Timeouts,
+)
 
 CA_CERTIFICATE = "ca.crt"  # in a storage Secret
 HUB_TOKEN = "HF_TOKEN"
@@ -72,7 +79,7 @@ def open_store(
     allow_files: bool,
     allowed_networks: Sequence[str] = (),
     missing: FailureReason = FailureReason.DATASET_NOT_FOUND,
-    patience: Patience = PATIENT,
+    patience: S3Timeouts = DEFAULT_TIMEOUTS,
 ) -> Store:
     """The store of one task. Without keys, requests are unsigned: a task never borrows the worker's own
     identity. It is reached only at addresses that tasks may reach (``destinations``), or in ``allowed_networks``.
@@ -100,7 +107,7 @@ def open_store_from_files(
     allow_files: bool,
     *,
     missing: FailureReason = FailureReason.INVALID_SPEC,
-    patience: Patience = PATIENT,
+    patience: S3Timeouts = DEFAULT_TIMEOUTS,
     manners: Manners = PLAIN,
 ) -> Store:
     """The store of a pipeline's model. ``keys_dir`` is a mounted Secret with AWS_ACCESS_KEY_ID,

@@ -16,7 +16,7 @@ from mlora_worker.storage.errors import (
     StoreUnreachable,
 )
 from mlora_worker.storage.limits import MOST_LISTED
-from mlora_worker.storage.object_store.s3 import PATIENT, Patience
+from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.remote.globs import fixed_folder, is_data_file, is_pattern, matches, of_split
 from mlora_worker.storage.remote.http import WebFiles
@@ -49,7 +49,7 @@ def open_sources(
     *,
     allowed_networks: Sequence[str] = (),
     hub_endpoint: str = HUB_ENDPOINT,
-    patience: Patience = PATIENT,
+    patience: S3Timeouts = DEFAULT_TIMEOUTS,
 ) -> Source:
     """The sources of one task: ``store`` is its own, ``access`` has its hub token."""
     web = WebFiles(Destinations(allowed_networks), patience)

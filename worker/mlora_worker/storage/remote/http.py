@@ -27,7 +27,7 @@ from mlora_worker.storage.errors import (
     TooLarge,
 )
 from mlora_worker.storage.limits import size_in
-from mlora_worker.storage.object_store.s3 import PATIENT, PIECE, Patience
+from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, PIECE, S3Timeouts
 from mlora_worker.storage.wire import BadAnswer, watched
 
 _MOST_REDIRECTS: Final = 5
@@ -76,7 +76,7 @@ class WebFiles:
     def __init__(
         self,
         destinations: Destinations,
-        patience: Patience = PATIENT,
+        patience: S3Timeouts = DEFAULT_TIMEOUTS,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

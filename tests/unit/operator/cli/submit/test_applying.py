@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.cli.kube.client import ApiError
-from mlora_operator.cli.kube.retry import Patience
+from mlora_operator.cli.kube.retry import RetryTimeouts
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.applying import Applying, Submitted, apply_submission
 from mlora_operator.cli.submit.conflict import Step
@@ -91,7 +91,7 @@ def submit(
     async def sleep(seconds: float) -> None:
         time[0] += seconds
 
-    tools = Applying(cluster, False, Patience(), lambda: time[0], sleep)
+    tools = Applying(cluster, False, RetryTimeouts(), lambda: time[0], sleep)
     return asyncio.run(
         apply_submission(tools, Submission(tasks, others), replace=replace, say=cluster.log.append)
     )

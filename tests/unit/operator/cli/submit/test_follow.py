@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from mlora_operator.cli.kube.client import ApiError
-from mlora_operator.cli.kube.retry import Patience, insist
+from mlora_operator.cli.kube.retry import RetryTimeouts, insist
 from mlora_operator.cli.submit.follow import follow
 
 CUT = aiohttp.ClientPayloadError("connection cut")
@@ -84,7 +84,10 @@ class ScriptEnded(BaseException):
     pass
 
 
-def play(*script: Any, patience: Patience = Patience(first=5, later=50)) -> tuple[list[str], Source, Clock]:  # noqa: B008
+PATIENCE = RetryTimeouts(first=5, later=50)
+
+
+def play(*script: Any, patience: RetryTimeouts = PATIENCE) -> tuple[list[str], Source, Clock]:
     """What was seen, each time as ``name=state ...``, until the script ends."""
     clock = Clock()
     source, seen = Source(clock, *script), list[str]()
@@ -163,7 +166,7 @@ def test_a_watch_that_ends_at_once_again_and_again_is_not_opened_without_a_pause
     source = Source(clock, [task("a", 1)], (), (), (), lasts=0)
 
     async def run() -> None:
-        async for _ in follow(source, "n", None, Patience(), clock.now, clock.sleep):
+        async for _ in follow(source, "n", None, RetryTimeouts(), clock.now, clock.sleep):
             pass
 
     with pytest.raises(ScriptEnded):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_worker.coordinator.task.fault_attribution import Charge, Trials, Verdict
+from mlora_worker.coordinator.task.fault_attribution import Attribution, Charge, Trials
 from mlora_worker.pipeline.faults import Fault, Phase
 
 
@@ -37,7 +37,7 @@ def test_suspects_are_tried_in_the_order_in_which_they_were_accused_and_the_guil
         else:
             trials.clear(trials.next)
     assert seen == ["a", "b", "c"]
-    assert trials.verdict() == Verdict(convicted={"b": fault("ValueError: the same again")})
+    assert trials.verdict() == Attribution(convicted={"b": fault("ValueError: the same again")})
     assert trials.verdict() is None, "once only"
 
 
@@ -45,7 +45,7 @@ def test_a_fault_that_does_not_come_again_is_nobodys() -> None:
     trials = Trials()
     trials.accuse("a", charge())
     trials.clear("a")
-    assert trials.verdict() == Verdict()
+    assert trials.verdict() == Attribution()
 
 
 def test_memory_is_tried_with_ever_narrower_microbatches_down_to_a_row() -> None:
@@ -66,7 +66,7 @@ def test_a_microbatch_that_was_too_wide_narrows_those_who_shared_it_when_all_pas
         trials.accuse(task, charge(memory=True, tokens=400))
     trials.clear("a")
     trials.clear("b")
-    assert trials.verdict() == Verdict(narrowed={"a": 200, "b": 200})
+    assert trials.verdict() == Attribution(narrowed={"a": 200, "b": 200})
 
 
 def test_when_one_took_the_memory_the_others_keep_their_width() -> None:
@@ -75,7 +75,7 @@ def test_when_one_took_the_memory_the_others_keep_their_width() -> None:
         trials.accuse(task, charge(memory=True, tokens=400))
     trials.clear("a")
     trials.accuse("b", charge(memory=True, rows=1))
-    assert trials.verdict() == Verdict(convicted={"b": fault("ValueError: odd", memory=True)})
+    assert trials.verdict() == Attribution(convicted={"b": fault("ValueError: odd", memory=True)})
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_whatever_comes_back_a_case_ends_and_blames_only_who_failed_again(
 def test_memory_that_runs_out_again_after_a_narrowing_means_that_the_pipeline_is_too_full() -> None:
     trials = Trials()
 
-    def ran_out(rows: int) -> Verdict | None:
+    def ran_out(rows: int) -> Attribution | None:
         for task in ("a", "b"):
             trials.accuse(task, Charge(fault(memory=True), tokens=100, rows=rows))
         for task in ("a", "b"):
@@ -247,4 +247,4 @@ def test_one_task_that_fails_alone_needs_no_made_up_witness() -> None:
     trials = Trials()
     for _ in range(2):
         trials.accuse("a", charge())
-    assert trials.verdict((), "made up") == Verdict(convicted={"a": fault("ValueError: odd")})
+    assert trials.verdict((), "made up") == Attribution(convicted={"a": fault("ValueError: odd")})

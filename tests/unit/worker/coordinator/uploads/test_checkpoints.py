@@ -20,7 +20,7 @@ from mlora_worker.coordinator.task.outcome import Snapshot
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints
-from mlora_worker.coordinator.uploads.retrier import Patience
+from mlora_worker.coordinator.uploads.retrier import UploadRetrier
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.pipeline.engine import StageState
 from mlora_worker.protocol import (
@@ -81,7 +81,7 @@ class Play:
             tasks={"a": self.task},
             open_place=lambda _: (cast(Store, self.store), PLACE),
             lane=inline_lane(),
-            patience=Patience(
+            patience=UploadRetrier(
                 changed=changed, on_change=lambda: None, later=lambda _, call: self.put_off.append(call)
             ),
             changed=changed,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, Patience, Withdrawn
+from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
 from mlora_worker.data.errors import Interrupted
 from mlora_worker.protocol import (
@@ -37,8 +37,8 @@ def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> T
     )  # fmt: skip
 
 
-def patience(later: CallLater, on_change: Callable[[], None] = lambda: None) -> Patience:
-    return Patience(changed=threading.Condition(), on_change=on_change, later=later, clock=lambda: 0.0)
+def patience(later: CallLater, on_change: Callable[[], None] = lambda: None) -> UploadRetrier:
+    return UploadRetrier(changed=threading.Condition(), on_change=on_change, later=later, clock=lambda: 0.0)
 
 
 def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with_the_newest_keys() -> None:

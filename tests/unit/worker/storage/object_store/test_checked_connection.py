@@ -14,11 +14,11 @@ import pytest
 from mlora_worker.protocol import Addressing, FailureReason, StorageAccess
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable
-from mlora_worker.storage.object_store.s3 import Keys, Patience, S3Store
+from mlora_worker.storage.object_store.s3 import Keys, S3Store, S3Timeouts
 from mlora_worker.storage.object_store.s3_client import Manners
 from mlora_worker.storage.object_store.store import open_store
 
-HURRY = Patience(connect_seconds=2.0, read_seconds=5.0, attempts=3)
+HURRY = S3Timeouts(connect_seconds=2.0, read_seconds=5.0, attempts=3)
 LOCAL = ("127.0.0.0/8",)
 
 

@@ -17,12 +17,12 @@ from pydantic import SecretStr
 from mlora_worker.protocol import Checksums, Encryption, FailureReason, StorageAccess
 from mlora_worker.storage.errors import AccessRefused, StorageError
 from mlora_worker.storage.object_store import s3
-from mlora_worker.storage.object_store.s3_client import Patience
+from mlora_worker.storage.object_store.s3_client import S3Timeouts
 from mlora_worker.storage.object_store.s3_errors import explain
 from mlora_worker.storage.object_store.store import Store, open_store
 from tests.fixtures.served import served
 
-HURRY = Patience(connect_seconds=2, read_seconds=5, attempts=2)
+HURRY = S3Timeouts(connect_seconds=2, read_seconds=5, attempts=2)
 KEY = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab"
 
 

@@ -15,14 +15,14 @@ from pydantic import SecretStr
 from mlora_worker.protocol import FailureReason, StorageAccess
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
-from mlora_worker.storage.object_store.s3 import Patience
+from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import Source, open_sources
 from mlora_worker.storage.remote.globs import is_data_file, matches, of_split
 from mlora_worker.storage.remote.http import WebFiles
 from tests.fixtures.served import served
 
-HURRY = Patience(connect_seconds=2, read_seconds=2, attempts=3)
+HURRY = S3Timeouts(connect_seconds=2, read_seconds=2, attempts=3)
 LOCAL = ("127.0.0.0/8",)
 
 
