@@ -22,7 +22,8 @@ _FOLDER = re.compile(r"(?:\w+/)+")
 @cache
 def tree() -> tuple[frozenset[str], frozenset[str]]:
     """Files and folders, each by every path that ends at it: ``a/b.py`` is also ``b.py``."""
-    files, folders = set(), set()
+    files: set[str] = set()
+    folders: set[str] = set()
     for path in (path for source in SOURCES for path in (ROOT / source).rglob("*.py")):
         parts = path.relative_to(ROOT).parts
         files.update("/".join(parts[start:]) for start in range(len(parts)))
@@ -77,8 +78,8 @@ def test_the_picture_has_the_rooms_in_the_order_of_the_contract(contract: str) -
     (layers,) = [one["layers"] for one in contracts if one["name"] == contract]
     names = [{module.rpartition(".")[2] for module in layer.split(" | ")} for layer in layers]
     found = [
-        next((n for n, line in enumerate(picture) if rooms <= set(re.findall(r"\w+", line))), None)
+        next((n for n, line in enumerate(picture) if rooms <= set(re.findall(r"\w+", line))), -1)
         for rooms in names
     ]
-    assert None not in found, dict(zip(layers, found, strict=True))
+    assert -1 not in found, dict(zip(layers, found, strict=True))
     assert found == sorted(found), dict(zip(layers, found, strict=True))
