@@ -50,6 +50,7 @@ TASKS, QUICK_TASKS = 200, 12
 BUDGET = 384 * 2**20
 MICROBATCH_TOKENS = 256
 RESTLESS_TASKS = 80
+RESTLESS_BUDGET = 224 * 2**20  # so that some eight of them train at once
 PACE = 20e6  # bytes a second of each object on its way
 HEAD = ["", "tasks", "succeeded", "out of memory", "used", "always", "predicted", "most at once", "seconds"]
 ENOUGH_WAITING = 24  # while more wait, whoever fits is there: the steady state
@@ -87,9 +88,12 @@ def restless(options: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        with slow_store(scratch / "store", PACE) as store, _ranks(scratch, options.threads) as ranks:
+        with (
+            slow_store(scratch / "store", PACE) as store,
+            _ranks(scratch, options.threads, RESTLESS_BUDGET) as ranks,
+        ):
             tasks = [_restless(_task(number, scratch), number, store) for number in range(count)]
-            run = Restless(tasks, BUDGET, MICROBATCH_TOKENS, min(ENOUGH_WAITING, count // 4))
+            run = Restless(tasks, RESTLESS_BUDGET, MICROBATCH_TOKENS, min(ENOUGH_WAITING, count // 4))
             run.through(ranks)
             log = logs_of(scratch / "ranks")
     return {
@@ -105,7 +109,7 @@ def restless(options: argparse.Namespace) -> dict[str, Any]:
         "suspensions": run.suspensions,
         "displacements": run.displacements,
         "retries": run.retries,
-        "budget": BUDGET,
+        "budget": RESTLESS_BUDGET,
         "pace": PACE,
         "seconds": time.perf_counter() - began,
     }
@@ -139,12 +143,12 @@ STORIES: Mapping[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def _ranks(scratch: Path, threads: int) -> Ranks:
-    """One stage with the budget."""
+def _ranks(scratch: Path, threads: int, budget: int = BUDGET) -> Ranks:
+    """One stage."""
     folder = cut_folder(smollm2_folder(), 1, scratch / "model")
     ranks = Ranks(folder, 1, scratch / "ranks", threads)
     ranks.config = ranks.config.model_copy(
-        update={"memory_budget": BUDGET, "microbatch_tokens": MICROBATCH_TOKENS, "measure_every": 1}
+        update={"memory_budget": budget, "microbatch_tokens": MICROBATCH_TOKENS, "measure_every": 1}
     )
     return ranks
 

@@ -24,7 +24,7 @@ from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.protocol import FailureReason, Report, TaskPhase, TaskPlan, TaskReport
 
-EVERY = 16  # microbatches between two disturbances
+EVERY = 6  # microbatches between two disturbances
 AWAY = (0.5, 3.0)  # seconds that a task is suspended, or out of the plan
 _NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 _ENDED = (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
