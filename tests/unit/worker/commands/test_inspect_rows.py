@@ -61,7 +61,7 @@ def test_rows_longer_than_the_model_takes_are_told_as_the_task_would_be(tiny_mod
     failure = ask(tiny_model, ("a", "b"), length=513).failure
     assert failure is not None
     assert failure.reason is FailureReason.INVALID_SPEC
-    assert "the base model takes 512 tokens" in failure.message
+    assert "the base model supports at most 512 tokens" in failure.message
 
 
 def test_rows_that_are_not_there_are_told_as_such(tiny_model: Path, tmp_path: Path) -> None:

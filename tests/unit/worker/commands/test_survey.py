@@ -94,7 +94,7 @@ def test_no_more_rows_are_read_than_asked_for(tiny_model: Path, tmp_path: Path) 
             "rows longer than the model's positions",
             {"training": Training(max_seq_length=513)},
             FailureReason.INVALID_SPEC,
-            "maxSeqLength is 513, but the base model takes 512",
+            "maxSeqLength is 513, but the base model supports at most 512",
         ),
         (
             "a file that is not there",

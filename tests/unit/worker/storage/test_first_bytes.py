@@ -65,7 +65,7 @@ WRONG = [
     (lzma.compress(ROW.encode()), "is xz"),
     (tarred(), "is a tar archive"),
     (pickle.dumps({"prompt": "a"}), "is a pickle"),
-    (b"PAR1\x15\x04\x15", "is Parquet, which set dataset.fileFormat to parquet"),
+    (b"PAR1\x15\x04\x15", "is Parquet, which needs dataset.fileFormat: parquet"),
     (b"PARE\x00\x00", "is an encrypted Parquet file"),
     (b"ARROW1\x00\x00", "is Arrow"),
     (b"%PDF-1.7", "is PDF"),

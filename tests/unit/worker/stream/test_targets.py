@@ -129,11 +129,15 @@ def test_modules_are_chosen_layer_by_layer(
             {"target_modules": ("*.c_fc",)},
             "targetModules: \\*.c_fc is not a valid pattern: \\* has nothing to repeat",
         ),
-        ("all beside others", {"target_modules": ("all-linear", "c_fc")}, "all-linear stands alone"),
+        (
+            "all beside others",
+            {"target_modules": ("all-linear", "c_fc")},
+            "all-linear must be the only entry",
+        ),
         (
             "nothing to exclude",
             {"target_modules": ("c_fc",), "exclude_modules": ("c_attn",)},
-            "c_attn takes nothing away",
+            "c_attn has no effect",
         ),
         (
             "nothing of that name",

@@ -117,7 +117,7 @@ def damaged(data: bytes) -> bytes:
         ("rows.jsonl", b"\xfd7zXZ\x00\x00\x04", "is xz, which is not read"),
         ("rows.arrow", b"ARROW1\0\0 and so on", "is Arrow, which is not read"),
         ("rows.jsonl", b"PK\x03\x04 and so on", "is zip, which is not read"),
-        ("rows.jsonl", parquet(), "set dataset.fileFormat to parquet"),
+        ("rows.jsonl", parquet(), "needs dataset.fileFormat: parquet"),
         ("rows.parquet", json_lines(), "not a readable Parquet file"),
         ("rows.parquet", parquet()[:-50], "not a readable Parquet file"),
         ("rows.parquet", b"", "not a readable Parquet file"),

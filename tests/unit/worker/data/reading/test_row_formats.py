@@ -169,7 +169,7 @@ def test_an_invalid_row_names_the_file_the_line_and_the_flaw(line: bytes, told: 
         (["hi"], "turn 1 is text, not an object"),
         (
             [{"role": "narrator", "content": "x"}],
-            'turn 1 has role "narrator"; known are system, user, assistant',
+            'turn 1 has role "narrator"; valid are system, user, assistant',
         ),
         ([user(None), assistant()], "content of turn 1 is null, not text"),
         ([user([{"type": "text", "text": "hi"}]), assistant()], "content of turn 1 is a list, not text"),

@@ -25,6 +25,6 @@ def test_a_store_that_refuses_the_write_or_the_delete_is_found_out(memory: Any, 
 def test_a_store_that_loses_what_was_written_is_found_out(memory: Any) -> None:
     memory.write_kept = memory.write
     memory.write = lambda uri, data: memory.write_kept(uri, data[:-1])
-    with pytest.raises(StorageError, match="cannot be trusted") as caught:
+    with pytest.raises(StorageError, match="are not reliable") as caught:
         probe_output(memory, "s3://adapters/x")
     assert caught.value.reason is FailureReason.UPLOAD_FAILED

@@ -80,7 +80,7 @@ def test_a_name_that_leads_inward_is_refused_before_anything_is_sent(address: st
         return ["93.184.216.34", address]
 
     with pytest.raises(
-        StorageError, match=f"s3.tenant.example is {address}, an address that tasks may not"
+        StorageError, match=f"s3.tenant.example is {address}, an address that tasks must not"
     ) as caught:
         store("http://s3.tenant.example", Destinations(resolve=resolve)).size("s3://bucket/key")
     assert caught.value.reason is FailureReason.INVALID_SPEC
