@@ -203,11 +203,12 @@ def asked(query: MultiMapping[str], *names: str) -> Mapping[str, str]:
 
 
 def _namespace(query: Mapping[str, str]) -> str | None:
-    """None: all. An empty one is as good as none: that is what a form sends."""
-    namespace = query.get("namespace", "")
-    if namespace and not _NAMESPACE.fullmatch(namespace):
-        raise _bad("namespace must be the name of a namespace")
-    return namespace or None
+    """None: all. An empty name is refused: a proxy that confines a team by this parameter, and whose variable is empty,
+    would show all namespaces."""
+    namespace = query.get("namespace")
+    if namespace is not None and not _NAMESPACE.fullmatch(namespace):
+        raise _bad("namespace must be the name of a namespace; leave it out to see all")
+    return namespace
 
 
 def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -153,6 +153,7 @@ def test_a_replica_that_follows_closes_the_connection_so_that_the_next_may_find_
     "query",
     [
         "?namespace=&namespace=team-a",
+        "?namespace=",
         "?namespace=team-a&namespace=team-b",
         "?namespace=team-a&Namespace=",
         "?namespaces=team-a",
