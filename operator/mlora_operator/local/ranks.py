@@ -19,7 +19,8 @@ from mlora_operator.local.machine import Machine
 from mlora_operator.reconcile.state.snapshot import PEER_LOST, Ending, Group, Key, Pod, PodProblem
 from mlora_worker.protocol import WorkerConfig
 
-WORKER = (sys.executable, "-m", "mlora_worker")
+# -P: no module comes from the present folder, which may be one that was fetched.
+WORKER = (sys.executable, "-P", "-m", "mlora_worker")
 HOST = "127.0.0.1"
 
 _PEERS_LEAVE = 10.0  # seconds that the other ranks get to notice a lost peer and leave by themselves

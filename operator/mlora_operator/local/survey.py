@@ -21,10 +21,12 @@ from mlora_worker.protocol import (
 
 AnyAnswer = TypeVar("AnyAnswer", bound=Message)
 
-SURVEY = (sys.executable, "-m", "mlora_worker.commands.survey")
-LOOK = (sys.executable, "-m", "mlora_worker.commands.inspect_rows")
-MERGE = (sys.executable, "-m", "mlora_worker.commands.merge")
-GGUF = (sys.executable, "-m", "mlora_worker.commands.gguf_export")
+# -P: no module comes from the present folder, which may be one that was fetched.
+_MODULE = (sys.executable, "-P", "-m")
+SURVEY = (*_MODULE, "mlora_worker.commands.survey")
+LOOK = (*_MODULE, "mlora_worker.commands.inspect_rows")
+MERGE = (*_MODULE, "mlora_worker.commands.merge")
+GGUF = (*_MODULE, "mlora_worker.commands.gguf_export")
 _LONGEST_LINE = 400
 
 

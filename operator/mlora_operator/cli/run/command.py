@@ -29,6 +29,7 @@ from mlora_operator.local.ending import End
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, read_manifests
 from mlora_operator.local.place import PageNotServed, Place
+from mlora_operator.logs import TextLines
 
 
 def run(
@@ -106,7 +107,7 @@ def run(
     folder = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-run-"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _log_to(folder / "operator.log")
+        log_to(folder / "operator.log")
     except OSError as error:
         raise CommandError(f"--state {folder}: {error.strerror}", exit_codes.INVALID) from error
     place = Place(
@@ -189,10 +190,10 @@ async def _run(world: World, place: Place, audience: Audience, seconds: float | 
         raise CommandError("interrupted", exit_codes.INTERRUPTED) from None
 
 
-def _log_to(file: Path) -> None:
+def log_to(file: Path) -> None:
     """The operator's log goes to a file: the terminal belongs to the progress bars."""
     handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(TextLines())  # one record, one line, whatever a server or a worker says
     logger = logging.getLogger("mlora_operator")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
+from mlora_operator.cli.run.command import log_to
 
 TASK = """\
 apiVersion: mlora.dev/v1alpha1
@@ -51,3 +53,18 @@ def test_invalid_input_ends_with_2_and_says_what_to_change(
     assert isinstance(result.exception, CommandError)
     assert result.exception.exit_code == 2
     assert words in str(result.exception)
+
+
+def test_a_record_of_the_operators_log_is_one_line_whatever_others_say(tmp_path: Path) -> None:
+    logger = logging.getLogger("mlora_operator")
+    former = logger.handlers, logger.level, logger.propagate
+    try:
+        log_to(tmp_path / "operator.log")
+        logger.warning("a worker said: %s", "x\n2026-01-01 ERROR forged\x1b[2J\r")
+    finally:
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers, logger.level, logger.propagate = former
+    (line,) = (tmp_path / "operator.log").read_text(encoding="utf-8").splitlines()
+    assert "forged" in line
+    assert "\x1b" not in line

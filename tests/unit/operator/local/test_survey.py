@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mlora_operator.local.survey import SurveyFailed, ask
+from mlora_operator.local.ranks import WORKER
+from mlora_operator.local.survey import GGUF, LOOK, MERGE, SURVEY, SurveyFailed, ask
 from mlora_worker.protocol import ModelSource, StorageAccess, SurveyQuestion
 
 QUESTION = SurveyQuestion(
@@ -48,3 +51,13 @@ def test_the_answer_is_the_last_line_and_the_question_reaches_the_process() -> N
 def test_a_process_without_an_answer_says_how_it_ended(command: tuple[str, ...], words: str) -> None:
     with pytest.raises(SurveyFailed, match=words):
         ask(QUESTION, os.environ, seconds=1 if "sleep" in command[-1] else 30, command=command)
+
+
+@pytest.mark.parametrize("command", [SURVEY, LOOK, MERGE, GGUF, WORKER], ids=lambda one: one[-1])
+def test_no_file_of_the_present_folder_is_run(command: tuple[str, ...], tmp_path: Path) -> None:
+    """An adapter that was fetched may have a file of any name beside it; people change into its folder."""
+    for name in ("json", "logging", "typing", "pydantic"):
+        (tmp_path / f"{name}.py").write_text("open('taken', 'w'); raise SystemExit(77)", encoding="utf-8")
+    done = subprocess.run(command, input="", capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert not (tmp_path / "taken").exists()
+    assert done.returncode != 77

@@ -44,7 +44,8 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
     ) -> web.StreamResponse:
         if request.path != "/healthz":
             sent = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(sent.encode(), f"Bearer {token()}".encode()):
+            # A header may hold bytes that are no text: aiohttp gives them as halves of surrogate pairs.
+            if not hmac.compare_digest(sent.encode(errors="surrogateescape"), f"Bearer {token()}".encode()):
                 raise web.HTTPUnauthorized(text="the bearer token does not belong to this pipeline")
             gate.proven(request.transport)
         return await handler(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import pytest
@@ -54,6 +55,16 @@ async def test_a_number_that_is_none_is_refused() -> None:
     async with TestClient(TestServer(app), headers={"Authorization": "Bearer t"}) as client:
         assert (await client.get("/v1/timeline?microbatches=many")).status == 400
         assert (await client.get("/v1/timeline", headers={"Authorization": ""})).status == 401
+
+
+async def test_a_token_of_bytes_that_are_no_text_is_a_wrong_one() -> None:
+    """It was an error of the server, with a traceback in the log for each request."""
+    app = coordinator_app(lambda: cast(Coordinator, Recorded()), lambda: "t")
+    async with TestServer(app) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"GET /v1/report HTTP/1.0\r\nAuthorization: Bearer \xff\r\n\r\n")
+        assert b" 401 " in await reader.readline()
+        writer.close()
 
 
 @pytest.mark.parametrize("wait", ["0", "0.01"], ids=["at once", "held back"])
