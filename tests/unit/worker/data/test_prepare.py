@@ -161,7 +161,7 @@ def test_null_never_reaches_the_tokens_as_a_word(tokenizer: Any) -> None:
 def test_a_window_beyond_the_models_own_is_refused(tokenizer: Any) -> None:
     error = failure(pairs(("a", "b")), tokenizer, max_positions=1024)
     assert error.reason is FailureReason.INVALID_SPEC
-    assert "maxSeqLength is 2048, but the base model takes 1024 tokens" in str(error)
+    assert "maxSeqLength is 2048, but the base model supports at most 1024 tokens" in str(error)
 
 
 def test_conversations_need_a_chat_template(make_tokenizer: Callable[..., Any]) -> None:

@@ -108,7 +108,7 @@ def test_an_error_of_an_expression_names_the_row_and_the_templates_line(
     with pytest.raises(DataError) as caught:
         run(tokenizer(template), *good, odd)
     assert caught.value.reason is FailureReason.INVALID_ROW
-    assert f"dataset.inline, line 4 is refused by the chat template: {told}" in str(caught.value)
+    assert f"dataset.inline, line 4 was rejected by the chat template: {told}" in str(caught.value)
 
 
 def test_of_several_rows_that_are_refused_the_first_is_named(tokenizer: Callable[[Any], Any]) -> None:
@@ -121,5 +121,5 @@ def test_of_several_rows_that_are_refused_the_first_is_named(tokenizer: Callable
     turns = [{"role": role, "content": "two"} for role in ("assistant", "user", "assistant")]
     late = {"messages": [{"role": "user", "content": "late"}, *turns]}
     bad = {"messages": [{"role": "user", "content": "bad"}, *turns]}
-    with pytest.raises(DataError, match="line 2 is refused by the chat template: not this one"):
+    with pytest.raises(DataError, match="line 2 was rejected by the chat template: not this one"):
         run(tokenizer(template), MESSAGES, late, bad)

@@ -72,10 +72,10 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model_type": "bert"}, "model type bert is not supported; supported are arcee, cohere"),
+        ({"model_type": "bert"}, "model type bert is not supported; supported types: arcee, cohere"),
         (
             {"model_type": "mixtral"},
-            "model type mixtral is not supported: .* mixtures of experts; supported are",
+            "model type mixtral is not supported: .* mixtures of experts; supported types",
         ),
         ({"model_type": "no-such-model"}, "no-such-model"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
@@ -85,7 +85,7 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
         ),
         (
             {"rope_parameters": {"rope_type": "proportional"}},
-            "rope type proportional .* supported are default",
+            "rope type proportional .* supported types: default",
         ),
         (
             {

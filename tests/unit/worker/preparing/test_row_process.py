@@ -179,7 +179,7 @@ def test_a_job_whose_process_is_killed_may_be_tried_again(
     assert slow_server.asked.acquire(timeout=_DEADLINE)
     (pid,) = jobs_of(rows)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(Interrupted, match=r"was killed, most likely because .* has no memory left") as error:
+    with pytest.raises(Interrupted, match=r"was killed, most likely because .* ran out of memory") as error:
         killed.result(_DEADLINE)
     assert error.value.reason is FailureReason.OUT_OF_MEMORY
 

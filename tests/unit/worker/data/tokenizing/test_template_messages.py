@@ -139,7 +139,7 @@ def test_a_failed_task_says_the_line_and_no_row(make_tokenizer: Callable[..., An
         (make_tokenizer(CHATML, specials=[]), telling),
     ):
         with pytest.raises(
-            DataError, match="line 1 is refused by the chat template: line 5: raise_exc"
+            DataError, match="line 1 was rejected by the chat template: line 5: raise_exc"
         ) as caught:
             prepare(rows, Training(), tokenizer, source, 1000, template=own)
         assert SECRET not in str(caught.value)
