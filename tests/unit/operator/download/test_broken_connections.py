@@ -40,7 +40,7 @@ def source_at(server: Breaking) -> Source:
 
 
 def test_an_answer_that_breaks_off_may_come_whole_the_next_time(server: Breaking) -> None:
-    with pytest.raises(StoreSilent, match="does not respond"):
+    with pytest.raises(StoreSilent, match="does not answer"):
         list(source_at(server).read("manifest.json"))
 
 
@@ -55,5 +55,5 @@ def test_so_does_one_that_the_sdk_lets_through(server: Breaking, broken: Excepti
             raise broken
 
     source._client = Client()
-    with pytest.raises(StoreSilent, match="does not respond"):
+    with pytest.raises(StoreSilent, match="does not answer"):
         list(source.read("manifest.json"))
