@@ -14,7 +14,7 @@ local function words(type)
 end
 
 if status.state == nil then
-  return { status = "Progressing", message = "no operator has looked at it yet" }
+  return { status = "Progressing", message = "no operator has processed it yet" }
 end
 if status.observedGeneration ~= nil and status.observedGeneration < (obj.metadata.generation or 0) then
   return { status = "Progressing", message = "the operator has not yet seen the last change" }

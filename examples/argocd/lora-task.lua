@@ -35,7 +35,7 @@ if obj.spec ~= nil and obj.spec.suspend == true then
   return { status = "Suspended", message = "spec.suspend is true" }
 end
 if status.state == nil then
-  return { status = "Progressing", message = "no operator has looked at it yet" }
+  return { status = "Progressing", message = "no operator has processed it yet" }
 end
 if status.observedGeneration ~= nil and status.observedGeneration < (obj.metadata.generation or 0) then
   return { status = "Progressing", message = "the operator has not yet seen the last change" }

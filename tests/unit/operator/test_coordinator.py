@@ -23,7 +23,17 @@ from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Text, Texts
-from mlora_worker.protocol import Dataset, LoRAConfig, Plan, Report, TaskPhase, TaskPlan, TaskReport, Training
+from mlora_worker.protocol import (
+    REPORT_FORMAT,
+    Dataset,
+    LoRAConfig,
+    Plan,
+    Report,
+    TaskPhase,
+    TaskPlan,
+    TaskReport,
+    Training,
+)
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOY = Key("team-a", "toy")
@@ -109,7 +119,7 @@ async def test_a_poll_says_which_format_of_a_report_is_understood(
     peer: Peer, server: TestServer, session: aiohttp.ClientSession
 ) -> None:
     await client(session, server).poll_report()
-    assert peer.formats == ["4"]
+    assert peer.formats == [str(REPORT_FORMAT)]
 
 
 async def test_a_plan_arrives_as_it_was_sent(

@@ -120,7 +120,7 @@ def test_one_that_trains_stays_and_counts_for_no_more_than_it_may(make: Any) -> 
     truth, reason, message = accepted(made)
     assert (truth, reason) == ("True", "Accepted")
     assert message.startswith("served by pipeline team-a/toy; spec.priority 99 counts as 0 while it trains, ")
-    assert message.endswith("set it to 0 or less, else it is not accepted again once it has lost its place")
+    assert message.endswith("set it to 0 or less, or it is not admitted again after it leaves the pipeline")
     (plan,) = made.plans.values()
     assert [(one.admitted, one.priority) for one in plan.tasks] == [(True, 0)]
 

@@ -59,7 +59,7 @@ def test_it_is_said_with_its_secret_and_what_to_do_and_as_an_event(
     assert found is not None
     assert found[:2] == ("True", reason)
     assert f"Secret team-a/mlora-toy-tls {words}" in found[2]
-    assert "when the Secret is deleted" in found[2]
+    assert "or delete the Secret" in found[2]
     (event,) = [one for one in decided(make, left).events if one.reason == reason]
     assert (event.kind, event.type) == ("LoRAPipeline", "Warning")
 

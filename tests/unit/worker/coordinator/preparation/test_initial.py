@@ -135,9 +135,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(
 
 
 def test_a_folder_without_an_adapter_is_a_mistake_in_the_spec(folder: MemoryStore) -> None:
-    with pytest.raises(
-        StorageError, match=r"s3://adapters/else contains no adapter_config\.json"
-    ) as caught:
+    with pytest.raises(StorageError, match=r"s3://adapters/else contains no adapter_config\.json") as caught:
         read_initial(folder, "s3://adapters/else", LORA, TARGETS)
     assert caught.value.reason is FailureReason.INVALID_SPEC
 
@@ -160,7 +158,9 @@ def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start:
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 100_000, b"[]"])
 def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, content: bytes) -> None:
     folder.write(f"{URI}/adapter_config.json", content)
-    with pytest.raises(UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is not (a )?JSON"):
+    with pytest.raises(
+        UnfitAdapter, match=r"adapter_config\.json below s3://adapters/former is not (a )?JSON"
+    ):
         read_initial(folder, URI, LORA, TARGETS)
 
 
