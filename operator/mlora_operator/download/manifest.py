@@ -6,17 +6,22 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Any
 
 from mlora_operator.download.errors import AdapterCorrupt, AdapterNotFound
 from mlora_operator.download.source import Source
 
 MANIFEST_NAME = "manifest.json"
-LARGEST = 2**20  # bytes of a manifest; these three are the worker's own bounds, which cannot be imported here
+LARGEST = 2**20  # bytes of a manifest; these are the worker's own bounds, which cannot be imported here
 MOST_FILES = 1024
 LARGEST_FILE = 2**50  # bytes
+MOST_STEPS = 2**62
+LONGEST_UID, LONGEST_NAME = 128, 253  # characters
+LONGEST_FILE_NAME = 128  # characters
+# What a folder may get: no code, nothing hidden, no path of any system, no sign that a terminal or an editor obeys.
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|jsonl|safetensors|md|jinja|txt|model)$"
 _VERSION = 1
+_FILE_NAME = re.compile(FILE_NAME)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,10 +79,10 @@ def parse_manifest(content: bytes) -> Manifest:
             message = f"{MANIFEST_NAME} has version {parsed['version']!r}; upgrade mlora to read it"
             raise AdapterCorrupt(message)
         manifest = Manifest(
-            task_uid=_of_type(parsed["taskUid"], str),
-            namespace=_of_type(parsed["namespace"], str),
-            name=_of_type(parsed["name"], str),
-            base_model=_of_type(parsed["baseModel"], str),
+            task_uid=_text(parsed, "taskUid", LONGEST_UID),
+            namespace=_text(parsed, "namespace", LONGEST_NAME),
+            name=_text(parsed, "name", LONGEST_NAME),
+            base_model=_text(parsed, "baseModel", LONGEST_NAME),
             step=_of_type(parsed["step"], int),
             files=tuple(
                 ManifestFile(
@@ -89,18 +94,37 @@ def parse_manifest(content: bytes) -> Manifest:
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise AdapterCorrupt(f"{MANIFEST_NAME} is not an adapter's manifest: {error!r}") from error
+    if not 0 <= manifest.step <= MOST_STEPS:
+        raise AdapterCorrupt(f"{MANIFEST_NAME} has a step that is no count of steps")
     if len(manifest.files) > MOST_FILES:
         raise AdapterCorrupt(f"{MANIFEST_NAME} names more than {MOST_FILES:,} files")
-    for name, times in Counter(file.name for file in manifest.files).items():
+    for file in manifest.files:
+        _check_file(file)
+    # Two names that differ in case are one file on some machines.
+    for name, times in Counter(file.name.casefold() for file in manifest.files).items():
         if times > 1:
             raise AdapterCorrupt(f"{MANIFEST_NAME} names {name} twice")
-    for file in manifest.files:
-        outside = ("", "..", ".", MANIFEST_NAME)
-        if PurePosixPath(file.name).name != file.name or file.name in outside or "\0" in file.name:
-            raise AdapterCorrupt(f"{MANIFEST_NAME} names a file outside of the adapter: {file.name!r}")
-        if not 0 <= file.bytes <= LARGEST_FILE or not _SHA256.fullmatch(file.sha256):
-            raise AdapterCorrupt(f"{MANIFEST_NAME} has no size or no SHA-256 for {file.name}")
     return manifest
+
+
+def _check_file(file: ManifestFile) -> None:
+    """Raises AdapterCorrupt."""
+    name = file.name
+    sound = len(name) <= LONGEST_FILE_NAME and _FILE_NAME.fullmatch(name)
+    if not sound or name.casefold() == MANIFEST_NAME:
+        raise AdapterCorrupt(
+            f"{MANIFEST_NAME} names a file that no adapter has: {name[:LONGEST_FILE_NAME]!r}; nothing was downloaded. "
+            f"Look who wrote this adapter, or upgrade mlora if a later version did"
+        )
+    if not 0 <= file.bytes <= LARGEST_FILE or not _SHA256.fullmatch(file.sha256):
+        raise AdapterCorrupt(f"{MANIFEST_NAME} has no size or no SHA-256 for {name}")
+
+
+def _text(parsed: dict[str, Any], field: str, most: int) -> str:
+    text: str = _of_type(parsed[field], str)
+    if len(text) > most:
+        raise ValueError(f"{field} has more than {most} characters")
+    return text
 
 
 def _of_type(value: Any, type_: type[Any]) -> Any:

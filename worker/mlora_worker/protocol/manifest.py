@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     Field,
 )
 
 from mlora_worker.bounds import (
     Amount,
+    Digest,
     LongName,
     Name,
     Real,
@@ -19,12 +22,24 @@ from mlora_worker.protocol.message import Message
 from mlora_worker.protocol.report import EvaluationRecord
 
 MANIFEST_NAME = "manifest.json"
+# What a folder may get: no code, nothing hidden, no path of any system, no sign that a terminal or an editor obeys.
+FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|jsonl|safetensors|md|jinja|txt|model)$"
+LONGEST_FILE_NAME = 128  # characters
 
 
 class ManifestFile(Message):
     name: LongName
     bytes: Amount
-    sha256: Word
+    sha256: Digest
+
+
+def _of_an_adapter(file: ManifestFile) -> ManifestFile:
+    if len(file.name) > LONGEST_FILE_NAME or not re.fullmatch(FILE_NAME, file.name):
+        raise ValueError(f"no file of an adapter is named {file.name[:LONGEST_FILE_NAME]!r}")
+    return file
+
+
+AdapterFile = Annotated[ManifestFile, AfterValidator(_of_an_adapter)]
 
 
 class AdapterManifest(Message):
@@ -40,4 +55,4 @@ class AdapterManifest(Message):
     step: Amount
     loss: Real | None
     evaluation: EvaluationRecord | None = None  # of the published weights
-    files: Annotated[tuple[ManifestFile, ...], Field(max_length=1024)]
+    files: Annotated[tuple[AdapterFile, ...], Field(max_length=1024)]

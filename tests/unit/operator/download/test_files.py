@@ -135,8 +135,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: (folder / "manifest.json").write_text("{"),
         "not an adapter's manifest",
     ),
-    "a file outside": (lambda folder: write_manifest(folder, {"../evil": "0" * 64}), "outside"),
-    "an absolute file": (lambda folder: write_manifest(folder, {"/etc/passwd": "0" * 64}), "outside"),
+    "a file outside": (lambda folder: write_manifest(folder, {"../evil": "0" * 64}), "no adapter has"),
+    "an absolute file": (lambda folder: write_manifest(folder, {"/etc/passwd": "0" * 64}), "no adapter has"),
 }
 
 

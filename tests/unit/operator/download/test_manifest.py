@@ -6,18 +6,35 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from mlora_operator.download.errors import AdapterCorrupt
 from mlora_operator.download.manifest import (
+    FILE_NAME,
     LARGEST,
     LARGEST_FILE,
+    LONGEST_FILE_NAME,
+    LONGEST_NAME,
+    LONGEST_UID,
     MANIFEST_NAME,
     MOST_FILES,
+    MOST_STEPS,
     parse_manifest,
     read_manifest,
 )
-from mlora_worker import protocol
+from mlora_worker import bounds, protocol
+from mlora_worker.protocol import manifest as protocols
 from mlora_worker.storage import limits
+from mlora_worker.storage.artifacts.adapter import (
+    CARD_NAME,
+    CONFIG_NAME,
+    HISTORY_NAME,
+    TEMPLATE_NAME,
+    WEIGHTS_NAME,
+)
+
+PUBLISHED = (CARD_NAME, CONFIG_NAME, HISTORY_NAME, TEMPLATE_NAME, WEIGHTS_NAME)
 
 WRITTEN = protocol.AdapterManifest(
     task_uid="u",
@@ -58,24 +75,62 @@ def test_fields_of_a_later_worker_are_kept() -> None:
     [
         ({"version": 2}, "version 2; upgrade mlora to read it"),
         ({"step": True}, "not an adapter's manifest"),
-        ({"files": [{"name": "a", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
-        ({"files": [{"name": "a", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a"),
-        ({"files": [{"name": "a", "bytes": -1, "sha256": "0" * 64}]}, "no size"),
-        ({"files": [{"name": "a", "bytes": 10**400, "sha256": "0" * 64}]}, "no size"),
+        ({"step": 10**400}, "no count of steps"),
+        ({"step": -1}, "no count of steps"),
+        ({"taskUid": "x" * 129}, "taskUid has more than 128 characters"),
+        ({"baseModel": "x" * 254}, "baseModel has more than 253 characters"),
+        ({"files": [{"name": "a.md", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
+        ({"files": [{"name": "a.md", "bytes": 1, "sha256": "none"}]}, "no SHA-256 for a.md"),
+        ({"files": [{"name": "a.md", "bytes": -1, "sha256": "0" * 64}]}, "no size"),
+        ({"files": [{"name": "a.md", "bytes": 10**400, "sha256": "0" * 64}]}, "no size"),
         (
             {"files": [{"name": str(n), "bytes": 1, "sha256": "0" * 64} for n in range(1025)]},
             "more than 1,024",
         ),
-        ({"files": [{"name": "", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
-        ({"files": [{"name": "a\0b", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
-        ({"files": [{"name": "a", "bytes": 1, "sha256": "0" * 64}] * 2}, "names a twice"),
-        ({"files": [{"name": "manifest.json", "bytes": 1, "sha256": "0" * 64}]}, "outside"),
+        ({"files": [{"name": "", "bytes": 1, "sha256": "0" * 64}]}, "no adapter has"),
+        ({"files": [{"name": "a\0b", "bytes": 1, "sha256": "0" * 64}]}, "no adapter has"),
+        ({"files": [{"name": "a.md", "bytes": 1, "sha256": "0" * 64}] * 2}, "names a.md twice"),
+        ({"files": [{"name": "manifest.json", "bytes": 1, "sha256": "0" * 64}]}, "no adapter has"),
     ],
 )
 def test_what_cannot_be_trusted_is_refused(change: dict[str, object], words: str) -> None:
     content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | change)
     with pytest.raises(AdapterCorrupt, match=words):
         parse_manifest(content.encode())
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a.md", "/a.md", "a/b.md", ".", "..", "..md", ".bashrc", ".a.md", "a\\b.md", "C:x.md", "json.py", "a.pth", "a.bin",
+     "a", "MANIFEST.json", "-a.md", "a b.md", "a.md\n", "\x1b]0;a\x07.md", "\u202edm.md", "a\0.md", "\u0430.md",
+     "a" * 126 + ".md"],
+)  # fmt: skip
+def test_no_name_makes_a_file_that_is_none_of_an_adapter(name: str) -> None:
+    file = {"name": name, "bytes": 1, "sha256": "0" * 64}
+    content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | {"files": [file]})
+    with pytest.raises(AdapterCorrupt, match="names a file that no adapter has"):
+        parse_manifest(content.encode())
+    if name.casefold() != MANIFEST_NAME:
+        with pytest.raises(ValidationError):
+            protocol.AdapterManifest.model_validate_json(content)
+
+
+def test_names_that_differ_in_case_are_one_file() -> None:
+    files = [{"name": name, "bytes": 1, "sha256": "0" * 64} for name in ("README.md", "readme.md")]
+    content = json.dumps(json.loads(WRITTEN.model_dump_json(by_alias=True)) | {"files": files})
+    with pytest.raises(AdapterCorrupt, match=r"readme\.md twice"):
+        parse_manifest(content.encode())
+
+
+@pytest.mark.parametrize(
+    "name", [*PUBLISHED, "tokenizer.json", "tokenizer.model", "special_tokens_map.json", "vocab.txt"]
+)
+def test_what_workers_publish_is_allowed(name: str) -> None:
+    written = WRITTEN.model_copy(
+        update={"files": (protocol.ManifestFile(name=name, bytes=1, sha256="0" * 64),)}
+    )
+    (file,) = parse_manifest(written.model_dump_json(by_alias=True).encode()).files
+    assert file.name == name
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b'{"taskUid": ' * 100_000])
@@ -107,3 +162,13 @@ def test_the_bounds_are_the_workers_own() -> None:
     assert (LARGEST, LARGEST_FILE) == (limits.DOCUMENT, limits.LARGEST_OBJECT)
     (most,) = (one.max_length for one in protocol.AdapterManifest.model_fields["files"].metadata)
     assert most == MOST_FILES
+    assert MOST_STEPS == bounds.MOST
+    assert FILE_NAME == protocols.FILE_NAME
+    fields = protocol.AdapterManifest.model_fields
+    longest = [_longest(fields[name]) for name in ("task_uid", "namespace", "name", "base_model")]
+    assert longest == [LONGEST_UID, *[LONGEST_NAME] * 3]
+    assert protocols.LONGEST_FILE_NAME == LONGEST_FILE_NAME
+
+
+def _longest(field: FieldInfo) -> int:
+    return next(one.max_length for one in field.metadata if hasattr(one, "max_length"))
