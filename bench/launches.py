@@ -43,7 +43,7 @@ LAYERS, QUICK_LAYERS = 6, 2
 DEVICE, GPU = "this device", "GPU's kernels"
 TARGETS = {"q,k,v,o": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}
 # File and function; each call is one kernel, however many threads share it.
-COMPILED = {("compiled.py", "spread")}
+COMPILED = {("numba_loops.py", "spread")}
 
 
 @dataclass(frozen=True)
