@@ -50,6 +50,11 @@ class Rights:
     serving: frozenset[str] = frozenset()
     prefixes: tuple[tuple[str, Parts, frozenset[str]], ...] = ()
     priorities: Priorities = field(default_factory=Priorities)
+    buckets: frozenset[str] = field(init=False)  # that some prefix is in
+
+    def __post_init__(self) -> None:
+        found = frozenset(part for _, parts, _ in self.prefixes for part in parts[1:2] if parts[0] == "s3")
+        object.__setattr__(self, "buckets", found)
 
     def serves_others(self, namespace: str) -> bool:
         """Whether pipelines in ``namespace`` may be given tasks of other namespaces."""

@@ -28,7 +28,7 @@ from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
 from mlora_operator.reconcile.assignment.priority_bounds import bound_of, told
-from mlora_operator.reconcile.state.output_folders import Folder, folder
+from mlora_operator.reconcile.state.output_folders import Folder, folders_in
 
 SECRET = "Secret"
 DEFAULT_NAMESPACE = "default"
@@ -322,9 +322,10 @@ def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
     at: dict[Folder, Place] = {}
     above: dict[Folder, Place] = {}  # every folder that some output lies in
     for one in tasks:
-        place, target = one.place, folder(one.spec.storage.endpoint, one.spec.output.uri)
-        ways = [(at.get(target[:length]), "a folder above it") for length in range(1, len(target))]
-        ways += [(at.get(target), "the same place"), (above.get(target), "a folder below it")]
+        place, targets = one.place, folders_in(one.spec.storage, one.spec.output.uri)
+        ways = [(at.get(folder), "a folder above it") for target in targets for folder in _above(target)]
+        for target in targets:
+            ways += [(at.get(target), "the same place"), (above.get(target), "a folder below it")]
         for other, where in ways:
             if other is not None and (other.namespace, other.name) != (place.namespace, place.name):
                 message = f"{other.kind}/{other.name} at {other.file}:{other.line} writes to {where}"
@@ -332,9 +333,14 @@ def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
                     place.file, place.line, f"{place.kind}/{place.name}", "spec.output.uri", message
                 )
                 break
-        at.setdefault(target, place)
-        for length in range(1, len(target)):
-            above.setdefault(target[:length], place)
+        for target in targets:
+            at.setdefault(target, place)
+            for folder in _above(target):
+                above.setdefault(folder, place)
+
+
+def _above(target: Folder) -> Iterator[Folder]:
+    return (target[:length] for length in range(1, len(target)))
 
 
 def _too_high(tasks: Sequence[TaskManifest], pipelines: Sequence[PipelineManifest]) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
 from mlora_operator.download.source import _folder_of
-from mlora_operator.reconcile.assignment.output_conflicts import folder
+from mlora_operator.reconcile.state.output_folders import folders
 from mlora_worker import addresses
 from mlora_worker.addresses import NotAnAddress, S3Address
 from mlora_worker.protocol import DatasetUri, EndpointUrl, FolderUri, ModelUri
@@ -227,7 +227,7 @@ def test_a_folder_of_a_store_is_written_read_and_compared_as_one_place(parts: li
         return
     assert addresses.s3(text) == S3Address("bucket", "/".join(parts))
     assert s3_address(text) == S3Address("bucket", "/".join(parts) + slash), "what the store is asked for"
-    assert folder(None, text) == ("aws", "bucket", *parts), "what is compared"
+    assert folders(None, text) == (("aws", "bucket", *parts),), "what is compared"
 
 
 @settings(max_examples=400)
@@ -241,7 +241,7 @@ def test_a_file_is_written_read_and_compared_as_one_place(parts: list[str]) -> N
             continue
         path = file_path(text)
         assert Path(addresses.file(text)) == path == _folder_of(text)
-        assert folder(None, text) == ("file", *path.parts[1:])
+        assert folders(None, text) == (("file", *path.parts[1:]),)
         assert text == plain or path == Path("/", *parts)
 
 

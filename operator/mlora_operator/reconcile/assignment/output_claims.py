@@ -14,7 +14,13 @@ from enum import Enum
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.state.acceptance import Acceptance
-from mlora_operator.reconcile.state.output_folders import Folder, is_whole_bucket, output_of
+from mlora_operator.reconcile.state.output_folders import (
+    Folder,
+    Folders,
+    is_whole_bucket,
+    may_be_whole_bucket,
+    outputs_of,
+)
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Task, condition
 from mlora_operator.rights import Rights
 from mlora_worker.protocol import TaskPhase
@@ -65,8 +71,8 @@ class Claims:
     """Who has which place, as former decisions left it, so that only what has changed since is looked up."""
 
     def __init__(self) -> None:
-        self._within = Held(lambda task: (task.key.namespace, *output_of(task)))
-        self._between = Held(output_of)
+        self._within = Held(lambda task: tuple((task.key.namespace, *one) for one in outputs_of(task)))
+        self._between = Held(outputs_of)
 
     def keep(self, holders: Mapping[str, Task], proven: Mapping[str, Task]) -> None:
         """These, by uid, and no others. A whole bucket is nobody's."""
@@ -83,18 +89,19 @@ class Claims:
         return self._within.in_the_way(task)
 
     def stranger(self, task: Task) -> bool:
-        """Whether one of another namespace is in the way."""
-        return (
-            self._between.in_the_way(task, lambda other: other.key.namespace != task.key.namespace)
-            is not None
-        )
+        """Whether one of another namespace is in the way. What may be a whole bucket keeps nobody from below it."""
+
+        def matters(other: Task, above: bool) -> bool:
+            return other.key.namespace != task.key.namespace and not (above and may_be_whole_bucket(other))
+
+        return self._between.in_the_way(task, matters) is not None
 
 
 class Held:
     """Folders by holder. A question takes as many steps as its path has parts, however many folders are held."""
 
-    def __init__(self, place: Callable[[Task], Folder]) -> None:
-        self._place = place
+    def __init__(self, places: Callable[[Task], Folders]) -> None:
+        self._places = places
         self._holders: dict[str, Task] = {}  # by uid
         self._at: defaultdict[Folder, set[str]] = defaultdict(set)
         self._above: defaultdict[Folder, set[str]] = defaultdict(
@@ -114,34 +121,38 @@ class Held:
             self.add(task)
 
     def add(self, task: Task) -> None:
-        if is_whole_bucket(output_of(task)):
+        if is_whole_bucket(task):
             return
         self._holders[task.uid] = task
-        place = self._place(task)
-        self._at[place].add(task.uid)
-        for length in range(1, len(place)):
-            self._above[place[:length]].add(task.uid)
+        for place in self._places(task):
+            self._at[place].add(task.uid)
+            for length in range(1, len(place)):
+                self._above[place[:length]].add(task.uid)
 
     def _remove(self, uid: str) -> None:
-        place = self._place(self._holders.pop(uid))
-        _take_out(self._at, place, uid)
-        for length in range(1, len(place)):
-            _take_out(self._above, place[:length], uid)
+        for place in self._places(self._holders.pop(uid)):
+            _take_out(self._at, place, uid)
+            for length in range(1, len(place)):
+                _take_out(self._above, place[:length], uid)
 
     def in_the_way(
-        self, task: Task, matters: Callable[[Task], bool] = lambda _: True
+        self, task: Task, matters: Callable[[Task, bool], bool] = lambda _, __: True
     ) -> tuple[Task, str] | None:
-        """Of those that matter, the oldest one at, above or below the task's place, in this order, and where it writes."""
-        place = self._place(task)
-        for length in range(1, len(place) + 1):
-            found = self._oldest(self._at.get(place[:length], ()), matters)
-            if found is not None:
-                return found, "there" if length == len(place) else "to a folder above it"
-        below = self._oldest(self._above.get(place, ()), matters)
-        return (below, "to a folder below it") if below is not None else None
+        """Of those that matter, the oldest one above, at or below the task's place, in this order, and where it writes.
+        ``matters``: it is told of each whether it writes above."""
+        for place in self._places(task):
+            for length in range(1, len(place) + 1):
+                above = length < len(place)
+                found = self._oldest(self._at.get(place[:length], ()), matters, above)
+                if found is not None:
+                    return found, "to a folder above it" if above else "there"
+            below = self._oldest(self._above.get(place, ()), matters, above=False)
+            if below is not None:
+                return below, "to a folder below it"
+        return None
 
-    def _oldest(self, uids: Iterable[str], matters: Callable[[Task], bool]) -> Task | None:
-        there = (one for uid in uids if matters(one := self._holders[uid]))
+    def _oldest(self, uids: Iterable[str], matters: Callable[[Task, bool], bool], above: bool) -> Task | None:
+        there = (one for uid in uids if matters(one := self._holders[uid], above))
         return min(there, key=lambda one: (one.created, one.key, one.uid), default=None)
 
 

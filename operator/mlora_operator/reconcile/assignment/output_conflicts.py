@@ -9,18 +9,23 @@ from mlora_operator.api import conditions
 from mlora_operator.reconcile.assignment.output_claims import Claims, Proof, proof, was_told
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.output_folders import (
-    Folder,
-    folder,
+    Folders,
+    buckets_of,
+    folders_in,
     inside,
     is_whole_bucket,
-    output_of,
+    levels_of,
+    outputs_of,
     overlap,
 )
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task
 from mlora_operator.rights import Rights
+from mlora_worker import addresses
 
 _OTHER = "choose another spec.output.uri"
-MOST_PARTS = 33  # of an output's folder, the store with them
+_READ_SO = "which a store may read in the request that spec.storage.endpoint and addressing make of it"
+MOST_LEVELS = 32  # of folders
+MOST_LABELS = 16  # of a store's host
 
 
 def settle(
@@ -94,32 +99,43 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
 
     1. A whole bucket is no output: an adapter needs its own folder in it.
     2. Below a prefix that was given to namespaces only they write, and only they above it; of several such prefixes the
-       longest counts. A prefix holds for every endpoint, since one store may have many names.
+       longest counts. A prefix holds for every endpoint, since one store may have many names, and for every bucket that a
+       store may read in the request, since it may be read from the host's name or from the path.
     3. A place has few parts: each folder above it is looked up, for each task in each pass.
     """
-    place = output_of(task)
-    if len(place) > MOST_PARTS:
+    assert task.spec is not None
+    endpoint, uri = task.spec.storage.endpoint, task.spec.output.uri
+    levels = levels_of(task)
+    if levels > MOST_LEVELS:
         return Acceptance(
             conditions.REASON_INVALID_SPEC,
-            f"spec.output.uri: it has {len(place) - 1} levels of folders, and {MOST_PARTS - 1} are allowed: use a "
-            f"shorter path in a new task",
+            f"spec.output.uri: it has {levels} levels of folders, those of spec.storage.endpoint included, and "
+            f"{MOST_LEVELS} are allowed: use a shorter path in a new task",
         )
-    if is_whole_bucket(place):
+    if endpoint is not None and addresses.endpoint(endpoint).host.count(".") >= MOST_LABELS:
+        return Acceptance(
+            conditions.REASON_INVALID_SPEC,
+            f"spec.storage.endpoint: its host's name has more than {MOST_LABELS} parts: use a shorter name in a new task",
+        )
+    if is_whole_bucket(task):
         return Acceptance(
             conditions.REASON_INVALID_SPEC,
             "spec.output.uri: it is a whole bucket: add a prefix for this adapter, such as "
-            f"s3://{place[-1] if len(place) > 1 else 'bucket'}/{task.key.name}, in a new task",
+            f"s3://{addresses.s3(uri).bucket}/{task.key.name}, in a new task",
         )
-    owners = rights.owners_of(place if place[0] == "file" else ("s3", *place[1:]))
-    if owners is None or task.key.namespace in owners:
-        return None
-    own = ", ".join(rights.prefixes_of(task.key.namespace))
-    instead = f"choose one below {own}" if own else _OTHER
-    return Acceptance(
-        conditions.REASON_OUTPUT_NOT_ALLOWED,
-        f"spec.output.uri: the platform team has reserved this prefix for other namespaces (outputs.prefixes): "
-        f"{instead}",
-    )
+    written = addresses.place(uri)
+    for place in buckets_of(task, rights.buckets):
+        owners = rights.owners_of(place)
+        if owners is not None and task.key.namespace not in owners:
+            own = ", ".join(rights.prefixes_of(task.key.namespace))
+            instead = f"choose one below {own}" if own else _OTHER
+            meant = "this prefix" if place == written else f"s3://{'/'.join(place[1:])}, {_READ_SO},"
+            return Acceptance(
+                conditions.REASON_OUTPUT_NOT_ALLOWED,
+                f"spec.output.uri: the platform team has reserved {meant} for other namespaces (outputs.prefixes): "
+                f"{instead}",
+            )
+    return None
 
 
 def _is_idle(task: Task) -> bool:
@@ -156,7 +172,7 @@ def _says(other: Task, where: str) -> str:
 class _Reserved:
     """``above``: it may not even lie below an output. ``against``: the one namespace whose tasks it concerns; None: all."""
 
-    folder: Folder
+    folders: Folders
     what: str
     above: bool
     against: str | None
@@ -164,15 +180,15 @@ class _Reserved:
 
 def _overlaps(task: Task, reserved: Iterable[_Reserved]) -> str | None:
     assert task.spec is not None
-    place = output_of(task)
+    places = outputs_of(task)
     for one in reserved:
         if one.against is not None and one.against != task.key.namespace:
             continue
-        if inside(place, one.folder) or (one.above and overlap(place, one.folder)):
+        if inside(places, one.folders) or (one.above and overlap(places, one.folders)):
             return f"it overlaps with the folder where a pipeline keeps {one.what}: {_OTHER}"
     for uri in task.spec.dataset.addresses:
-        rows = folder(task.spec.storage.endpoint, uri)
-        if inside(rows, place) or ("*" not in uri and inside(place, rows)):
+        rows = folders_in(task.spec.storage, uri)
+        if inside(rows, places) or ("*" not in uri and inside(places, rows)):
             return f"it overlaps with the rows at {uri}, which the adapter's files could replace: {_OTHER}"
     return None
 
@@ -183,7 +199,7 @@ def _reserved(pipelines: Iterable[Pipeline], rights: Rights) -> Iterator[_Reserv
             continue
         own = pipeline.key.namespace
         against = None if rights.serves_others(own) else own
-        endpoint, checkpoints = pipeline.spec.storage.endpoint, pipeline.spec.checkpoints.uri
+        storage, checkpoints = pipeline.spec.storage, pipeline.spec.checkpoints.uri
         if checkpoints is not None:
-            yield _Reserved(folder(endpoint, checkpoints), "checkpoints", True, against)
-        yield _Reserved(folder(endpoint, pipeline.spec.model.uri), "a base model", False, against)
+            yield _Reserved(folders_in(storage, checkpoints), "checkpoints", True, against)
+        yield _Reserved(folders_in(storage, pipeline.spec.model.uri), "a base model", False, against)

@@ -8,6 +8,7 @@
 ``decode``          objects of the API server become tasks and pipelines
 ``pods``            the pods of a pipeline become one group of workers
 ``serving``         whose tasks a pipeline takes
+``store_requests``  what is requested of a store for an address
 ``output_folders``  where addresses lead, and which lie in each other
 ``endpoint_policy`` addresses that workers may not be sent to
 ``log_fields``      what a log record says of an object

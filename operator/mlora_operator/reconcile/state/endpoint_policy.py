@@ -12,6 +12,7 @@ from ipaddress import ip_address, ip_network
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.task import LoRATaskSpec
+from mlora_operator.reconcile.state.store_requests import hosts
 from mlora_worker import addresses
 from mlora_worker.protocol import is_refused
 
@@ -21,8 +22,7 @@ _NAMES = ("localhost", "metadata", "instance-data", "metadata.google.internal")
 
 def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None:
     """What is wrong with an address of ``spec``, or None. ``allowed_networks`` in CIDR form."""
-    for field, url in _urls(spec):
-        host = addresses.web(url).host
+    for field, host in _hosts(spec):
         if _is_forbidden(host, tuple(allowed_networks)):
             return (
                 f"{field}: {host} is loopback, link-local or a metadata service, which tasks must not use; use the "
@@ -48,14 +48,22 @@ def forbidden_model(spec: LoRAPipelineSpec) -> str | None:
     return None
 
 
-def _urls(spec: LoRATaskSpec) -> Iterable[tuple[str, str]]:
-    if spec.storage.endpoint is not None:
-        yield "spec.storage.endpoint", spec.storage.endpoint
+def _hosts(spec: LoRATaskSpec) -> Iterable[tuple[str, str]]:
+    """With the field that leads there. A bucket may be a part of the host's name."""
+    storage = spec.storage
+    if storage.endpoint is not None:
+        at = "spec.storage.endpoint"
+        yield at, addresses.endpoint(storage.endpoint).host
+        places = [spec.output.uri, *spec.dataset.addresses]
+        places += [
+            one.uri for one in (spec.evaluation, spec.init_from) if one is not None and one.uri is not None
+        ]
+        yield from ((at, host) for host in hosts(storage.endpoint, storage.addressing, places))
     field = "spec.dataset.uri" if spec.dataset.uri is not None else "spec.dataset.uris"
     rows = [(field, uri) for uri in spec.dataset.addresses]
     if spec.evaluation is not None and spec.evaluation.uri is not None:
         rows.append(("spec.evaluation.uri", spec.evaluation.uri))
-    yield from ((where, uri) for where, uri in rows if addresses.is_web(uri))
+    yield from ((where, addresses.web(uri).host) for where, uri in rows if addresses.is_web(uri))
 
 
 @lru_cache(maxsize=10_000)

@@ -262,6 +262,75 @@ def test_a_prefix_holds_for_every_name_of_the_store(make: Any, endpoint: str | N
     assert reasons(make, one, outputs={"prefixes": GIVEN}) == {"t1": "OutputNotAllowed"}
 
 
+S3 = "http://s3.storage:8333"
+OTHER_SPELLINGS = [
+    ("the bucket in the endpoint's path", {"endpoint": f"{S3}/adapters"}, "s3://team-a/x"),
+    ("the host made of bucket and endpoint", {"endpoint": "http://svc:8333", "addressing": "virtual"},
+     "s3://s3.storage/adapters/team-a/x"),
+    ("the same without a suffix", {"endpoint": "http://storage:8333", "addressing": "virtual"},
+     "s3://s3x/adapters/team-a/x"),
+    ("the same on AWS", {"endpoint": "http://amazonaws.com", "addressing": "virtual"},
+     "s3://s3.eu-central-1/adapters/team-a/x"),
+    ("the bucket in the endpoint's host", {"endpoint": "http://adapters.s3.storage:8333"}, "s3://team-a/x"),
+    ("the bucket in AWS's host", {"endpoint": "https://adapters.s3.eu-west-1.amazonaws.com"}, "s3://team-a/x"),
+    ("the bucket in the host", {"endpoint": S3, "addressing": "virtual"}, "s3://adapters/team-a/x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("story", "storage", "uri"), OTHER_SPELLINGS)
+def test_a_prefix_holds_for_every_spelling_of_a_request(
+    make: Any, story: str, storage: Any, uri: str
+) -> None:
+    one = task(make, "t1", "team-m", uri, accepted=False, storage=storage)
+    condition = decided(make, one, outputs={"prefixes": GIVEN}).task_statuses[one.key].conditions[0]
+    assert condition.reason == "OutputNotAllowed", story
+    assert "has reserved" in condition.message
+    own = task(make, "t1", "team-a", uri, accepted=False, storage=storage)
+    assert reasons(make, own, outputs={"prefixes": GIVEN}) == {"t1": "Accepted"}, story
+
+
+def test_a_refusal_says_which_place_a_store_may_read(make: Any) -> None:
+    storage = {"endpoint": f"{S3}/adapters"}
+    one = task(make, "t1", "team-m", "s3://team-a/x", accepted=False, storage=storage)
+    message = decided(make, one, outputs={"prefixes": GIVEN}).task_statuses[one.key].conditions[0].message
+    assert "has reserved s3://adapters/team-a/x, which a store may read in the request" in message
+
+
+@pytest.mark.parametrize(("story", "storage", "uri"), OTHER_SPELLINGS)
+def test_a_place_is_held_in_every_spelling(make: Any, story: str, storage: Any, uri: str) -> None:
+    host = "http://s3x.storage:8333" if "s3x" in uri else S3
+    plain = {} if "amazonaws" in storage["endpoint"] else {"storage": {"endpoint": host}}
+    held = task(make, "held", "team-a", "s3://adapters/team-a/x", data=True, **plain)
+    own = task(make, "own", "team-a", uri, accepted=False, storage=storage)
+    strange = task(make, "strange", "team-m", uri, storage=storage)
+    found = reasons(make, held, own, strange, reports=prepared(make, strange))
+    assert found == {"held": "Accepted", "own": "OutputInUse", "strange": "OutputInUseByOtherNamespace"}, (
+        story
+    )
+
+
+def test_a_folder_that_may_be_a_whole_bucket_keeps_no_stranger_from_below_it(make: Any) -> None:
+    """Requested is http://s3.storage.svc:8333/adapters."""
+    storage = {"endpoint": "http://svc:8333", "addressing": "virtual"}
+    broad = task(make, "broad", "team-m", "s3://s3.storage/adapters", data=True, storage=storage)
+    other = task(make, "other", "team-a", "s3://adapters/x", storage={"endpoint": S3})
+    same = task(make, "same", "team-b", "s3://s3.storage/adapters", storage=storage)
+    found = reasons(make, broad, other, same, reports=prepared(make, other, same))
+    assert found == {"broad": "Accepted", "other": "Accepted", "same": "OutputInUseByOtherNamespace"}
+
+
+def test_a_whole_bucket_of_aws_is_no_output_in_any_spelling(make: Any) -> None:
+    storage = {"endpoint": "http://amazonaws.com", "addressing": "virtual"}
+    one = task(make, "t1", "team-m", "s3://s3.eu-central-1/adapters", accepted=False, storage=storage)
+    assert reasons(make, one) == {"t1": "InvalidSpec"}
+
+
+def test_a_host_of_very_many_parts_is_refused(make: Any) -> None:
+    for parts, reason in ((16, "Accepted"), (17, "InvalidSpec")):
+        storage = {"endpoint": "http://" + ".".join("abcdefghijklmnopq"[:parts])}
+        assert reasons(make, task(make, "t1", "team-m", accepted=False, storage=storage)) == {"t1": reason}
+
+
 def test_a_refusal_names_the_own_prefixes_and_no_others(make: Any) -> None:
     one = task(make, "t1", "team-b", "s3://adapters/team-a/x", accepted=False)
     message = decided(make, one, outputs={"prefixes": GIVEN}).task_statuses[one.key].conditions[0].message

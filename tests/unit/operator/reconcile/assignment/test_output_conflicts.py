@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.output_folders import folder, overlap
+from mlora_operator.reconcile.state.output_folders import folders, overlap
 from mlora_operator.reconcile.state.snapshot import Contact, Key
 
 S3 = "http://s3.storage:8333"
@@ -34,7 +34,7 @@ S3 = "http://s3.storage:8333"
 def test_spellings_of_one_place(
     story: str, one: tuple[str | None, str], other: tuple[str | None, str]
 ) -> None:
-    assert folder(*one) == folder(*other), story
+    assert folders(*one) == folders(*other), story
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_spellings_of_one_place(
     ],
 )
 def test_other_places(story: str, one: tuple[str | None, str], other: tuple[str | None, str]) -> None:
-    assert not overlap(folder(*one), folder(*other)), story
+    assert not overlap(folders(*one), folders(*other)), story
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ PARTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4)
 def test_overlap_is_being_above_below_or_equal(one: list[str], other: list[str]) -> None:
     a, b = "/".join(one) + "/", "/".join(other) + "/"
     expected = a.startswith(b) or b.startswith(a)
-    assert overlap(folder(S3, f"s3://{a}"), folder(S3, f"s3://{b}")) == expected
+    assert overlap(folders(S3, f"s3://{a}"), folders(S3, f"s3://{b}")) == expected
 
 
 def answers(
@@ -218,6 +218,24 @@ def test_nobody_writes_where_a_pipeline_keeps_its_own(
 ) -> None:
     pipeline = make.pipeline(checkpoints={"uri": "s3://ckpt/p/q/"}, model={"uri": "s3://models/some/toy"})
     assert bool(refused(make, make.task(output={"uri": output}), pipelines=(pipeline,))) is in_use, story
+
+
+@pytest.mark.parametrize(
+    ("story", "storage", "output"),
+    [
+        ("the bucket in the endpoint's path", {"endpoint": f"{S3}/models"}, "s3://some/toy/mine"),
+        ("in its host", {"endpoint": "http://models.s3.storage:8333"}, "s3://some/toy/mine"),
+        ("the host made of bucket and endpoint", {"endpoint": "http://svc:8333", "addressing": "virtual"},
+         "s3://s3.storage/models/some/toy/mine"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("model", ["s3://models/some/toy", f"{S3}/models/some/toy"])
+def test_nobody_writes_into_a_base_model_in_any_spelling(
+    make: Any, story: str, storage: Any, output: str, model: str
+) -> None:
+    """A store may serve the web as well."""
+    pipeline = make.pipeline(model={"uri": model}, storage={"endpoint": S3})
+    assert refused(make, make.task(output={"uri": output}, storage=storage), pipelines=(pipeline,)), story
 
 
 @pytest.mark.parametrize(

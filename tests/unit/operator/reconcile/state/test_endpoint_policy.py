@@ -139,3 +139,11 @@ def test_a_network_that_is_none_is_refused_with_its_field(make: Any) -> None:
     pipeline = make.pipeline(worker={"allowedNetworks": ["10.0.0.0/99"]})
     assert pipeline.spec is None
     assert "spec.worker.allowedNetworks[0]" in (pipeline.problem or "")
+
+
+def test_a_bucket_in_the_hosts_name_is_judged_with_it(make: Any) -> None:
+    storage = {"endpoint": "http://google.internal", "addressing": "virtual"}
+    task = make.task(storage=storage, output={"uri": "s3://metadata/computeMetadata/v1"})
+    (status,) = decide(make.snapshot(task), make.settings(), make.now).task_statuses.values()
+    assert status.conditions[0].reason == "EndpointNotAllowed"
+    assert "metadata.google.internal" in status.conditions[0].message
