@@ -14,6 +14,9 @@ from mlora_operator.cli.output import CommandError, Output, print_json, stdout
 from mlora_operator.local.survey import GGUF, MERGE, SurveyFailed, merge
 from mlora_worker.protocol import AdapterDtype, MergeQuestion
 
+# Both folders are local: whatever they name, the libraries ask no hub for it.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
 
 def export(
     adapter: Annotated[Path, typer.Argument(help="Folder of an adapter that mlora fetch downloaded.")],
@@ -49,7 +52,7 @@ def export(
         dtype=dtype.value if dtype is not None else None,
     )
     try:
-        answer = merge(question, dict(os.environ), command=GGUF if gguf else MERGE)
+        answer = merge(question, {**os.environ, **_OFFLINE}, command=GGUF if gguf else MERGE)
     except SurveyFailed as error:
         raise CommandError(f"the adapter cannot be exported: {error}", exit_codes.FAILED) from error
     if answer.failure is not None:

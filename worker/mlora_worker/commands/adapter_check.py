@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME
 from mlora_worker.storage.base_model.safetensors_reader import BrokenModel, Entry, read_header
 from mlora_worker.storage.errors import StorageError
@@ -16,6 +17,7 @@ from mlora_worker.storage.versioned_json import plain_json
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 _AGAIN = "fetch the adapter again"
+_SHOWN = 100  # characters of a value
 
 
 class Refused(Exception):
@@ -42,8 +44,7 @@ def check_adapter(folder: Path) -> None:
         raise Refused(f"{path} cannot be read: {error}") from None
     if not entries:
         raise Refused(f"{path} holds no tensors: {_AGAIN}")
-    if config.get("peft_type") == "LORA":
-        _check_pairs(path, entries)
+    _check_pairs(path, entries)
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -76,9 +77,19 @@ def positive(path: Path, config: Mapping[str, Any], name: str, kind: type = int)
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(config.get("peft_type"), str):
         raise Refused(f"{path} has no peft_type and is not the configuration of a PEFT adapter: {_AGAIN}")
-    if config["peft_type"] == "LORA":
-        positive(path, config, "r")
-        positive(path, config, "lora_alpha", float)
+    if config["peft_type"] != "LORA":
+        raise Refused(
+            f"{path} has peft_type {json.dumps(config['peft_type'])[:_SHOWN]}, and only LORA can be exported: give the "
+            f"folder of a LoRA adapter"
+        )
+    unknown = unknown_field(config)
+    if unknown is not None:
+        raise Refused(
+            f"{path} has {unknown[:_SHOWN]} {json.dumps(config[unknown])[:_SHOWN]}, which is not supported: use an adapter "
+            f"of plain LoRA"
+        )
+    positive(path, config, "r")
+    positive(path, config, "lora_alpha", float)
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict):

@@ -125,8 +125,6 @@ def _base_shape(base: Path) -> _BaseShape:
 
 
 def _check_kind(config: Mapping[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise Refused(f"{config.get('peft_type')} adapters cannot be written as GGUF, only LoRA adapters can")
     for name, plain in (
         ("use_dora", False),
         ("bias", "none"),

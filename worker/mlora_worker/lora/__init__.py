@@ -6,6 +6,7 @@
 ``linear``     the module that takes a frozen linear's place
 ``adapter``    one task's parameters on one stage, their names and their start
 ``optimizer``  one task's AdamW
+``peft_fields`` which fields a PEFT configuration of a plain adapter has
 ``lasting``    where on the CPU their memory lies
 
 Knows nothing of models: it sees linear modules by their path.

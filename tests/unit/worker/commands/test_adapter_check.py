@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save
+from typer.testing import CliRunner
 
+from mlora_operator.cli.app import app
 from mlora_worker.commands.gguf_export import export
 from mlora_worker.commands.merge import merge
+from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
 
 A, B = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{one}.weight" for one in "AB")
@@ -76,6 +80,18 @@ DAMAGED: list[tuple[str, Any, str]] = [
     ("adapter_config.json", {"peft_type": "LORA", "r": 2}, "adapter_config.json has lora_alpha null"),
     ("adapter_config.json", {**CONFIG, "alpha_pattern": [1]}, "alpha_pattern that is not an object"),
     ("adapter_config.json", {**CONFIG, "rank_pattern": {"q_proj": None}}, "has q_proj null"),
+    (
+        "adapter_config.json",
+        {**CONFIG, "peft_type": "XLORA", "adapters": {"0": "owner/name"}},
+        'has peft_type "XLORA"',
+    ),
+    (
+        "adapter_config.json",
+        {**CONFIG, "adapters": {"0": "owner/name"}},
+        'has adapters {"0": "owner/name"}, which is not',
+    ),
+    ("adapter_config.json", {**CONFIG, "megatron_config": {"a": 1}}, "has megatron_config"),
+    ("adapter_config.json", {**CONFIG, "megatron_core": "mymodule"}, 'has megatron_core "mymodule"'),
     ("base/config.json", b"{", "config.json is not JSON"),
     ("base/config.json", POINTER, "config.json is a pointer of Git LFS"),
 ]
@@ -103,3 +119,32 @@ def test_a_base_without_its_figures_is_named(folders: tuple[Path, Path]) -> None
 def test_weights_of_a_base_that_break_the_library_are_no_traceback(folders: tuple[Path, Path]) -> None:
     (folders[1] / "model.safetensors").write_bytes(CUT_OFF)
     assert f"{folders[1]} or {folders[0]} cannot be read" in told(merge, folders)
+
+
+def test_what_peft_writes_of_a_plain_adapter_is_known() -> None:
+    peft = pytest.importorskip("peft")
+    written = {
+        name: sorted(value) if isinstance(value, set) else value
+        for name, value in peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+        .to_dict()
+        .items()
+    }
+    assert unknown_field(written) is None
+
+
+@pytest.mark.parametrize("way", ["--merged", "--gguf"])
+def test_the_libraries_ask_no_hub(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    given: dict[str, str] = {}
+
+    def asked(_: MergeQuestion, environment: dict[str, str], **__: object) -> MergeAnswer:
+        given.update(environment)
+        return MergeAnswer(bytes=1, dtype="float32")
+
+    monkeypatch.setattr("mlora_operator.cli.export.merge", asked)
+    arguments = ["export", str(folders[0]), str(folders[0].parent / "made"), "--base", str(folders[1]), way]
+    assert CliRunner().invoke(app, arguments, catch_exceptions=False).exit_code == 0
+    assert (given["HF_HUB_OFFLINE"], given["TRANSFORMERS_OFFLINE"]) == ("1", "1")

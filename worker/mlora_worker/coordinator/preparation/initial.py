@@ -17,6 +17,7 @@ from torch import Tensor
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.lora.adapter import peft_keys
+from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.protocol import FailureReason, LoRAConfig
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME, find_published
 from mlora_worker.storage.errors import ObjectNotFound, StorageError, TooLarge
@@ -29,14 +30,6 @@ _SHOWN = 100  # characters of a value
 _NAMED = 3  # tensors that a message names
 _LARGEST_CONFIG = 2**20  # bytes; also what names and shapes may take beside the weights
 _WIDEST = 8  # bytes of a number in the file: float64
-# Of a PEFT configuration: what does not change what the adapter computes, or is compared below or by the tensors' names.
-_WITHOUT_MEANING = frozenset(
-    {
-        "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
-        "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version",
-        "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
-    }
-)  # fmt: skip
 # Starts that change the base's weights, too, so that the adapter fits none that is as it was.
 _PLAIN_STARTS = (None, True, False, "gaussian")
 
@@ -124,8 +117,7 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
                 f"they "
                 "must be the same"
             )
-    known = wanted.keys() | _WITHOUT_MEANING
-    unknown = next((name for name, value in config.items() if value and name not in known), None)
+    unknown = unknown_field(config)
     if unknown is not None:
         raise UnfitAdapter(
             f"initFrom.uri: the adapter at {uri} has {unknown} {json.dumps(config[unknown])[:_SHOWN]}, which is not "
