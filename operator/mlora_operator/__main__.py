@@ -12,7 +12,7 @@ from pathlib import Path
 
 import kopf
 
-from mlora_operator import handlers
+from mlora_operator import handlers, kopf_reading
 from mlora_operator.logs import configure_logging
 from mlora_operator.reconcile.loop import utc_now
 from mlora_operator.settings import Settings, SettingsError, load_settings
@@ -23,6 +23,7 @@ EXIT_SETTINGS = 2
 
 async def operate(settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
     """Run until SIGTERM or SIGINT."""
+    kopf_reading.install()
     scope = {"namespaces": settings.namespaces} if settings.namespaces else {"clusterwide": True}
     await kopf.operator(
         memo=handlers.Runtime(settings, now), settings=handlers.kopf_settings(), standalone=True, **scope

@@ -14,6 +14,7 @@ from kubernetes.aio import client
 
 from mlora_operator.api.paths import checked, collection, item
 from mlora_operator.manifests.names import FIELD_MANAGER
+from mlora_operator.reconcile.cluster.pages import UNPACKED, Expired, pages, read_at_most
 
 JSON = dict[str, Any]
 
@@ -79,9 +80,19 @@ class KubeApi:
         """The uids of all objects of a kind."""
         path = collection(api_version, plural, namespace)
         query = {"labelSelector": labels} if labels else {}
-        found = await self._call("GET", path, query, accept=METADATA_ONLY)
+
+        async def ask(params: Mapping[str, str], most: int | None) -> bytes | None:
+            try:
+                return await self._text("GET", path, params, accept=METADATA_ONLY, most=most)
+            except ApiError as error:
+                if error.status == 410:
+                    raise Expired from error
+                raise
+
         # Go writes an empty list of metadata as null.
-        return {item["metadata"]["uid"] for item in found.get("items") or ()}
+        return {
+            item["metadata"]["uid"] async for page in pages(ask, query) for item in page.get("items") or ()
+        }
 
     async def apply(self, manifest: JSON) -> JSON:
         """Server-side apply. Fields of others stay; ours are taken back when someone changed them."""
@@ -114,13 +125,28 @@ class KubeApi:
         query: Mapping[str, str] | None = None,
         body: JSON | None = None,
         content_type: str | None = None,
-        accept: str = "application/json",
         *,
         reads_answer: bool = True,
     ) -> JSON:
         """The answer; empty unless ``reads_answer``. Raises ApiError, and UnsafePath before anything is sent."""
+        text = await self._text(method, path, query, body, content_type)
+        return dict(json.loads(text)) if text and reads_answer else {}
+
+    async def _text(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: JSON | None = None,
+        content_type: str | None = None,
+        accept: str = "application/json",
+        most: int | None = None,
+    ) -> bytes | None:
+        """The answer as it comes; None where it has more than ``most`` bytes. Raises as ``_call`` does."""
         checked(path)
         headers = {"Accept": accept} | ({"Content-Type": content_type} if content_type else {})
+        if most is not None:
+            headers |= UNPACKED
         request = await self._api.param_serialize(
             method,
             path,
@@ -134,15 +160,23 @@ class KubeApi:
         begun, status = self._monotonic(), None
         try:
             answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT)
-            text = await answer.read()
+            text = await (answer.read() if most is None else _at_most(answer, most))
             status = answer.status
         finally:
             if self._tally is not None:
                 self._tally(method, resource_of(path), status, self._monotonic() - begun)
         refused = answer.status >= 400
         if refused:
-            raise ApiError(answer.status, _words(text) or str(answer.reason))
-        return dict(json.loads(text)) if text and reads_answer else {}
+            raise ApiError(answer.status, _words(text or b"") or str(answer.reason))
+        return text
+
+
+async def _at_most(answer: Any, most: int) -> bytes | None:
+    """What an answer of the client holds; None, and its connection closed, where that is more."""
+    text = await read_at_most(answer.response.content.iter_any(), most)
+    if text is None:
+        answer.response.close()
+    return text
 
 
 def _words(text: bytes) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from mlora_operator.reconcile.cluster.excerpt import excerpt
+
 Raw = Mapping[str, Any]
 
 
@@ -26,15 +28,9 @@ class Watched:
         if event == "DELETED":
             objects.pop(uid, None)
         else:
-            objects[uid] = _lean(body)
+            objects[uid] = excerpt(plural, body)
 
     def of(self, plural: str) -> Callable[[], Iterable[Raw]]:
         """A view on one kind: all of its objects whenever it is asked."""
         objects = self._objects[plural]
         return lambda: list(objects.values())
-
-
-def _lean(body: Raw) -> Raw:
-    """The object without what only the API server's bookkeeping needs, which is most of its bytes."""
-    meta = {name: value for name, value in body["metadata"].items() if name != "managedFields"}
-    return {**body, "metadata": meta}

@@ -30,6 +30,10 @@ from mlora_worker.protocol import TaskPhase
 Raw = Mapping[str, Any]
 Spec = TypeVar("Spec", bound=BaseModel)
 
+TOO_LARGE = (
+    "mlora.dev/too-large"  # in the place of a spec: what is wrong with its size. No spec has such a field
+)
+
 
 def read_task(raw: Raw, *, allow_file_uris: bool, before: Task | None = None) -> Task:
     """A LoRATask. Its rows and its adapter may be files only where user and worker share a disk.
@@ -221,8 +225,11 @@ def _spec(model: type[Spec], raw: Raw, rules: tuple[Rule, ...]) -> tuple[Spec | 
     """The API server has removed the fields that its schema does not know. Those that are left and unknown here are of a
     schema that is newer than this operator, which fills them in even where no user has written them.
     """
+    held = raw.get("spec", {})
+    if isinstance(held, Mapping) and TOO_LARGE in held:
+        return None, f"spec: {held[TOO_LARGE]}"
     try:
-        spec = model.model_validate(raw.get("spec", {}), extra="ignore", by_alias=True, by_name=False)
+        spec = model.model_validate(held, extra="ignore", by_alias=True, by_name=False)
     except ValidationError as error:
         return None, describe(error, "spec")
     document = spec.model_dump(mode="json", by_alias=True, exclude_none=True)

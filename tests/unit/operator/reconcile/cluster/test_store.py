@@ -11,7 +11,7 @@ from mlora_operator.reconcile.cluster.store import Watched
 
 def body(uid: str, version: str = "1") -> dict[str, Any]:
     meta = {"uid": uid, "name": uid, "resourceVersion": version, "managedFields": [{"manager": "kubectl"}]}
-    return {"metadata": meta, "spec": {"priority": 1}}
+    return {"metadata": meta, "spec": {"priority": 1}, "status": {"phase": "Running"}}
 
 
 def test_each_object_is_there_once_as_it_was_seen_last() -> None:
@@ -35,7 +35,8 @@ def test_what_is_seen_is_lean_and_not_the_callers() -> None:
     watched.saw("pods", None, given)
     (held,) = watched.of("pods")()
     assert "managedFields" not in held["metadata"]
-    assert held["spec"] == {"priority": 1}
+    assert held["status"] == {"phase": "Running"}
+    assert "spec" not in held
     assert "managedFields" in given["metadata"]
 
 
