@@ -122,7 +122,7 @@ def test_tasks_are_followed_to_their_end_in_lines_without_colour(bench: Bench) -
             state="Succeeded",
             step=12,
             totalSteps=12,
-            adapter={"uri": "s3://x/a", "sha256": "0", "bytes": 1},
+            adapter={"uri": "s3://x/a", "sha256": "0" * 64, "bytes": 1},
         )
 
     rows = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rows"}, "data": {"a": "b"}}

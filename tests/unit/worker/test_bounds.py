@@ -17,6 +17,7 @@ from mlora_worker.protocol import (
     Plan,
     Report,
     StageReport,
+    TaskReport,
 )
 from mlora_worker.stream.timeline import Timeline
 from tests.bounds import unbounded
@@ -110,6 +111,31 @@ def test_a_report_whose_facts_are_of_other_stages_is_refused():
     report["facts"] = FACTS | {"modules": [MODULE | {"stage": 1}]}
     with pytest.raises(ValidationError, match="stage 1, and there are 1 stages"):
         Report.model_validate_json(json.dumps(report))
+
+
+ADAPTER = {"uri": "s3://a/b", "sha256": "ab" * 32, "bytes": 1}
+TASK = {"uid": "u", "phase": "Training", "step": 3, "totalSteps": 3, "resumedStep": 2, "adapter": ADAPTER}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": 4},
+        {"resumedStep": 4},
+        {"step": MOST, "totalSteps": 1},
+        *(
+            {"adapter": ADAPTER | {"sha256": text}}
+            for text in ("", "0", "AB" * 32, "ab" * 32 + "\n", "\x1b]0;a\x07" * 10)
+        ),
+    ],
+)
+def test_a_task_is_not_reported_beyond_its_end_nor_with_a_digest_that_is_none(wrong):
+    assert TaskReport.model_validate_json(json.dumps(TASK))
+    assert TaskReport.model_validate_json(json.dumps(TASK | {"totalSteps": 0})), (
+        "its rows are not counted yet"
+    )
+    with pytest.raises(ValidationError):
+        TaskReport.model_validate_json(json.dumps(TASK | wrong))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"tasks":' * 5_000, '{"sequence":' + "9" * 100_000 + "}"])

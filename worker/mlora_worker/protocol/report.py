@@ -112,7 +112,7 @@ class DataCounts(Message):
 
 class AdapterInfo(Message):
     uri: Uri = Field(description="Prefix of the adapter's files.")
-    sha256: Word = Field(description="SHA-256 of the weights' file.")
+    sha256: Digest = Field(description="SHA-256 of the weights' file.")
     bytes: Amount = Field(description="Size of all files together.")
     max_lora_rank: Rank | None = Field(
         default=None,
@@ -161,6 +161,14 @@ class TaskReport(Message):
     released: bool | None = (
         None  # it trains or saves, but only its store is in the way: no stage holds any of it
     )
+
+    @model_validator(mode="after")
+    def _has_no_more_steps_than_there_are(self) -> TaskReport:
+        """Total steps are 0 until its rows are counted."""
+        step = max(self.step, self.resumed_step or 0)
+        if self.total_steps and step > self.total_steps:
+            raise ValueError(f"step {step} is beyond the {self.total_steps} steps in all")
+        return self
 
     @property
     def waits_for_store(self) -> bool:

@@ -22,8 +22,8 @@ from mlora_operator.reconcile.cluster.throttle import API_SERVER, PROMPT, differ
         ("a removal is null", {"pipeline": "a/b"}, {}, {"pipeline": None}),
         (
             "inside an object",
-            {"adapter": {"uri": "a", "sha256": "x", "bytes": 1}},
-            {"adapter": {"uri": "b", "sha256": "x", "bytes": 1}},
+            {"adapter": {"uri": "a", "sha256": "0" * 64, "bytes": 1}},
+            {"adapter": {"uri": "b", "sha256": "0" * 64, "bytes": 1}},
             {"adapter": {"uri": "b"}},
         ),
     ],

@@ -340,6 +340,15 @@ EVALUATION = st.fixed_dictionaries(
 FAILURE = st.fixed_dictionaries(
     {"reason": st.just("InvalidRow"), "message": st.sampled_from(["", "x" * 2048, "\n\x00"])}
 )
+
+
+def _with_as_many_steps(task: dict[str, Any]) -> dict[str, Any]:
+    """A report that says how many there are has none beyond."""
+    if not task["totalSteps"]:
+        return task
+    return task | {"totalSteps": max(task["totalSteps"], task["step"], task.get("resumedStep") or 0)}
+
+
 TASK = st.fixed_dictionaries(
     {
         "uid": st.sampled_from([*UIDS, "unknown", ""]),
@@ -358,10 +367,10 @@ TASK = st.fixed_dictionaries(
         "crowdedOut": optional(st.booleans()),
         "released": optional(st.booleans()),
         "adapter": optional(
-            st.fixed_dictionaries({"uri": st.just("x" * 2048), "sha256": st.just("y"), "bytes": AMOUNTS})
+            st.fixed_dictionaries({"uri": st.just("x" * 2048), "sha256": st.just("0" * 64), "bytes": AMOUNTS})
         ),
     }
-)
+).map(_with_as_many_steps)
 MODULE = st.fixed_dictionaries(
     {
         "stage": st.sampled_from([0, 1]),
