@@ -95,7 +95,7 @@ def parse_manifest(content: bytes) -> Manifest:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise AdapterCorrupt(f"{MANIFEST_NAME} is not an adapter's manifest: {error!r}") from error
     if not 0 <= manifest.step <= MOST_STEPS:
-        raise AdapterCorrupt(f"{MANIFEST_NAME} has a step that is no count of steps")
+        raise AdapterCorrupt(f"{MANIFEST_NAME} has a step outside 0 to {MOST_STEPS:,}")
     if len(manifest.files) > MOST_FILES:
         raise AdapterCorrupt(f"{MANIFEST_NAME} names more than {MOST_FILES:,} files")
     for file in manifest.files:
