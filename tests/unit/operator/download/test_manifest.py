@@ -75,8 +75,8 @@ def test_fields_of_a_later_worker_are_kept() -> None:
     [
         ({"version": 2}, "version 2; upgrade mlora to read it"),
         ({"step": True}, "not an adapter's manifest"),
-        ({"step": 10**400}, "no count of steps"),
-        ({"step": -1}, "no count of steps"),
+        ({"step": 10**400}, "has a step outside 0 to"),
+        ({"step": -1}, "has a step outside 0 to"),
         ({"taskUid": "x" * 129}, "taskUid has more than 128 characters"),
         ({"baseModel": "x" * 254}, "baseModel has more than 253 characters"),
         ({"files": [{"name": "a.md", "bytes": "1", "sha256": "0" * 64}]}, "not an adapter's manifest"),
