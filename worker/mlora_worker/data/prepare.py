@@ -42,7 +42,7 @@ from mlora_worker.protocol import (
     Training,
     without_credentials,
 )
-from mlora_worker.storage.errors import StoreUnreachable
+from mlora_worker.storage.errors import UselessAnswer
 from mlora_worker.storage.remote.dataset_source import Source
 from mlora_worker.stream.fit import check_length
 from mlora_worker.stream.targets import Misfit
@@ -182,7 +182,7 @@ def _usable(
         with cache.writing() as writer:
             rows, counts = _tokenised(files, encoder, training, writer, vocabulary)
             if files.versions() != versions:
-                raise StoreUnreachable(
+                raise UselessAnswer(
                     f"{files.name} changed while it was being read: retry when it is complete"
                 )
             if key is not None and len(rows):

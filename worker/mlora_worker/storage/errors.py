@@ -6,7 +6,8 @@ what to do
 ├── ``TooLarge``         there is more of it than such a file can have
 ├── ``AccessRefused``    the store knows us not, or does not let us
 └── ``StoreUnreachable`` no answer, or no useful one, after all retries
-    └── ``StoreBusy``    it requests a pause of a while
+    ├── ``StoreBusy``    it requests a pause of a while
+    └── ``UselessAnswer``  it answers, and what it says of this object is of no use
 
 No message ever holds a key.
 """
@@ -46,6 +47,11 @@ class StoreBusy(StoreUnreachable):
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
         self.seconds = seconds
+
+
+class UselessAnswer(StoreUnreachable):
+    """It answers, and what it says of this object or repository is of no use. Another try may find it better, and whoever
+    wants something else from the same store is not concerned."""
 
 
 class TooLarge(StorageError):

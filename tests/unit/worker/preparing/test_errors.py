@@ -17,6 +17,7 @@ from mlora_worker.storage.errors import (
     StorageError,
     StoreBusy,
     StoreUnreachable,
+    UselessAnswer,
 )
 
 
@@ -30,6 +31,7 @@ from mlora_worker.storage.errors import (
         AccessRefused("no"),
         StoreUnreachable("away"),
         StoreBusy("until noon", 200.0),
+        UselessAnswer("no commit"),
         OSError(errno.ENOSPC, "the disk is full"),
     ],
     ids=lambda error: type(error).__name__,

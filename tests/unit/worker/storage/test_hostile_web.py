@@ -12,7 +12,7 @@ import pytest
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage import wire
 from mlora_worker.storage.egress_policy import Destinations
-from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge
+from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge, UselessAnswer
 from mlora_worker.storage.object_store.s3_client import S3Timeouts
 from mlora_worker.storage.remote.http import WebFiles
 from mlora_worker.storage.remote.hub import Hub, HubAddress
@@ -126,8 +126,11 @@ def next_page(body: bytes) -> Answer:
     ids=["pages", "entries", "names", "depth", "numbers", "no address", "elsewhere", "spaces"],
 )  # fmt: skip
 def test_lists_of_files_without_end_or_sense_are_given_up(answer: Answer, told: str) -> None:
-    with hostile(answer) as server, pytest.raises(StorageError, match=told):
+    with hostile(answer) as server, pytest.raises(StorageError, match=told) as caught:
         hub(server).files(AT, "c0ffee")
+    assert isinstance(caught.value, UselessAnswer | TooLarge), (
+        "it says nothing of the hub's other repositories"
+    )
 
 
 def test_sizes_and_sums_that_a_hub_makes_up_are_none() -> None:

@@ -22,7 +22,7 @@ from mlora_worker.coordinator.task.failure_reason import blocked_by, is_the_mach
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket, pauses
 from mlora_worker.runtime.log_lines import about
-from mlora_worker.storage.errors import StorageError, StoreBusy, StoreUnreachable
+from mlora_worker.storage.errors import StorageError, StoreBusy, StoreUnreachable, UselessAnswer
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,9 @@ class UploadRetrier:
         seconds = rest
         if rest is None:
             seconds = next(one.pauses, None) if attempt.may_pass(error) else None
-        silence = error if isinstance(error, StoreUnreachable) else None
+        # Of a useless answer others learn that the store answers, and nothing else.
+        is_silent = isinstance(error, StoreUnreachable) and not isinstance(error, UselessAnswer)
+        silence = error if is_silent else None
         with self._lock:
             now = self._time()
             answered = silence is None and isinstance(error, StorageError)

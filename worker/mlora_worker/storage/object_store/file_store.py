@@ -21,6 +21,7 @@ from mlora_worker.storage.errors import (
     StorageError,
     StoreUnreachable,
     TooLarge,
+    UselessAnswer,
 )
 from mlora_worker.storage.limits import Listing, Oversized
 from mlora_worker.storage.uri import file_path, file_uri
@@ -68,7 +69,7 @@ class FileStore:
             file.seek(start)
             data = file.read(length)
         if len(data) != length:
-            raise StoreUnreachable(
+            raise UselessAnswer(
                 f"{uri} is shorter than expected: wanted {length} bytes from {start}, got {len(data)}",
             )
         return data
@@ -130,7 +131,7 @@ class FileStore:
         try:
             yield
         except Oversized as error:
-            raise StoreUnreachable(f"cannot {action} {uri}: the folder {error}") from None
+            raise UselessAnswer(f"cannot {action} {uri}: the folder {error}") from None
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectNotFound(
                 self._missing, f"{uri} does not exist: correct the address or put the file there"

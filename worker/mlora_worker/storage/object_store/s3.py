@@ -24,7 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.egress_policy import Destinations
-from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable, TooLarge
+from mlora_worker.storage.errors import ObjectNotFound, StoreUnreachable, TooLarge, UselessAnswer
 from mlora_worker.storage.limits import LARGEST_OBJECT, Listing, Oversized
 from mlora_worker.storage.object_store.multipart import PART, part_size, upload_in_parts
 from mlora_worker.storage.object_store.s3_client import (
@@ -117,14 +117,14 @@ class S3Store:
     def size(self, uri: str) -> int:
         size = self._head(uri).get("ContentLength")
         if not isinstance(size, int) or not 0 <= size <= LARGEST_OBJECT:
-            raise StoreUnreachable(f"cannot read {uri}: the store reports an invalid size")
+            raise UselessAnswer(f"cannot read {uri}: the store reports an invalid size")
         return size
 
     def version(self, uri: str) -> str:
         head = self._head(uri)
         changed = head.get("LastModified")
         if not head.get("ETag") or not isinstance(changed, datetime):
-            raise StoreUnreachable(f"cannot read {uri}: the store does not report its version")
+            raise UselessAnswer(f"cannot read {uri}: the store does not report its version")
         return f"{head['ETag']} {head.get('ContentLength')} {changed.isoformat()}"
 
     def _head(self, uri: str) -> Mapping[str, Any]:
@@ -187,7 +187,7 @@ class S3Store:
         wanted = {"Range": f"bytes={start}-{start + length - 1}"}
         data = self._body(uri, wanted, length, lambda answer: _check_part(uri, answer, start, length, size))
         if len(data) != length:
-            raise StoreUnreachable(
+            raise UselessAnswer(
                 f"{uri} is shorter than expected: wanted {length} bytes from {start}, got {len(data)}"
             )
         return data
@@ -234,7 +234,8 @@ class S3Store:
                 f"cannot {action} {uri}: the connection was lost ({type(error).__name__})"
             ) from None
         except (BadAnswer, Oversized) as error:
-            raise StoreUnreachable(f"cannot {action} {uri}: the store {error}") from None
+            kind = UselessAnswer if isinstance(error, Oversized) else StoreUnreachable
+            raise kind(f"cannot {action} {uri}: the store {error}") from None
         except (ClientError, BotoCoreError) as error:
             # Without its cause: what the store answered may quote a key, and a traceback would print it.
             raise told(error) from None
@@ -270,20 +271,20 @@ def _first(body: Any, most: int) -> bytes:
 
 
 def _check_part(uri: str, answer: Mapping[str, Any], start: int, length: int, size: int | None) -> None:
-    """Raises StoreUnreachable where an answer is another part than the one that was asked for, or one of an object of
+    """Raises UselessAnswer where an answer is another part than the one that was asked for, or one of an object of
     another size."""
     if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and (start or size not in (None, length)):
-        raise StoreUnreachable(f"cannot read {uri}: the store does not support range requests")
+        raise UselessAnswer(f"cannot read {uri}: the store does not support range requests")
     part = _PART.fullmatch(str(answer.get("ContentRange", "")))
     if part is None:
         return
     if int(part[1]) != start:
-        raise StoreUnreachable(f"{uri}: requested bytes from {start}, but the store sent others")
+        raise UselessAnswer(f"{uri}: requested bytes from {start}, but the store sent others")
     if size is not None and part[2] is not None and int(part[2]) != size:
         raise _another_size(uri, size)
 
 
-def _another_size(uri: str, size: int) -> StoreUnreachable:
-    return StoreUnreachable(
+def _another_size(uri: str, size: int) -> UselessAnswer:
+    return UselessAnswer(
         f"{uri} has another size than the {size} bytes that the store reported: retry when its upload is complete"
     )

@@ -19,7 +19,13 @@ from botocore.exceptions import (
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.busy import asked_seconds, busy
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreUnreachable,
+    UselessAnswer,
+)
 from mlora_worker.storage.uri import s3_address
 
 # HEAD answers have no body: there the SDK puts the HTTP status in place of the code.
@@ -210,7 +216,8 @@ def _answered(
         return busy(told, asked, datetime.now(UTC))
     if action == "write" and not is_passing(error):
         return StorageError(FailureReason.UPLOAD_FAILED, told)
-    return StoreUnreachable(told)
+    about_itself = is_passing(error) or not 0 < status < 500  # and not about this object
+    return StoreUnreachable(told) if about_itself else UselessAnswer(told)
 
 
 def _wanted(code: str, said: str) -> str | None:

@@ -14,6 +14,7 @@ from mlora_worker.storage.errors import (
     StorageError,
     StoreBusy,
     StoreUnreachable,
+    UselessAnswer,
 )
 from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
@@ -104,7 +105,7 @@ class _Sources:
             return self._store.size(uri)
         size = self._web.look(*self._request(uri, kind)).size
         if size is None:
-            raise StoreUnreachable(f"cannot read {uri}: the server does not report its size")
+            raise UselessAnswer(f"cannot read {uri}: the server does not report its size")
         return size
 
     def read_range(self, uri: str, start: int, length: int) -> bytes:

@@ -25,6 +25,7 @@ from mlora_worker.storage.errors import (
     StorageError,
     StoreUnreachable,
     TooLarge,
+    UselessAnswer,
 )
 from mlora_worker.storage.limits import size_in
 from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, PIECE, S3Timeouts
@@ -128,7 +129,7 @@ class WebFiles:
             _check_begins(url, answer.headers, start)
             data = self._at_most(answer, url, length + 1)
         if len(data) != length:
-            raise StoreUnreachable(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
+            raise UselessAnswer(f"{url}: wanted {length} bytes from {start}, got {len(data)}")
         return data
 
     def probe(self, url: str, headers: Headers | None = None) -> Resource:
@@ -148,7 +149,7 @@ class WebFiles:
     def range_pieces(
         self, url: str, start: int, length: int, headers: Headers | None = None, *, expected: Resource
     ) -> Iterator[bytes]:
-        """Exactly these bytes; a connection that breaks is taken up where it broke. Raises NoRanges; StoreUnreachable when
+        """Exactly these bytes; a connection that breaks is taken up where it broke. Raises NoRanges; UselessAnswer when
         the file is not the ``expected`` one any more."""
         done = 0
         for attempt in range(self._patience.attempts):
@@ -179,9 +180,7 @@ class WebFiles:
                 wanted |= {"Range": f"bytes={done}-", "If-Range": tag}
             with self._answer("GET", url, wanted) as answer:
                 if done and answer.status != 206:
-                    raise StoreUnreachable(
-                        f"{url} changed while it was being read: retry when it is complete"
-                    )
+                    raise UselessAnswer(f"{url} changed while it was being read: retry when it is complete")
                 tag = _strong_tag(answer.headers)
                 try:
                     while piece := answer.arrived(PIECE):
@@ -226,10 +225,7 @@ class WebFiles:
                 answer = self._followed(method, url, headers)
             except HTTPError as error:
                 if last:
-                    host = _site(url).host
-                    raise StoreUnreachable(
-                        f"cannot read {url}: no connection to {host} ({type(error).__name__})"
-                    ) from None
+                    raise _no_connection(url, error) from None
             else:
                 if answer.status < 300 or answer.status in also:
                     self._answers += 1
@@ -240,7 +236,7 @@ class WebFiles:
                     return
                 answer.close()
                 if answer.status not in _PASSING:
-                    raise _refusal(url, answer.status)
+                    raise _refusal(url, answer)
                 asked = self._wait_asked(url, answer, last)
             self._pause(max(asked, _PAUSES[min(attempt, len(_PAUSES) - 1)]))
 
@@ -251,7 +247,7 @@ class WebFiles:
         most = self._longest_wait if self._answers < _FEW_ANSWERS else max(LONG_WAIT, self._longest_wait)
         if last or (asked or 0.0) > min(most, self._may_be_asked):
             if asked is None and answer.status != _BUSY:
-                raise _refusal(url, answer.status)
+                raise _refusal(url, answer)
             raise busy(f"cannot read {url}: the server answered {answer.status}", asked, self._now())
         if asked is not None and asked >= _TOLD_FROM:
             log.warning("%s: the server is busy and asks to be left alone for %.0f s", url, asked)
@@ -261,7 +257,15 @@ class WebFiles:
     def _followed(self, method: str, url: str, headers: Headers) -> _Answer:
         at, sent, first = url, {**_PLAIN, **headers}, None
         for _ in range(_MOST_REDIRECTS + 1):
-            answer = self._once(method, at, sent)
+            try:
+                answer = self._once(method, at, sent)
+            except (HTTPError, StoreUnreachable, BadAnswer) as error:
+                if _site(at).origin == _site(url).origin:
+                    raise
+                if isinstance(error, HTTPError):
+                    raise _Elsewhere(_site(at).host, type(error).__name__) from None
+                raise UselessAnswer(f"{url} leads on to {_site(at).host}: {error}") from None
+            answer.elsewhere = _site(at).origin != _site(url).origin
             first = first if first is not None else answer.headers
             if answer.status not in _REDIRECTS or "Location" not in answer.headers:
                 answer.first_headers = first
@@ -303,6 +307,14 @@ class WebFiles:
         return _Answer(pool, body)
 
 
+class _Elsewhere(HTTPError):
+    """No connection to the ``host`` that a redirect leads to."""
+
+    def __init__(self, host: str, kind: str) -> None:
+        super().__init__(host)
+        self.host, self.kind = host, kind
+
+
 class _Answer:
     def __init__(self, pool: urllib3.HTTPConnectionPool, body: Any) -> None:
         self._pool = pool
@@ -310,6 +322,7 @@ class _Answer:
         self.status: int = body.status
         self.headers: Headers = body.headers
         self.first_headers: Headers = body.headers  # of the first server, before redirects
+        self.elsewhere = False  # it is of another server than the one that was asked
 
     def arrived(self, most: int) -> bytes:
         """What is here, at most so many bytes; empty at the end."""
@@ -342,12 +355,25 @@ def _no_address(text: str) -> StorageError:
     )
 
 
-def _refusal(url: str, status: int) -> StorageError:
+def _no_connection(url: str, error: HTTPError) -> StorageError:
+    if isinstance(error, _Elsewhere):
+        return UselessAnswer(
+            f"cannot read {url}: no connection to {error.host}, where it leads on to ({error.kind})"
+        )
+    return StoreUnreachable(f"cannot read {url}: no connection to {_site(url).host} ({type(error).__name__})")
+
+
+def _refusal(url: str, answer: _Answer) -> StorageError:
+    status = answer.status
     if status in (404, 410):
         return ObjectNotFound(FailureReason.DATASET_NOT_FOUND, f"{url} does not exist: correct the address")
     if status in (401, 403):
         return AccessRefused(f"cannot read {url}: the server answered {status}")
-    return StoreUnreachable(f"cannot read {url}: the server answered {status}")
+    about_itself = (
+        status >= 500 or status in _PASSING
+    ) and not answer.elsewhere  # and not about this address
+    kind = StoreUnreachable if about_itself else UselessAnswer
+    return kind(f"cannot read {url}: the server answered {status}")
 
 
 def _strong_tag(headers: Headers) -> str | None:
@@ -356,18 +382,18 @@ def _strong_tag(headers: Headers) -> str | None:
 
 
 def _check_same(url: str, headers: Headers, start: int, expected: Resource) -> None:
-    """Raises StoreUnreachable unless a part begins at ``start`` and is of the ``expected`` file."""
+    """Raises UselessAnswer unless a part begins at ``start`` and is of the ``expected`` file."""
     part = _PART.fullmatch(headers.get("Content-Range", ""))
     if part is None or part[1] != str(start):
-        raise StoreUnreachable(f"{url}: requested bytes from {start}, but the server sent others")
+        raise UselessAnswer(f"{url}: requested bytes from {start}, but the server sent others")
     tag = _strong_tag(headers)
     changed = expected.etag is not None and tag is not None and tag != expected.etag
     if changed or (expected.size is not None and int(part[2]) != expected.size):
-        raise StoreUnreachable(f"{url} changed while it was being read: retry when it is complete")
+        raise UselessAnswer(f"{url} changed while it was being read: retry when it is complete")
 
 
 def _check_begins(url: str, headers: Headers, start: int) -> None:
-    """Raises StoreUnreachable where a part says that it begins elsewhere."""
+    """Raises UselessAnswer where a part says that it begins elsewhere."""
     part = _PART.fullmatch(headers.get("Content-Range", ""))
     if part is not None and part[1] != str(start):
-        raise StoreUnreachable(f"{url}: requested bytes from {start}, but the server sent others")
+        raise UselessAnswer(f"{url}: requested bytes from {start}, but the server sent others")

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from mlora_worker import addresses
 from mlora_worker.protocol import HUB_ENDPOINT, FailureReason
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, UselessAnswer
 from mlora_worker.storage.limits import LARGEST_OBJECT, MOST_LISTED, Listing, Oversized
 from mlora_worker.storage.remote.http import WebFiles
 from mlora_worker.storage.versioned_json import plain_json
@@ -96,7 +96,7 @@ class Hub:
         answer = self._ask(f"{_api(at)}/revision/{quote(at.revision, safe='')}", at)
         commit = answer.get("sha") if isinstance(answer, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise StoreUnreachable(f"{self.endpoint} does not report the commit of {at.owner}/{at.name} is")
+            raise UselessAnswer(f"{self.endpoint} does not report the commit of {at.owner}/{at.name} is")
         return commit
 
     def files(self, at: HubAddress, commit: str) -> list[str]:
@@ -114,24 +114,24 @@ class Hub:
                 try:
                     listing.add(entry["path"])
                 except Oversized as error:
-                    raise StoreUnreachable(f"the list of files of {at.owner}/{at.name} {error}") from None
+                    raise UselessAnswer(f"the list of files of {at.owner}/{at.name} {error}") from None
                 found.append(_file(entry))
             more = _NEXT.search(headers.get("Link", ""))
             if more is None:
                 return sorted(found, key=lambda file: file.path)
             url = self._next(str(url), more.group(1))
-        raise StoreUnreachable(f"{self.endpoint} does not end its list of files after {_MOST_PAGES} pages")
+        raise UselessAnswer(f"{self.endpoint} does not end its list of files after {_MOST_PAGES} pages")
 
     def _next(self, url: str, link: str) -> str:
-        """Raises StoreUnreachable where it is not the hub's own: its token goes with each page that is asked for."""
+        """Raises UselessAnswer where it is not the hub's own: its token goes with each page that is asked for."""
         own = addresses.endpoint(self.endpoint)
         try:
             then = addresses.led_to(url, link)
             there = addresses.web(then)
         except addresses.NotAnAddress:
-            raise StoreUnreachable(f"{url} continues at an invalid address") from None
+            raise UselessAnswer(f"{url} continues at an invalid address") from None
         if there.origin != own.origin or not there.path.startswith(f"{own.path}/"):
-            raise StoreUnreachable(
+            raise UselessAnswer(
                 f"{self.endpoint} continues its list of files at another host ({there.host}): "
                 "set that host as the hub's endpoint"
             )
@@ -197,4 +197,4 @@ def _json(data: bytes, url: str) -> Any:
     try:
         return plain_json(data)
     except ValueError:
-        raise StoreUnreachable(f"{url} did not answer with JSON") from None
+        raise UselessAnswer(f"{url} did not answer with JSON") from None

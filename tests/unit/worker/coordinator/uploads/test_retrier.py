@@ -23,7 +23,13 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.errors import AccessRefused, StorageError, StoreBusy, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    StorageError,
+    StoreBusy,
+    StoreUnreachable,
+    UselessAnswer,
+)
 from tests.fixtures.inline import Waiting, after, inline_lane, lane
 
 
@@ -182,6 +188,7 @@ class Scene:
 
     most: int = 16
     refusals: dict[str, Exception] = field(default_factory=dict)  # by endpoint
+    own: dict[str, Exception] = field(default_factory=dict)  # by task
     tried: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
@@ -198,7 +205,7 @@ class Scene:
 
         def work() -> None:
             self.tried.append(name)
-            error = self.refusals.get(task.plan.storage.endpoint or "")
+            error = self.own.get(name) or self.refusals.get(task.plan.storage.endpoint or "")
             if error is not None:
                 raise error
 
@@ -251,6 +258,32 @@ def test_however_many_wait_for_a_silent_store_others_find_a_thread(tries: int | 
         scene.begin(run(f"other-{number}", namespace=f"m{number}", endpoint=endpoint))
     scene.begin(run("mine", endpoint="http://here"))
     assert len(scene.threads.waiting) == 5
+
+
+@pytest.mark.parametrize("tries", [None, FEW], ids=["tasks that have trained", "tasks that have not"])
+def test_what_a_store_says_of_one_object_is_no_silence_for_the_others(tries: int | None) -> None:
+    wrong = UselessAnswer("the hub does not report the commit of owner/name")
+    scene = Scene(most=3, own={"wrong": wrong}, refusals={})
+    first = scene.begin(run("wrong", endpoint="http://hub"), tries=FEW)
+    others = [scene.begin(run(f"t{number}", endpoint="http://hub"), tries=tries) for number in range(8)]
+    scene.steps()
+    assert scene.done == [f"t{number}" for number in range(8)]
+    assert [task.blocked for task in others] == [None] * 8
+    for _ in range(3 * FEW):
+        scene.pauses_end()
+        scene.steps()
+    assert (scene.tried.count("wrong"), scene.lost, first.blocked) == (FEW, {"wrong": wrong}, None)
+
+
+def test_nobody_ends_with_what_a_store_says_of_anothers_object() -> None:
+    wrong = {f"t{number}": UselessAnswer(f"no commit of owner/t{number}") for number in range(8)}
+    scene = Scene(most=3, own=dict(wrong))
+    for name in wrong:
+        scene.begin(run(name, endpoint="http://hub"), tries=FEW)
+    for _ in range(4 * FEW):
+        scene.steps()
+        scene.pauses_end()
+    assert scene.lost == wrong
 
 
 def test_who_waits_for_a_silent_store_says_so_keeps_its_work_and_goes_on_when_it_answers() -> None:

@@ -14,7 +14,13 @@ from pydantic import SecretStr
 
 from mlora_worker.protocol import FailureReason, StorageAccess
 from mlora_worker.storage.egress_policy import Destinations
-from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
+from mlora_worker.storage.errors import (
+    AccessRefused,
+    ObjectNotFound,
+    StorageError,
+    StoreUnreachable,
+    UselessAnswer,
+)
 from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import Source, open_sources
@@ -205,6 +211,27 @@ def test_a_server_that_leads_on_for_ever_is_given_up(server: Server) -> None:
     server.redirects["/rows"] = "/rows"
     with pytest.raises(StorageError, match="redirects more than 5 times"):
         list(sources().pieces(f"{server.url}/rows"))
+
+
+def test_where_it_leads_on_to_may_be_silent_though_the_server_is_not(server: Server) -> None:
+    server.redirects["/rows"] = "http://127.0.0.1:1/x"
+    with pytest.raises(UselessAnswer, match=r"no connection to 127\.0\.0\.1, where it leads on to"):
+        list(web().pieces(f"{server.url}/rows"))
+    with pytest.raises(StoreUnreachable, match="no connection to") as caught:
+        list(web().pieces("http://127.0.0.1:1/x"))
+    assert not isinstance(caught.value, UselessAnswer)
+
+
+@pytest.mark.parametrize(
+    ("status", "silent"), [(400, False), (416, False), (418, False), (500, True), (501, True), (503, True)]
+)
+def test_an_answer_about_one_address_is_not_the_servers_silence(
+    server: Server, status: int, silent: bool
+) -> None:
+    server.head_status = status
+    with pytest.raises(StoreUnreachable, match=f"answered {status}") as caught:
+        web().look(f"{server.url}/rows")
+    assert isinstance(caught.value, UselessAnswer) is not silent
 
 
 def test_a_body_that_breaks_off_is_taken_up_where_it_broke(server: Server) -> None:
