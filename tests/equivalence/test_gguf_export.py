@@ -137,7 +137,7 @@ def test_half_precision_is_written_where_it_is_asked_for(tmp_path: Path) -> None
             {"peft_type": "IA3"},
             'has peft_type "IA3", and only LORA can be exported',
         ),
-        ("bot.gguf", {}, "bot.gguf is there already"),
+        ("bot.gguf", {}, "bot.gguf already exists"),
     ],
 )
 def test_what_has_no_form_in_gguf_is_refused(

@@ -117,7 +117,7 @@ def test_what_cannot_be_merged_leaves_nothing_and_says_why(
     for one, base, output, told in (
         (tmp_path, tiny_model, out, "has no adapter_config.json and is not the folder of an adapter"),
         (adapter, tmp_path, out, "has no config.json and is not the folder of a base model"),
-        (adapter, tiny_model, there, "is there already"),
+        (adapter, tiny_model, there, "already exists"),
         (damaged, tiny_model, out, "does not match the adapter's manifest: fetch it again"),
         (adapter, foreign, out, "the base model is quantised"),
     ):
