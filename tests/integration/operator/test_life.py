@@ -20,7 +20,7 @@ def test_a_task_of_the_catalogues_model_goes_from_apply_to_succeeded(bench: Any)
     assert status["state"] == "Succeeded"
     assert (status["step"], status["totalSteps"], status["progress"]) == (4, 4, "4/4")
     assert status["adapter"] == {
-        "uri": "s3://adapters/x",
+        "uri": "s3://adapters/t1",
         "sha256": "ab" * 32,
         "bytes": 123,
         "maxLoraRank": 16,
