@@ -136,7 +136,7 @@ def test_a_frozen_leader_finds_out_before_it_writes(replicas: Replicas) -> None:
     replicas.signal(leader, signal.SIGCONT)
     succeed(bench, "before", "meanwhile")
     assert_each_once(bench, "before", "meanwhile")
-    bench.until(lambda: "leads no longer" in replicas.operators[leader].log.read_text(), "it noticed")
+    bench.until(lambda: "is no longer the leader" in replicas.operators[leader].log.read_text(), "it noticed")
     assert replicas.acts(leader) == said
     assert replicas.holder() == follower
     assert replicas.operators[leader].health() == 200

@@ -53,7 +53,7 @@ class World:
 
     def train(self) -> None:
         for uid, one in self.reports.items():
-            if one.phase is TaskPhase.TRAINING:
+            if one.phase is TaskPhase.TRAINING and one.step < one.total_steps:
                 self.reports[uid] = one.model_copy(update={"step": one.step + 1})
 
     def happen(self) -> None:
@@ -65,7 +65,7 @@ class World:
                 self.report(task.uid)
             case "counts" if task.uid in self.reports:
                 counted = {
-                    "total_steps": rng.choice([10, 20]),
+                    "total_steps": rng.choice([10, 20] if self.reports[task.uid].step <= 10 else [20]),
                     "data": ROWS.model_copy(update={"tokens": rng.choice([20_000, 40_000])}),
                 }
                 self.reports[task.uid] = self.reports[task.uid].model_copy(update=counted)
