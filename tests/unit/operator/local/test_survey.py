@@ -53,7 +53,11 @@ def test_a_process_without_an_answer_says_how_it_ended(command: tuple[str, ...],
         ask(QUESTION, os.environ, seconds=1 if "sleep" in command[-1] else 30, command=command)
 
 
-@pytest.mark.parametrize("command", [SURVEY, LOOK, MERGE, GGUF, WORKER], ids=lambda one: one[-1])
+def test_all_programs_are_started_without_the_present_folder() -> None:
+    assert {command[:-1] for command in (SURVEY, LOOK, MERGE, GGUF, WORKER)} == {(sys.executable, "-P", "-m")}
+
+
+@pytest.mark.parametrize("command", [GGUF, WORKER], ids=lambda one: one[-1])  # two that import little
 def test_no_file_of_the_present_folder_is_run(command: tuple[str, ...], tmp_path: Path) -> None:
     """An adapter that was fetched may have a file of any name beside it; people change into its folder."""
     for name in ("json", "logging", "typing", "pydantic"):
