@@ -314,7 +314,7 @@ def test_a_kept_checkpoint_of_other_rows_is_refused(base: Base, subject: Task, t
     assert prepared is not None
     prepared.fingerprint["dataset.sha256"] = "other"  # type: ignore[index]
     with pytest.raises(
-        CheckpointMismatch, match=r"volume was made with dataset\.sha256 none, the task has other"
+        CheckpointMismatch, match=r"volume was written with dataset\.sha256 none, the task has other"
     ):
         ThreadedPipeline(engines_of(base, 2), runs, store=store, kept=kept).run()
 
@@ -407,5 +407,5 @@ def test_a_stage_at_another_step_makes_no_checkpoint(base: Base, subject: Task) 
 
     engines[1].apply = forgetful  # type: ignore[method-assign]
     pipeline.run()
-    assert "stage 1 has made 4 updates" in str(pipeline.error)
+    assert "stage 1 has applied 4 updates" in str(pipeline.error)
     assert not pipeline.store.objects

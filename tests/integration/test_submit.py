@@ -196,7 +196,7 @@ def test_a_name_that_is_taken_by_another_spec_is_refused_or_replaced(bench: Benc
     file = bench.file(task("new"), task("a", lora={"rank": 4}))
     code, _, errors = bench.submit("-f", file)
     assert code == 7
-    assert "spec.lora.rank is 16 there and 4 in the file" in errors
+    assert "spec.lora.rank is 16 in the cluster and 4 in the file" in errors
     assert bench.names() == ["a"]
 
     code, output, _ = bench.submit("-f", file, "--replace")

@@ -31,7 +31,7 @@ def test_it_shows_queue_training_and_finished_and_asks_nobody_but_the_operator(v
     queue = rows(page, "waiting")
     assert len(queue) == 25
     assert queue[0].startswith("1 | ")
-    assert any("WaitingForMemory" in row and "would take" in row for row in queue)
+    assert any("WaitingForMemory" in row and "would need" in row for row in queue)
     assert "s3://adapters/support/nightly-20" in rows(page, "finished")[0]
     assert "148 / 240" in " ".join(rows(page, "training"))
     expect(page.locator("#queue-title")).to_have_text("Queue32")
@@ -161,7 +161,7 @@ def test_a_replica_that_follows_says_who_leads_and_an_operator_that_ended_is_mis
     expect(page.locator("#status")).to_have_text("live", timeout=15_000)
     expect(page.locator("#notice")).to_be_hidden()
     page.route("**/api/**", lambda route: route.abort())
-    expect(page.locator("#notice")).to_contain_text("does not answer", timeout=15_000)
+    expect(page.locator("#notice")).to_contain_text("does not respond", timeout=15_000)
 
 
 def test_a_proxy_that_asks_to_sign_in_again_is_told_from_an_operator(visit: Open) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,18 +101,16 @@ def unfinished(s3: Storage, folder: str) -> list[str]:
     return [one["Key"].removeprefix(prefix) for one in found if one["Key"].startswith(prefix)]
 
 
-class Deadly(io.FileIO):
-    """A file whose reader is killed when it wants its second part."""
-
-    def read(self, size: int | None = -1) -> bytes:
-        if size == PART and self.tell() == PART:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(size) or b""
-
-
 class DeadlyPath(type(Path())):  # type: ignore[misc]
-    def open(self, *_: object) -> Deadly:
-        return Deadly(str(self))
+    """Whoever reads the file is killed when it wants its second part: each is opened on its own."""
+
+    opened = 0
+
+    def open(self, *arguments: Any, **more: Any) -> Any:
+        DeadlyPath.opened += more.get("buffering") == 0  # as a part is, not as its digest is taken
+        if DeadlyPath.opened > 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().open(*arguments, **more)
 
 
 def test_an_adapter_whose_uploader_is_killed_after_one_of_three_parts_is_not_there_and_the_next_upload_cleans_up(
@@ -121,8 +119,10 @@ def test_an_adapter_whose_uploader_is_killed_after_one_of_three_parts_is_not_the
     weights = save_weights(TENSORS, tmp_path)
     child = os.fork()
     if child == 0:
-        publish(store_of(local_s3), folder, DeadlyPath(weights))
-        os._exit(0)
+        try:
+            publish(store_of(local_s3), folder, DeadlyPath(weights))
+        finally:
+            os._exit(0)  # or an error would have it go on with the other tests
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     store = store_of(local_s3)
     assert find_published(store, folder) is None
