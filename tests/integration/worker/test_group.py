@@ -194,7 +194,7 @@ def test_memory_that_runs_out_on_a_rank_ends_neither_task_nor_group(
     assert [reports[name].phase for name in ("calm", "hungry")] == [TaskPhase.SUCCEEDED] * 2, reports
     assert group.report().run_id == before
     assert "can't allocate memory" in (group.folder / "rank-1.log").read_text()
-    assert "microbatches of test/hungry have at most" in (group.folder / "rank-0.log").read_text()
+    assert "microbatches of test/hungry are limited to" in (group.folder / "rank-0.log").read_text()
     assert relative_difference(weights_of(alone), weights_of(calm)) < 1e-5
 
 
