@@ -53,7 +53,6 @@ else:
 
 # A part of another API that only the operator's settings have.
 Opaque = Annotated[dict[str, Any], AfterValidator(bounded)]
-MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on
 
 
 class BaseModelSource(Model):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from mlora_operator.api.meta import Condition, Status, Time
-from mlora_operator.api.pod_parts import pod_part
 from mlora_worker.bounds import MOST_STAGES, Amount, LongName, Stage, Word, Words
 from mlora_worker.protocol import (
     ModelFacts,
@@ -15,25 +14,8 @@ from mlora_worker.protocol import (
     WireReport,
 )
 
-if TYPE_CHECKING:
-    Resources = dict[str, Any]
-    Toleration = dict[str, Any]
-    Affinity = dict[str, Any]
-    EnvVar = dict[str, Any]
-    Volume = dict[str, Any]
-    VolumeMount = dict[str, Any]
-    LocalObjectReference = dict[str, Any]
-else:
-    Resources = pod_part("resources")
-    Toleration = pod_part("toleration")
-    Affinity = pod_part("affinity")
-    EnvVar = pod_part("envVar")
-    Volume = pod_part("volume")
-    VolumeMount = pod_part("volumeMount")
-    LocalObjectReference = pod_part("localObjectReference")
-from mlora_operator.api.pipeline import MOST_PLANS
-
 MOST_PODS = 1024  # of a group that are remembered
+MOST_PLANS = 2**61  # of a plan's generation that is remembered: behind it there is room to count on
 
 
 class WorkersSeen(Status):

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from ipaddress import ip_network
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mlora_operator.api.pod_parts import pod_part
 from mlora_operator.api.rules import NETWORK
-
-if TYPE_CHECKING:
-    Resources = dict[str, Any]
-    Toleration = dict[str, Any]
-    Affinity = dict[str, Any]
-    EnvVar = dict[str, Any]
-    Volume = dict[str, Any]
-    VolumeMount = dict[str, Any]
-    LocalObjectReference = dict[str, Any]
-else:
-    Resources = pod_part("resources")
-    Toleration = pod_part("toleration")
-    Affinity = pod_part("affinity")
-    EnvVar = pod_part("envVar")
-    Volume = pod_part("volume")
-    VolumeMount = pod_part("volumeMount")
-    LocalObjectReference = pod_part("localObjectReference")
 
 
 def _network(text: str) -> str:

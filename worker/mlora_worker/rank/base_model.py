@@ -14,22 +14,16 @@ from mlora_worker.protocol import (
     StageReport,
     WorkerConfig,
 )
+from mlora_worker.rank.stores import pipelines_store
 from mlora_worker.storage.base_model.model_source import ModelFiles, RemoteAccess, pinned
 from mlora_worker.storage.base_model.model_source import open_model as open_model_files
-from mlora_worker.storage.object_store.s3_client import Manners
-from mlora_worker.storage.object_store.store import open_store_from_files, read_hub_token
+from mlora_worker.storage.object_store.store import read_hub_token
 
 log = logging.getLogger(__name__)
 
 
 def open_model(config: WorkerConfig) -> ModelFiles:
-    store = open_store_from_files(
-        config.storage_endpoint,
-        config.storage_region,
-        config.storage_keys_dir,
-        allow_files=True,
-        manners=Manners.of_pipeline(config),
-    )
+    store = pipelines_store(config)
     return open_model_files(store, config.model, Path(config.cache_dir), remote_access(config))
 
 

@@ -19,6 +19,17 @@ from mlora_worker.storage.object_store.store import Store, open_store_from_files
 from mlora_worker.storage.uri import join
 
 
+def pipelines_store(config: WorkerConfig) -> Store:
+    """Where its model is, and its checkpoints if they have a place of their own. Its keys are read at each use."""
+    return open_store_from_files(
+        config.storage_endpoint,
+        config.storage_region,
+        config.storage_keys_dir,
+        allow_files=True,
+        manners=Manners.of_pipeline(config),
+    )
+
+
 def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
     """The pipeline's own place for checkpoints, with the keys of its model; None where each task has its own."""
     root = config.checkpoints_uri
@@ -26,14 +37,7 @@ def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
         return None
 
     def place(task: TaskPlan) -> tuple[Store, str]:
-        store = open_store_from_files(
-            config.storage_endpoint,
-            config.storage_region,
-            config.storage_keys_dir,
-            allow_files=True,
-            manners=Manners.of_pipeline(config),
-        )
-        return store, join(root, f"{task.namespace}/{task.name}")
+        return pipelines_store(config), join(root, f"{task.namespace}/{task.name}")
 
     return place
 
@@ -47,8 +51,7 @@ def kept_work(config: WorkerConfig) -> KeptWork:
 
 def aside_of(config: WorkerConfig, device: torch.device) -> Aside:
     """Where what nobody computes with goes: into files where the process has a budget of all its memory."""
-    counts = device.type == "cpu" and config.memory_budget is not None
-    made = Aside(Path(config.cache_dir) / "aside" if counts else None)
+    made = Aside(Path(config.cache_dir) / "aside" if _counts_all_memory(config, device) else None)
     made.clean()
     return made
 
@@ -57,4 +60,9 @@ def kept_bytes(config: WorkerConfig, device: torch.device) -> int:
     """Of states that wait in memory though the store has them. Where the process has a budget of all its memory, none: they
     would take room from tasks that train, which no sum of the operator's counts.
     """
-    return 0 if device.type == "cpu" and config.memory_budget is not None else KEPT_BYTES
+    return 0 if _counts_all_memory(config, device) else KEPT_BYTES
+
+
+def _counts_all_memory(config: WorkerConfig, device: torch.device) -> bool:
+    """The budget is of all that the process has in memory, not of a GPU's."""
+    return device.type == "cpu" and config.memory_budget is not None

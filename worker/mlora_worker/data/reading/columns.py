@@ -35,10 +35,6 @@ class Columns:
         self._names: dict[str, None] = {}
         self._rows = 0
 
-    @property
-    def are_of_interest(self) -> bool:
-        return bool(self._missing)
-
     def saw(self, names: Iterable[str]) -> None:
         """What a file says that its rows have."""
         for name in names:
