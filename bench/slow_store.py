@@ -6,11 +6,10 @@ import hashlib
 import itertools
 import re
 import shutil
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -18,6 +17,7 @@ from xml.sax.saxutils import escape
 from pydantic import SecretStr
 
 from mlora_worker.protocol import StorageAccess
+from tests.fixtures.served import Answering, served
 
 _PIECE = 256 * 2**10
 
@@ -49,17 +49,11 @@ class SlowStore(ThreadingHTTPServer):
 @contextmanager
 def slow_store(folder: Path, pace: float) -> Iterator[SlowStore]:
     """A store that runs within the block."""
-    server = SlowStore(folder, pace)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with served(SlowStore(folder, pace)) as server:
         yield server
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     server: SlowStore
 
@@ -75,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
                 number = str(next(self.server.numbers))
                 (self.server.folder / f"upload-{number}").mkdir()
                 result = "InitiateMultipartUploadResult"
-                self._answer(200, f"<{result}><UploadId>{number}</UploadId></{result}>")
+                self.answer(200, f"<{result}><UploadId>{number}</UploadId></{result}>".encode())
             case "POST", _, True:
                 for _ in self._body():
                     pass
@@ -84,14 +78,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self._take(upload / query["partNumber"].zfill(6))
             case "DELETE", _, True:
                 shutil.rmtree(upload, ignore_errors=True)
-                self._answer(204)
+                self.answer(204)
             case "PUT", _, _:
                 self._take(path)
             case "DELETE", _, _:
                 path.unlink(missing_ok=True)
-                self._answer(204)
+                self.answer(204)
             case "GET", True, _:
-                self._answer(200, "<ListMultipartUploadsResult></ListMultipartUploadsResult>")
+                self.answer(200, b"<ListMultipartUploadsResult></ListMultipartUploadsResult>")
             case "GET", _, _ if "list-type" in query:
                 self._list(unquote(url.path).strip("/"), query.get("prefix", ""))
             case _:
@@ -116,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
                 file.write(piece)
         with suppress(FileNotFoundError):  # the upload was aborted meanwhile
             writing.rename(path)
-        self._answer(200, ETag=f'"{digest.hexdigest()}"')
+        self.answer(200, ETag=f'"{digest.hexdigest()}"')
 
     def _join(self, upload: Path, path: Path) -> None:
         with path.open("wb") as file:
@@ -124,22 +118,21 @@ class _Handler(BaseHTTPRequestHandler):
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)
         shutil.rmtree(upload, ignore_errors=True)
-        self._answer(200, "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+        self.answer(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
 
     def _list(self, bucket: str, prefix: str) -> None:
         names = sorted(one.name.replace("%", "/") for one in (self.server.folder / "objects").iterdir())
         keys = [name.removeprefix(f"{bucket}/") for name in names if name.startswith(f"{bucket}/{prefix}")]
         made = "".join(f"<Contents><Key>{escape(quote(key))}</Key><Size>1</Size></Contents>" for key in keys)
         encoded = "<EncodingType>url</EncodingType>"
-        self._answer(
-            200, f"<ListBucketResult>{encoded}<IsTruncated>false</IsTruncated>{made}</ListBucketResult>"
-        )
+        text = f"<ListBucketResult>{encoded}<IsTruncated>false</IsTruncated>{made}</ListBucketResult>"
+        self.answer(200, text.encode())
 
     def _send(self, path: Path) -> None:
         try:
             file = path.open("rb")
         except FileNotFoundError:
-            self._answer(404, "<Error><Code>NoSuchKey</Code></Error>")
+            self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
             return
         with file:
             size = path.stat().st_size
@@ -161,12 +154,3 @@ class _Handler(BaseHTTPRequestHandler):
                 left -= len(piece)
                 self.server.wait(len(piece))
                 self.wfile.write(piece)
-
-    def _answer(self, status: int, text: str = "", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text.encode())

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -22,6 +22,7 @@ from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageEr
 from mlora_worker.storage.object_store.s3 import S3Store
 from mlora_worker.storage.object_store.s3_client import Keys, Manners, S3Timeouts, new_client
 from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
+from tests.fixtures.served import Answering
 
 MOST = 2**20  # bytes
 
@@ -60,7 +61,7 @@ class OddServer(ThreadingHTTPServer):
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     server: OddServer
 
@@ -84,14 +85,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif "STREAMING" in self.headers.get("x-amz-content-sha256", ""):
             self._refuse(411, "MissingContentLength")
         elif url.path.startswith("/sts") and b"Action=AssumeRoleWithWebIdentity" in body:
-            self._answer(200, ROLE)
+            self.answer(200, ROLE)
         elif oddity == "refuses keys":
             self._refuse(403, "InvalidAccessKeyId", "the key AKIDKEY with topsecret is unknown")
         elif oddity == "read only" and self.command != "GET":
             self._refuse(403, "AccessDenied")
         elif self.command == "POST" and "uploads" in query:
             self.server.uploads["1"] = {}
-            self._answer(
+            self.answer(
                 200, b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
             )
         elif self.command == "POST" and "uploadId" in query:
@@ -100,17 +101,17 @@ class _Handler(BaseHTTPRequestHandler):
             self._take_part(int(query["partNumber"][0]), query["uploadId"][0], body)
         elif self.command == "DELETE" and "uploadId" in query:
             self.server.uploads.pop(query["uploadId"][0], None)
-            self._answer(204, b"")
+            self.answer(204, b"")
         elif self.command == "PUT":
             self.server.objects[url.path] = body
-            self._answer(200, b"", ETag='"not a digest"')
+            self.answer(200, b"", ETag='"not a digest"')
         elif self.command == "DELETE":
             self.server.objects.pop(url.path, None)
-            self._answer(204, b"")
+            self.answer(204, b"")
         elif self.command == "GET" and "uploads" in query and oddity == "digests":
-            self._answer(200, self._uploads())
+            self.answer(200, self._uploads())
         elif self.command == "GET" and "uploadId" in query and oddity == "digests":
-            self._answer(200, self._parts(query["uploadId"][0]))
+            self.answer(200, self._parts(query["uploadId"][0]))
         elif url.path in self.server.objects:
             self._send(self.server.objects[url.path])
         else:
@@ -132,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if self.server.oddity == "digests"
                 else "not a digest"
             )
-            self._answer(200, b"", ETag=f'"{tag}"')
+            self.answer(200, b"", ETag=f'"{tag}"')
 
     def _uploads(self) -> bytes:
         made = "".join(
@@ -160,9 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
         else:
-            self._answer(
-                200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
-            )
+            self.answer(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
 
     def _send(self, content: bytes) -> None:
         status = 200
@@ -177,19 +176,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.close_connection = True
         else:
-            self._answer(status, content)
+            self.answer(status, content)
 
     def _refuse(self, status: int, code: str, message: str = "") -> None:
-        self._answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
-
-    def _answer(self, status: int, content: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.answer(status, f"<Error><Code>{code}</Code><Message>{message}</Message></Error>".encode())
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +20,7 @@ from mlora_worker.storage.object_store import s3
 from mlora_worker.storage.object_store.s3_client import S3Timeouts
 from mlora_worker.storage.object_store.s3_errors import explain
 from mlora_worker.storage.object_store.store import Store, open_store
-from tests.fixtures.served import served
+from tests.fixtures.served import Answering, served
 
 HURRY = S3Timeouts(connect_seconds=2, read_seconds=5, attempts=2)
 KEY = "arn:aws:kms:eu-west-1:111122223333:key/1234abcd-12ab"
@@ -39,14 +39,14 @@ class StrictServer(ThreadingHTTPServer):
         self.parts: dict[int, tuple[bytes, str]] = {}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     protocol_version = "HTTP/1.1"
     server: StrictServer
 
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
-        self._answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
+        self.answer(404, b"<Error><Code>NoSuchKey</Code></Error>")
 
     do_DELETE = do_HEAD = do_GET
 
@@ -60,14 +60,14 @@ class _Handler(BaseHTTPRequestHandler):
             if self._is_refused():
                 return
             self.server.objects[url.path] = body
-            self._answer(200, b"", ETag='"t"')
+            self.answer(200, b"", ETag='"t"')
             return
         encryption = [name for name in self.headers if name.lower().startswith("x-amz-server-side")]
         assert not encryption, "an upload says it once, when it begins"
         number = int(query["partNumber"][0])
         self.server.parts[number] = body, f"sum{number}"
         sums = {"x-amz-checksum-crc32": f"sum{number}"} if self.server.sums else {}
-        self._answer(200, b"", ETag=f'"{number}"', **sums)
+        self.answer(200, b"", ETag=f'"{number}"', **sums)
 
     def do_POST(self) -> None:
         url = urlsplit(self.path)
@@ -77,37 +77,28 @@ class _Handler(BaseHTTPRequestHandler):
                 made = (
                     b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
                 )
-                self._answer(200, made)
+                self.answer(200, made)
             return
         told = re.findall(r"<ChecksumCRC32>(\w+)</ChecksumCRC32>", body)
         if self.server.sums and told != [one for _, one in self.server.parts.values()]:
             words = b"The complete request must include the checksum for each part."
-            self._answer(400, b"<Error><Code>InvalidRequest</Code><Message>" + words + b"</Message></Error>")
+            self.answer(400, b"<Error><Code>InvalidRequest</Code><Message>" + words + b"</Message></Error>")
             return
         self.server.objects[url.path] = b"".join(data for data, _ in self.server.parts.values())
-        self._answer(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+        self.answer(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
 
     def _is_refused(self, begins: bool = False) -> bool:
         sums = "x-amz-checksum-algorithm" if begins else "x-amz-sdk-checksum-algorithm"
         if any(self.headers.get(name) != value for name, value in self.server.demands.items()):
-            self._answer(403, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
+            self.answer(403, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
         elif self.server.sums and sums not in self.headers:
             words = (
                 b"Content-MD5 OR x-amz-checksum- HTTP header is required for Put requests with Object Lock"
             )
-            self._answer(400, b"<Error><Code>InvalidRequest</Code><Message>" + words + b"</Message></Error>")
+            self.answer(400, b"<Error><Code>InvalidRequest</Code><Message>" + words + b"</Message></Error>")
         else:
             return False
         return True
-
-    def _answer(self, status: int, content: bytes, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
 
 
 def _unchunked(body: bytes) -> bytes:
