@@ -11,7 +11,7 @@ from datetime import datetime
 
 from mlora_operator.reconcile.admission.workload import served_by_status
 from mlora_operator.reconcile.state.decode import parse_time
-from mlora_operator.reconcile.state.snapshot import Served, Task
+from mlora_operator.reconcile.state.snapshot import ServedTokens, Task
 
 MOST = 100  # of a pipeline and namespace; beyond that, the oldest are counted together
 
@@ -19,11 +19,11 @@ MOST = 100  # of a pipeline and namespace; beyond that, the oldest are counted t
 class DeletedTasks:
     def __init__(self) -> None:
         self._former: Mapping[str, Task] = {}
-        self._known: dict[tuple[str, str], list[Served]] = {}  # by pipeline and namespace
+        self._known: dict[tuple[str, str], list[ServedTokens]] = {}  # by pipeline and namespace
 
     def seen(
         self, tasks: Iterable[Task], pipelines: Iterable[str], now: datetime
-    ) -> Mapping[str, tuple[Served, ...]]:
+    ) -> Mapping[str, tuple[ServedTokens, ...]]:
         """By pipeline, of the tasks that were there in a former call and are not among ``tasks``. Of pipelines that are
         there no more, nothing is kept."""
         present = {task.uid: task for task in tasks}
@@ -32,7 +32,7 @@ class DeletedTasks:
         self._former = present
         there = {*pipelines}
         self._known = {key: kept for key, kept in self._known.items() if key[0] in there}
-        found: dict[str, tuple[Served, ...]] = {}
+        found: dict[str, tuple[ServedTokens, ...]] = {}
         for (pipeline, _), kept in self._known.items():
             found[pipeline] = (*found.get(pipeline, ()), *kept)
         return found
@@ -44,14 +44,14 @@ class DeletedTasks:
             return
         end = parse_time(status.completion_time) if status.completion_time else now
         kept = self._known.setdefault((status.pipeline, task.key.namespace), [])
-        kept.append(Served(task.key.namespace, tokens, parse_time(status.start_time), end))
+        kept.append(ServedTokens(task.key.namespace, tokens, parse_time(status.start_time), end))
         if len(kept) > MOST:
             kept[:2] = [_together(kept[:2])]
 
 
-def _together(several: Sequence[Served]) -> Served:
+def _together(several: Sequence[ServedTokens]) -> ServedTokens:
     """As if it had all been served evenly from the first start to the last end."""
-    return Served(
+    return ServedTokens(
         several[0].namespace,
         sum(one.tokens for one in several),
         min(one.start for one in several),

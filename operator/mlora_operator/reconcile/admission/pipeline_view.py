@@ -23,7 +23,7 @@ from mlora_operator.reconcile.state.snapshot import (
     Key,
     Pipeline,
     PodProblem,
-    Served,
+    ServedTokens,
     Snapshot,
     Task,
     condition,
@@ -47,7 +47,7 @@ class View:
     image: str | None = None  # of the workers
     refused: str | None = None  # why the API server takes no such workers
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
-    deleted: tuple[Served, ...] = ()  # what tasks that are deleted were served here
+    deleted: tuple[ServedTokens, ...] = ()  # what tasks that are deleted were served here
     blocked: Acceptance | None = (
         None  # why workers may not start: the model's address, or the Secret of its store
     )
@@ -180,7 +180,7 @@ def view(
         members=_members(pipeline, snapshot),
         image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
         refused=snapshot.refused.get(pipeline.uid),
-        past=_past(pipeline, tasks, snapshot),
+        past=snapshot.finished.get(str(pipeline.key), ()) if looks_back(pipeline, tasks) else (),
         deleted=snapshot.deleted.get(str(pipeline.key), ()),
         group=snapshot.groups.get(pipeline.key),
         contact=contact,
@@ -240,10 +240,3 @@ def looks_back(pipeline: Pipeline, tasks: Sequence[Task]) -> bool:
     """Its scheduling policy asks what namespaces were served. ``tasks``: its unfinished ones."""
     fair = pipeline.spec is not None and pipeline.spec.scheduling.policy == "fairShare"
     return fair and any(one.key.namespace != tasks[0].key.namespace for one in tasks)
-
-
-def _past(pipeline: Pipeline, tasks: Sequence[Task], snapshot: Snapshot) -> tuple[Task, ...]:
-    if not looks_back(pipeline, tasks):
-        return ()
-    here = str(pipeline.key)
-    return tuple(task for task in snapshot.tasks if task.finished and task.status.pipeline == here)

@@ -19,7 +19,7 @@ from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
 from mlora_operator.reconcile.state.isolation import Apart, culprits
-from mlora_operator.reconcile.state.serving import Served
+from mlora_operator.reconcile.state.serving import ServedModels
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Group,
@@ -119,7 +119,7 @@ class _Judge:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
         self._rights = settings.rights
         self._apart, self._suits = apart, Suitability(open_tasks, snapshot)
-        self._served = Served(snapshot.pipelines, snapshot.namespace_labels, settings.rights)
+        self._served = ServedModels(snapshot.pipelines, snapshot.namespace_labels, settings.rights)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)
         if memo.surroundings != now:

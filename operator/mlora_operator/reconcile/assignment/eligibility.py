@@ -8,7 +8,7 @@ from mlora_operator.api import conditions
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.references import secret_problem, text_problem, unread
-from mlora_operator.reconcile.state.serving import CATALOGUE, Served, precedence, standing, takes
+from mlora_operator.reconcile.state.serving import CATALOGUE, ServedModels, precedence, standing, takes
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task
 from mlora_operator.rights import Rights
 from mlora_operator.settings import CatalogueModel
@@ -23,7 +23,7 @@ def accept(
     catalogue: Sequence[CatalogueModel],
     rights: Rights,
     suits: Suits = lambda *_: True,
-    served: Served | None = None,
+    served: ServedModels | None = None,
 ) -> Acceptance:
     """Whether and where an unfinished task is served. ``served``: of this snapshot, where many tasks are asked about.
 
@@ -44,7 +44,7 @@ def accept(
     5. The catalogue's pipeline is made where it would go first and is not there, unless another one has its name.
     """
     own = task.key.namespace
-    served = served or Served(snapshot.pipelines, snapshot.namespace_labels, rights)
+    served = served or ServedModels(snapshot.pipelines, snapshot.namespace_labels, rights)
     serving = _serving(task, snapshot, served)
     bound = next((one for one in serving if str(one.key) == task.status.pipeline), None)
     if bound is not None and snapshot.contacts.get(bound.key, Contact()).keeps(task):
@@ -100,7 +100,7 @@ def _unserved(
     serving: Sequence[Pipeline],
     taken: Pipeline | None,
     rights: Rights,
-    served: Served,
+    served: ServedModels,
 ) -> Acceptance:
     """Why nobody serves it, without a word of pipelines that could not. ``taken``: what stands in the catalogue's place."""
     assert task.spec is not None
@@ -223,7 +223,7 @@ def _accepted(pipeline: Pipeline) -> Acceptance:
     return Acceptance(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}", pipeline)
 
 
-def _serving(task: Task, snapshot: Snapshot, served: Served) -> Sequence[Pipeline]:
+def _serving(task: Task, snapshot: Snapshot, served: ServedModels) -> Sequence[Pipeline]:
     """Of a task whose spec is not understood it cannot be said which model it wants: it may train in any that its status
     names, or whose coordinator speaks of it."""
     if task.spec is not None:
@@ -232,7 +232,7 @@ def _serving(task: Task, snapshot: Snapshot, served: Served) -> Sequence[Pipelin
     return served.named(dict.fromkeys((*([task.status.pipeline] if task.status.pipeline else ()), *told)))
 
 
-def _offer(task: Task, catalogue: Sequence[CatalogueModel], served: Served) -> str:
+def _offer(task: Task, catalogue: Sequence[CatalogueModel], served: ServedModels) -> str:
     names = sorted({*served.models(task.key.namespace), *(model.name for model in catalogue)})
     if not names:
         return "no base model is available in this namespace yet: ask the platform team for one"

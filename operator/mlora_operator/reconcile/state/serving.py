@@ -80,7 +80,7 @@ def claims_in_vain(pipeline: Pipeline, rights: Rights) -> str | None:
     )
 
 
-class Served:
+class ServedModels:
     """Pipelines by the model that they serve, and what is served to a namespace, each worked out once for all tasks of a
     pass: whoever makes a thousand pipelines and a thousand tasks does not make a million questions of it.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -298,7 +299,7 @@ class Contact:
 SecretData = Mapping[str, str]  # key -> text, decoded
 
 
-class Served(NamedTuple):
+class ServedTokens(NamedTuple):
     """What a task that is deleted was served, evenly from ``start`` to ``end``."""
 
     namespace: str
@@ -307,7 +308,7 @@ class Served(NamedTuple):
     end: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     tasks: tuple[Task, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
@@ -342,4 +343,13 @@ class Snapshot:
     )  # digests of texts that the operator has, whatever ConfigMaps hold
     later: frozenset[tuple[str, Key]] = frozenset()  # kind and name of what will be read with a next pass
     wrong: Mapping[str, str] = field(default_factory=dict)
-    deleted: Mapping[str, tuple[Served, ...]] = field(default_factory=dict)  # tasks, by pipeline
+    deleted: Mapping[str, tuple[ServedTokens, ...]] = field(default_factory=dict)  # tasks, by pipeline
+
+    @cached_property
+    def finished(self) -> Mapping[str, tuple[Task, ...]]:
+        """The finished tasks by the pipeline that their status names: many pipelines ask in one decision."""
+        found: defaultdict[str, list[Task]] = defaultdict(list)
+        for task in self.tasks:
+            if task.finished and task.status.pipeline is not None:
+                found[task.status.pipeline].append(task)
+        return {pipeline: tuple(tasks) for pipeline, tasks in found.items()}

@@ -11,7 +11,7 @@ from mlora_operator.reconcile.admission import deleted_tasks
 from mlora_operator.reconcile.admission.deleted_tasks import DeletedTasks
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.loop import Loop
-from mlora_operator.reconcile.state.snapshot import Served
+from mlora_operator.reconcile.state.snapshot import ServedTokens
 from tests.unit.operator.reconcile.test_failing_passes import Cluster
 from tests.unit.operator.reconcile.test_impossible_workers import NoCoordinators
 from tests.unit.operator.reconcile.test_preemption import BIG, TOY, _finished, admitted, contact
@@ -24,7 +24,7 @@ def test_what_was_served_is_known_once_the_task_is_gone_and_not_before(make: Any
     done, other = _finished(make, "team-b", ago=60), make.task("other", "team-b")
     assert known.seen([done, other], [HERE], make.now) == {}
     ended = make.now - timedelta(seconds=60)
-    expected = {HERE: (Served("team-b", 50 * 4 * 200, ended, ended),)}
+    expected = {HERE: (ServedTokens("team-b", 50 * 4 * 200, ended, ended),)}
     assert known.seen([], [HERE], make.now) == expected, "and nothing of one that never had a place"
     assert known.seen([], [HERE], make.now) == expected
     assert known.seen([], [], make.now) == {}, "its pipeline is gone, too"
