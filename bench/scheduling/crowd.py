@@ -86,7 +86,9 @@ class Crowd:
             for reported in self.reported:
                 for uid, one in list(reported.items()):
                     if one.phase is TaskPhase.TRAINING:
-                        reported[uid] = one.model_copy(update={"step": one.step + 1})
+                        # One at its last step stays there until its turn to end: a report beyond it is refused.
+                        step = min(one.step + 1, one.total_steps or one.step)
+                        reported[uid] = one.model_copy(update={"step": step})
             at = self.rng.randrange(self.pipelines)
             self._end(at)
             self._arrive(at, TaskPhase.PREPARED)
