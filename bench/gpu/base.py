@@ -81,9 +81,11 @@ def random_base(shape: str, dtype: torch.dtype, device: torch.device) -> Base:
     assert stage.norm is not None
     assert stage.head_weight is not None
     for own, theirs in ((stage.layers, model.model.layers), (stage.norm, model.model.norm)):
-        theirs.load_state_dict(own.state_dict(), assign=True)
+        # A frozen weight is a module of its own.
+        state = {name.removesuffix(".matrix"): tensor for name, tensor in own.state_dict().items()}
+        theirs.load_state_dict(state, assign=True)
     model.model.embed_tokens.weight = stage.embedding.weight
-    model.lm_head.weight = torch.nn.Parameter(stage.head_weight, requires_grad=False)
+    model.lm_head.weight = torch.nn.Parameter(stage.head_weight.dense(dtype), requires_grad=False)
     model.model.rotary_emb = stage.rotary
     model.requires_grad_(False)
     left = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.rotary import LongRope
 from mlora_worker.model.stage import Stage
 
@@ -62,14 +63,14 @@ def biases(stage: Stage) -> Stage:
 def order_of_fused_parts(stage: Stage) -> Stage:
     for path, linear in stage.linears.items():
         if path.endswith(("qkv_proj", "gate_up_proj", "query_key_value", "c_attn")):
-            linear.weight.data = linear.weight.roll(linear.out_features // 2, 0)
+            linear.weight = PlainWeight(linear.weight.dense(stage.dtype).roll(linear.out_features // 2, 0))
     return stage
 
 
 def turned_weights(stage: Stage) -> Stage:
     for path, linear in stage.linears.items():
         if path.endswith("attn.c_proj"):  # it is square: its shape does not show
-            linear.weight.data = linear.weight.T.contiguous()
+            linear.weight = PlainWeight(linear.weight.dense(stage.dtype).T.contiguous())
     return stage
 
 
@@ -145,7 +146,7 @@ def scale_of_embeddings(stage: Stage) -> Stage:
 def tied_head(stage: Stage) -> Stage:
     assert stage.head_weight is not None
     made = torch.randn(stage.head_weight.shape, generator=torch.Generator().manual_seed(0))
-    return replace(stage, head_weight=0.1 * made)
+    return replace(stage, head_weight=PlainWeight(0.1 * made))
 
 
 def factor_of_logits(stage: Stage) -> Stage:

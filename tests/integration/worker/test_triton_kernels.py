@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.pipeline import engine as engine_module
@@ -150,7 +151,7 @@ def test_within_the_function_it_equals_plain_autograd() -> None:
     _, prepared = ours.prepare([other, case.segments])
     x = case.x[None].clone().requires_grad_()
     anchor = torch.zeros((), requires_grad=True)
-    outputs = GroupedLinears.apply(x, anchor, ours, prepared, weights, [None] * 3)
+    outputs = GroupedLinears.apply(x, anchor, ours, prepared, [*map(PlainWeight, weights)], [None] * 3)
     torch.autograd.backward(outputs, [grad[None] for grad in case.upstream])
 
     case.outputs = [case.x @ weight.T for weight in weights]

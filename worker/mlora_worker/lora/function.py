@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.lora.groups import GroupSegment, Products
 from mlora_worker.runtime.precision import product_dtype
 
@@ -37,53 +38,51 @@ class GroupedLinears(torch.autograd.Function):
         anchor: Tensor,
         products: Products,
         segments: Sequence[GroupSegment],
-        weights: Sequence[Tensor],
+        weights: Sequence[FrozenWeight],
         biases: Sequence[Tensor | None],
     ) -> tuple[Tensor, ...]:
         del anchor
         flat = x.reshape(-1, x.shape[-1])
         wide = product_dtype(flat.dtype, flat.device)
-        wide_weights = [weight.to(wide) for weight in weights]
+        multipliers = [weight.multiplier(wide) for weight in weights]
         wide_biases = [None if bias is None else bias.to(wide) for bias in biases]
         blocks = tuple(row_blocks(len(flat), segments, products.rows_per_block))
-        outputs = [flat.new_empty(len(flat), len(weight)) for weight in weights]
+        outputs = [flat.new_empty(len(flat), weight.shape[0]) for weight in weights]
         saved = []
         for rows, own in blocks:
             some = flat[rows].to(wide)
             targets = [output[rows] for output in outputs]
             parts = targets if wide == flat.dtype else [target.to(wide) for target in targets]
-            for part, weight, bias in zip(parts, wide_weights, wide_biases, strict=True):
-                if bias is None:
-                    torch.mm(some, weight.T, out=part)
-                else:
-                    torch.addmm(bias, some, weight.T, out=part)
+            for part, multiplier, bias in zip(parts, multipliers, wide_biases, strict=True):
+                multiplier.times(some, bias, out=part)
             saved.append(products.forward(some, parts, own) if own else ())
             if wide != flat.dtype:
                 for target, part in zip(targets, parts, strict=True):
                     target.copy_(part)
-        ctx.save_for_backward(x if segments else None, *weights, *(low for lows in saved for low in lows))
+        ctx.save_for_backward(x if segments else None, *(low for lows in saved for low in lows))
         ctx.products, ctx.blocks, ctx.counts = products, blocks, [len(lows) for lows in saved]
+        ctx.weights = weights
         ctx.inputs = x.shape
         return tuple(output.view(*x.shape[:-1], output.shape[-1]) for output in outputs)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        x, *rest = ctx.saved_tensors
-        weights, lows = rest[: len(grad_outputs)], rest[len(grad_outputs) :]
+        x, *lows = ctx.saved_tensors
         flat = None if x is None else x.reshape(-1, x.shape[-1])
         grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
         dtype = grads[0].dtype
         wide = product_dtype(dtype, grads[0].device)
-        wide_weights = [weight.to(wide) for weight in weights]
-        grad_x = grads[0].new_empty(len(grads[0]), ctx.inputs[-1]) if ctx.needs_input_grad[0] else None
+        grad_x, multipliers = None, list[Multiplier]()
+        if ctx.needs_input_grad[0]:
+            grad_x = grads[0].new_empty(len(grads[0]), ctx.inputs[-1])
+            multipliers = [weight.multiplier(wide) for weight in ctx.weights]
         for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=True):
             saved, lows = tuple(lows[:count]), lows[count:]
             parts = [grad[rows].to(wide) for grad in grads]
             part_x = None if grad_x is None else grad_x[rows].to(wide)
             if part_x is not None:
-                torch.mm(parts[0], wide_weights[0], out=part_x)
-                for part, weight in zip(parts[1:], wide_weights[1:], strict=True):
-                    part_x.addmm_(part, weight)
+                for number, (part, multiplier) in enumerate(zip(parts, multipliers, strict=True)):
+                    multiplier.back(part, part_x, add=number > 0)
             if own:
                 assert flat is not None
                 ctx.products.backward(flat[rows].to(wide), parts, part_x, own, saved)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
+from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment, Products
 
@@ -27,7 +27,12 @@ class InputGroup:
     """Frozen linears that read the same input, in the order in which the model calls them."""
 
     def __init__(
-        self, index: int, paths: Sequence[str], linears: Sequence[nn.Linear], products: Products, bound: Bound
+        self,
+        index: int,
+        paths: Sequence[str],
+        linears: Sequence[FrozenLinear],
+        products: Products,
+        bound: Bound,
     ) -> None:
         self.paths = tuple(paths)  # in the whole model
         self.shapes = tuple((one.in_features, one.out_features) for one in linears)
@@ -52,7 +57,8 @@ class InputGroup:
             return y
         segments = self._bound.groups[self._index] if self._bound.groups else ()
         if not segments and not (torch.is_grad_enabled() and x.requires_grad):
-            return linear(x, self.weights[position], self.biases[position])
+            plain: Tensor = self.weights[position](x, self.biases[position])
+            return plain
         outputs = GroupedLinears.apply(x, self._anchor, self._products, segments, self.weights, self.biases)
         self._ready = dict(enumerate(outputs))
         y = self._ready.pop(position)
@@ -67,7 +73,7 @@ class InputGroup:
 class AdaptedLinear(nn.Module):
     """A frozen linear plus the low-rank products of the microbatch that runs now."""
 
-    def __init__(self, group: InputGroup, position: int, base: nn.Linear) -> None:
+    def __init__(self, group: InputGroup, position: int, base: FrozenLinear) -> None:
         super().__init__()
         self.weight, self.bias = base.weight, base.bias
         self.in_features, self.out_features = base.in_features, base.out_features
@@ -85,7 +91,7 @@ class _Place:
 
 def adapt_linears(
     root: nn.Module,
-    linears: Mapping[str, nn.Linear],
+    linears: Mapping[str, FrozenLinear],
     groups: Sequence[Sequence[str]],
     products: Products,
     bound: Bound,
@@ -95,7 +101,7 @@ def adapt_linears(
         id(child): _Place(parent, name)
         for parent in root.modules()
         for name, child in parent.named_children()
-        if isinstance(child, nn.Linear)
+        if isinstance(child, FrozenLinear)
     }
     made = []
     for index, paths in enumerate(groups):

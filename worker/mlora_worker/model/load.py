@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.architecture import (
     architecture_of,
     decoder_layers,
@@ -42,9 +44,17 @@ class TensorSource(Protocol):
 
 
 def load_stage(
-    folder: Path, source: TensorSource, stage: int, stages: int, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    source: TensorSource,
+    stage: int,
+    stages: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    freeze: Freeze = PlainWeight,
 ) -> Stage:
     """Stage ``stage`` of ``stages`` of the model whose config.json is in ``folder``: frozen, in eval mode.
+
+    ``freeze`` makes the weights of the linear modules, layer by layer: no more than one layer is there as it was read.
 
     Raises UnsupportedModel, TooManyStages, IncompleteModel, and what ``source`` raises.
     """
@@ -73,6 +83,8 @@ def load_stage(
     layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
     for index in layer_range:
         reader.fill(model, decoder[index], layer_prefix(model, index))
+        fuse(decoder[index])
+        freeze_linears(decoder[index], freeze)
     embedding, positions = (
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
     )
@@ -81,8 +93,8 @@ def load_stage(
     if last:
         head_weight, tied_head = _head_weight(model, family, reader, embedding)
         architecture = replace(architecture, tied_head=tied_head)
-    body = nn.ModuleList([*layers] if norm is None else [*layers, norm])
-    fuse(body)
+    end = nn.ModuleList([] if norm is None else [norm])
+    fuse(end)
     rotary = parts[family.rotary] if family.rotary else None
     return Stage(
         index=stage,
@@ -96,8 +108,8 @@ def load_stage(
         ),
         embedding=embedding,
         positions=positions,
-        norm=body[-1] if last else None,
-        head_weight=head_weight,
+        norm=end[0] if last else None,
+        head_weight=None if head_weight is None else PlainWeight(head_weight),
         logit_cap=getattr(config, family.logit_cap) if family.logit_cap else None,
         embedding_factor=embedding_factor_of(family, config),
         logit_factor=logit_factor_of(family, config),
@@ -105,7 +117,7 @@ def load_stage(
             layer_prefix(model, index) + name: module
             for index in layer_range
             for name, module in decoder[index].named_modules()
-            if isinstance(module, nn.Linear)
+            if isinstance(module, FrozenLinear)
         },
         dtype=dtype,
         device=device,

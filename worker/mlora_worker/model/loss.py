@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.kernel_compiler import missing_for_triton
 from mlora_worker.runtime.precision import product_dtype
@@ -29,7 +29,7 @@ def segment_losses(
     labels: Tensor,
     segment_tokens: Sequence[int],
     norm: Callable[[Tensor], Tensor],
-    head_weight: Tensor,
+    head_weight: FrozenWeight,
     logit_cap: float | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
@@ -76,7 +76,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         normed: Tensor,
-        head_weight: Tensor,
+        head_weight: FrozenWeight,
         targets: Tensor,
         owners: Tensor,
         counts: Sequence[int],
@@ -84,7 +84,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         logit_cap: float | None,
         weights: Tensor | None = None,
     ) -> Tensor:
-        head = head_weight.to(product_dtype(normed.dtype, normed.device))
+        wide = product_dtype(normed.dtype, normed.device)
+        head = head_weight.multiplier(wide)
         gradient = torch.empty_like(normed)
         losses = torch.empty(
             len(normed), dtype=torch.promote_types(normed.dtype, torch.float32), device=normed.device
@@ -92,7 +93,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         for start in range(0, len(normed), chunk):
             stop = min(start + chunk, len(normed))
             losses[start:stop], gradient[start:stop] = _chunk(
-                normed[start:stop], head, targets[start:stop], logit_cap
+                normed[start:stop].to(wide), head, targets[start:stop], logit_cap
             )
         ctx.save_for_backward(gradient, owners, weights)
         if weights is not None:
@@ -116,19 +117,18 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _chunk(
-    normed: Tensor, head_weight: Tensor, targets: Tensor, logit_cap: float | None
+    normed: Tensor, head: Multiplier, targets: Tensor, logit_cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Losses [rows] and their gradients [rows, size] of one chunk; softmax in float32 or better."""
     rows = len(normed)
-    padded = _at_least(_FEWEST_ROWS, normed)
-    logits = linear(padded.to(head_weight.dtype), head_weight)[:rows]
+    logits = head.times(_at_least(_FEWEST_ROWS, normed))[:rows]
     if logits.is_cuda and missing_for_triton() is None:
         from mlora_worker.model.triton_loss import cross_entropy_in_place
 
         slope = _cap(logits, logit_cap)
         losses = cross_entropy_in_place(logits, targets)
         _times(logits, slope)
-        return losses, (_at_least(_FEWEST_ROWS, logits) @ head_weight)[:rows]
+        return losses, head.back(_at_least(_FEWEST_ROWS, logits))[:rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     slope = _cap(logits, logit_cap)
     every = torch.arange(rows, device=targets.device)
@@ -142,8 +142,8 @@ def _chunk(
     # product.
     logits[every, targets] -= sums
     _times(logits, slope)
-    weights = _at_least(_FEWEST_ROWS, logits.to(head_weight.dtype))
-    gradient = (weights @ head_weight)[:rows]
+    weights = _at_least(_FEWEST_ROWS, logits.to(normed.dtype))
+    gradient = head.back(weights)[:rows]
     return losses, gradient / sums[:, None].to(gradient.dtype)
 
 

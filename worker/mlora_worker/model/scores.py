@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.loss import IGNORED
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.precision import product_dtype
@@ -19,7 +19,7 @@ def scores(
     hidden: Tensor,
     labels: Tensor,
     norm: Callable[[Tensor], Tensor],
-    head_weight: Tensor,
+    head_weight: FrozenWeight,
     logit_cap: float | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
@@ -34,12 +34,13 @@ def scores(
     normed = norm(hidden.index_select(0, to_device(positions, device)))
     targets = to_device(labels[positions], device)
     heavy = None if weights is None else to_device(weights[positions], device)
-    head = head_weight.to(product_dtype(normed.dtype, device))
+    wide = product_dtype(normed.dtype, device)
+    head = head_weight.multiplier(wide)
     most = CHUNK_LOGITS_CUDA if device.type == "cuda" else CHUNK_LOGITS
-    chunk = max(FEWEST_LOSS_ROWS, most // head.shape[0])
+    chunk = max(FEWEST_LOSS_ROWS, most // head_weight.shape[0])
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     for start in range(0, len(normed), chunk):
-        logits = linear(normed[start : start + chunk].to(head.dtype), head)
+        logits = head.times(normed[start : start + chunk].to(wide))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if logit_cap is not None:
             logits = (logits / logit_cap).tanh() * logit_cap

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from mlora_worker.frozen.linear import FrozenLinear
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.loss import segment_losses
@@ -34,11 +35,11 @@ class Stage:
     embedding: nn.Module | None  # first stage
     positions: nn.Module | None  # first stage, where they are learned
     norm: nn.Module | None  # last stage
-    head_weight: Tensor | None  # [vocabulary, size], last stage
+    head_weight: FrozenWeight | None  # [vocabulary, size], last stage
     logit_cap: float | None  # logits become cap * tanh(logits / cap)
     embedding_factor: float  # embeddings are multiplied by it
     logit_factor: float  # logits are, before they are capped
-    linears: dict[str, nn.Linear]  # of these layers, by the path in the whole model
+    linears: dict[str, FrozenLinear]  # of these layers, by the path in the whole model
     dtype: torch.dtype
     device: torch.device
 
@@ -53,12 +54,11 @@ class Stage:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the frozen weights; a tied head on one stage counts once."""
-        parts = (self.rotary, self.embedding, self.positions, self.norm)
-        modules = [self.layers, *(part for part in parts if part is not None)]
-        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        if self.head_weight is not None:
-            tensors.append(self.head_weight)
-        return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+        parts = (self.rotary, self.embedding, self.positions, self.norm, self.head_weight)
+        whole = nn.ModuleList([self.layers, *(part for part in parts if part is not None)])
+        tensors = (*whole.parameters(), *whole.buffers())
+        opaque = sum(one.opaque_bytes for one in whole.modules() if isinstance(one, FrozenWeight))
+        return sum({t.data_ptr(): t.nbytes for t in tensors}.values()) + opaque
 
     def embed(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
         """[tokens] -> [tokens, size]."""
@@ -151,5 +151,5 @@ class Stage:
     def logits(self, hidden: Tensor) -> Tensor:
         """[tokens, size] -> [tokens, vocabulary]: to look at, never while training."""
         assert self.head_weight is not None
-        logits = linear(self.normed(hidden), self.head_weight)
+        logits: Tensor = self.head_weight(self.normed(hidden))
         return logits if self.logit_cap is None else (logits / self.logit_cap).tanh() * self.logit_cap

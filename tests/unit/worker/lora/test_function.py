@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.lora.cpu import CpuProducts
 from mlora_worker.lora.dropout import dropout_mask, token_keys
 from mlora_worker.lora.function import GroupedLinears, row_blocks
@@ -100,7 +101,7 @@ class Blocks(CpuProducts):
 def fused(case: Case, x: Tensor, rows_per_block: int | None = 4) -> tuple[Tensor, ...]:
     anchor = torch.zeros((), requires_grad=True)
     out: tuple[Tensor, ...] = GroupedLinears.apply(
-        x, anchor, Blocks(rows_per_block), case.segments, case.weights, case.biases
+        x, anchor, Blocks(rows_per_block), case.segments, [*map(PlainWeight, case.weights)], case.biases
     )
     return out
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model import loss as loss_module
 from mlora_worker.model.loss import IGNORED, ChunkedCrossEntropy, segment_losses
 
@@ -32,7 +33,7 @@ def test_losses_and_gradients_equal_cross_entropy(
 ) -> None:
     monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
     hidden, labels, norm, weight = example()
-    found = segment_losses(hidden, labels, SEGMENTS, norm, weight, cap)
+    found = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight), cap)
     logits = norm(hidden) @ weight.T
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
@@ -64,7 +65,7 @@ def heavy() -> Tensor:
 def test_weights_multiply_each_positions_loss_and_gradient() -> None:
     hidden, labels, norm, weight = example()
     weights = heavy()
-    found = segment_losses(hidden, labels, SEGMENTS, norm, weight, None, weights)
+    found = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight), None, weights)
     losses = cross_entropy(norm(hidden) @ weight.T, labels, ignore_index=IGNORED, reduction="none")
     wanted = torch.stack([part.sum() for part in (losses * weights).split(SEGMENTS)])
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
@@ -77,7 +78,7 @@ def test_weights_of_one_change_no_bit_and_a_gradient_in_bfloat16_is_rounded_once
         hidden, labels, norm, weight = example(dtype)
 
         def gradient(weights: Tensor | None) -> Tensor:
-            losses = segment_losses(hidden, labels, SEGMENTS, norm, weight, None, weights)  # noqa: B023
+            losses = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight), None, weights)  # noqa: B023
             return torch.autograd.grad(losses.sum(), hidden)[0]  # noqa: B023
 
         ones = torch.ones(sum(SEGMENTS), dtype=torch.float64)
@@ -94,7 +95,7 @@ def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
     hidden, labels, _, weight = example(torch.float64)
     positions = (labels != IGNORED).nonzero().squeeze(1)[:10]
     owners = torch.tensor([0, 0, 0, 1, 1, 1, 1, 3, 3, 3])
-    arguments = (weight, labels[positions], owners, [3, 4, 0, 3], 16, cap)
+    arguments = (PlainWeight(weight), labels[positions], owners, [3, 4, 0, 3], 16, cap)
     assert torch.autograd.gradcheck(
         lambda normed: ChunkedCrossEntropy.apply(normed, *arguments),
         hidden[positions].detach().requires_grad_(),
@@ -107,18 +108,18 @@ def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
 
 def test_a_batch_with_every_label_masked_has_loss_and_gradient_zero() -> None:
     hidden, labels, norm, weight = example()
-    found = segment_losses(hidden, torch.full_like(labels, IGNORED), SEGMENTS, norm, weight)
+    found = segment_losses(hidden, torch.full_like(labels, IGNORED), SEGMENTS, norm, PlainWeight(weight))
     assert found.tolist() == [0.0] * 4
     assert not torch.autograd.grad(found.sum(), hidden)[0].any()
 
 
 def test_a_segment_that_is_not_finite_leaves_the_others_alone() -> None:
     hidden, labels, norm, weight = example()
-    clean = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    clean = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight))
     broken = hidden.detach().clone()
     broken[:7] = torch.nan
     broken.requires_grad_()
-    found = segment_losses(broken, labels, SEGMENTS, norm, weight)
+    found = segment_losses(broken, labels, SEGMENTS, norm, PlainWeight(weight))
     assert found[0].isnan()
     assert torch.equal(found[1:], clean[1:])
     (gradient,) = torch.autograd.grad(found.sum(), broken)
@@ -127,7 +128,7 @@ def test_a_segment_that_is_not_finite_leaves_the_others_alone() -> None:
 
 def test_half_precision_keeps_the_softmax_in_float32() -> None:
     hidden, labels, norm, weight = example(torch.bfloat16)
-    found = segment_losses(hidden, labels, SEGMENTS, norm, weight)
+    found = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight))
     logits = (norm(hidden) @ weight.T).float()
     wanted = cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     assert found.sum().item() == pytest.approx(wanted.item(), rel=1e-3)

@@ -1,0 +1,48 @@
+"""An ordinary tensor as a weight, and products with one: those of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from mlora_worker.frozen.weight import FrozenWeight, Multiplier
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMultiplier:
+    """``matrix`` [out, in] of the type of the products. Also for weights that become dense for a pass."""
+
+    matrix: Tensor
+
+    def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if bias is None:
+            return torch.mm(x, self.matrix.T, out=out)
+        return torch.addmm(bias, x, self.matrix.T, out=out)
+
+    def back(self, grad: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
+        if not add:
+            return torch.mm(grad, self.matrix, out=out)
+        assert out is not None
+        return out.addmm_(grad, self.matrix)
+
+
+class PlainWeight(FrozenWeight):
+    """The tensor that the file has. It is shared, not copied: a tied head is the embedding's."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        outputs, inputs = matrix.shape
+        self.shape = (outputs, inputs)
+        self.matrix = nn.Parameter(matrix.detach(), requires_grad=False)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.matrix.detach().to(dtype)
+
+    def multiplier(self, dtype: torch.dtype) -> Multiplier:
+        return DenseMultiplier(self.dense(dtype))
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return linear(x, self.matrix, bias)
