@@ -25,12 +25,13 @@ from bench.forks import die_with_parent, end_with
 from bench.pipeline_sim.fixed_rule import FixedRule
 from bench.ranks import HOST, free_ports
 from mlora_worker.pipeline import collect
-from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
+from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.frames import Header, Payload
 from mlora_worker.pipeline.hello import Membership
 from mlora_worker.pipeline.link import Hub, Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
+from mlora_worker.pipeline.results import Backwarded, Forwarded
 from mlora_worker.pipeline.trace import HostMarks, SpanRecorder
 from mlora_worker.pipeline.transport import Transport, rendezvous
 from mlora_worker.stream.grouping import Part

@@ -22,7 +22,8 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.load import load_stage
-from mlora_worker.pipeline.engine import Backwarded, Forwarded, OutOfOrder, StageEngine, StageState
+from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.results import Backwarded, Forwarded, OutOfOrder, StageState
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,

@@ -31,9 +31,9 @@ from mlora_worker.coordinator.uploads.publisher import Publisher
 from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import PIPELINES_OWN, Place, input_places, output_place
 from mlora_worker.model.facts import resolve_targets
-from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
+from mlora_worker.pipeline.results import StageState
 from mlora_worker.preparing.maker import Cancelled
 from mlora_worker.protocol import (
     AdapterInfo,

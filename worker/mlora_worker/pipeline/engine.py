@@ -7,90 +7,26 @@ its backward; the engine refuses anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mlora_worker.lora.adapter import Adapter
-from mlora_worker.lora.dropout import dropout_mask, token_keys
-from mlora_worker.lora.groups import GroupSegment, Products
+from mlora_worker.lora.groups import Products
 from mlora_worker.lora.linear import Bound, adapt_linears
-from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.lora.select import products_for
 from mlora_worker.model.attention import PackedRows
-from mlora_worker.model.facts import facts_of, resolve_targets
+from mlora_worker.model.facts import facts_of
 from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
-from mlora_worker.protocol import LoRAConfig
+from mlora_worker.pipeline.binding import position_weights, segments_by_group
+from mlora_worker.pipeline.loaded import LoadedTask, load_task
+from mlora_worker.pipeline.results import Backwarded, Evaluated, Forwarded, OutOfOrder, StageState
 from mlora_worker.runtime.allocator import give_back_small_blocks
 from mlora_worker.storage.artifacts.aside import Aside
-from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Evaluate, Load, Segment, Train, Update
-
-
-class OutOfOrder(RuntimeError):
-    """The stream broke a rule that the engine relies on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Forwarded:
-    """What a forward hands on: ``hidden`` [tokens, size] to the next stage, or ``losses`` [segments] float64
-    on the last.
-
-    A segment's loss is the sum over its supervised tokens.
-    """
-
-    hidden: Tensor | None = None
-    losses: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """``hidden`` [tokens, size] for the next stage, or on the last ``scores`` [2] float64: sum of cross entropies, correct
-    predictions."""
-
-    hidden: Tensor | None = None
-    scores: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Backwarded:
-    """``gradient`` [tokens, size] of the stage's input, None on stage 0. ``squared_norms`` [segments]
-    float64: of this stage's gradients of the whole step where the segment closes it, 0 elsewhere.
-    """
-
-    gradient: Tensor | None
-    squared_norms: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StageState:
-    """One stage's part of a checkpoint: ``tensors`` float32 on the CPU, by the names that it has there."""
-
-    updates: int  # that AdamW has made
-    tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Adapted:
-    """Modules of one input group that a task gives the same rank and scale."""
-
-    group: int
-    positions: tuple[int, ...]  # in the group
-    rank: int
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    lora: LoRAConfig
-    seed: int
-    adapter: Adapter
-    optimizer: TaskOptimizer
-    targets: tuple[_Adapted, ...]  # in the order of the adapter's groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +36,7 @@ class _Flight:
     input: Tensor  # leaf; requires a gradient but on stage 0
     output: Tensor  # hidden states, or the sum of all losses on the last stage
     segments: tuple[Segment, ...]
-    tasks: tuple[_Task, ...]
+    tasks: tuple[LoadedTask, ...]
 
 
 class StageEngine:
@@ -126,7 +62,7 @@ class StageEngine:
             stage.layers, stage.linears, stage.input_groups(), self._products, self._bound
         )
         self._facts = facts_of(stage.architecture, stage.stages, stage.dtype)
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: dict[str, LoadedTask] = {}
         self._flights: dict[int, _Flight] = {}
 
     def load(self, load: Load, state: Mapping[str, Tensor] | None = None) -> None:
@@ -136,29 +72,8 @@ class StageEngine:
         """
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is already loaded")
-        adapted = self._adapted(load.lora)
-        adapter = Adapter(
-            [
-                {self._groups[one.group].paths[j]: self._groups[one.group].shapes[j] for j in one.positions}
-                for one in adapted
-            ],
-            rank=[one.rank for one in adapted],
-            seed=load.training.seed,
-            dtype=self.stage.dtype,
-            device=self.stage.device,
-            start=load.lora.init_lora_weights,
-        )
-        optimizer = TaskOptimizer(adapter, load.training)
-        if load.updates is not None:
-            if state is None and not adapted:
-                state = {}  # nothing of it lies on this stage
-            if state is None:
-                raise OutOfOrder(f"task {load.task} is to be resumed, but its state is missing")
-            if load.updates == 0:
-                adapter.restore(state)
-            else:
-                _take_up(adapter, optimizer, load.updates, state)
-        self._tasks[load.task] = _Task(load.lora, load.training.seed, adapter, optimizer, adapted)
+        stage = self.stage
+        self._tasks[load.task] = load_task(load, state, self._groups, self._facts, stage.dtype, stage.device)
 
     def unload(self, task: str) -> None:
         """A task leaves; its microbatches in flight may still come back. All that it held is free then."""
@@ -191,22 +106,11 @@ class StageEngine:
 
     def export(self, task: str) -> dict[str, Tensor]:
         """This stage's part of the adapter: float32 on the CPU, by PEFT's names with global layer indices."""
-        adapter = self._task(task).adapter
-        return adapter.named(self._aside.copy(adapter.parameters.detach()))
+        return self._task(task).exported(self._aside)
 
     def snapshot(self, task: str) -> StageState:
         """A copy, on the CPU, of all that this stage needs to take the task up again after its last update."""
-        own = self._task(task)
-        first, second = own.optimizer.moments
-        flats = (own.adapter.parameters.detach(), first, second)
-        return StageState(
-            own.optimizer.updates,
-            {
-                prefix + name: view
-                for prefix, flat in zip(PREFIXES, flats, strict=True)
-                for name, view in own.adapter.named(self._aside.copy(flat)).items()
-            },
-        )
+        return self._task(task).snapshot(self._aside)
 
     def restore(self, task: str, tensors: Mapping[str, Tensor]) -> None:
         """Replace this stage's parameters by ``tensors`` (by PEFT's names; those of other stages are passed over)."""
@@ -214,8 +118,7 @@ class StageEngine:
 
     def task_bytes(self, task: str) -> int:
         """Of the task's parameters, gradients and moments on this stage."""
-        own = self._task(task)
-        return own.adapter.bytes + own.optimizer.bytes
+        return self._task(task).bytes
 
     def forward(
         self, item: Train, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
@@ -332,81 +235,20 @@ class StageEngine:
         stage = self.stage
         return torch.zeros(tokens, self._facts.hidden_size, dtype=stage.dtype, device=stage.device)
 
-    def _adapted(self, lora: LoRAConfig) -> tuple[_Adapted, ...]:
-        """In the order of the input groups. Raises UnknownTargetModule, InvalidTarget."""
-        targets = {target.path: target for target in resolve_targets(self._facts, lora)}
-        adapted = []
-        for index, group in enumerate(self._groups):
-            alike: dict[tuple[int, float], list[int]] = {}
-            for position, path in enumerate(group.paths):
-                if path in targets:
-                    alike.setdefault((targets[path].rank, targets[path].scale), []).append(position)
-            adapted += [_Adapted(index, tuple(own), *figures) for figures, own in alike.items()]
-        return tuple(adapted)
-
-    def _task(self, task: str) -> _Task:
+    def _task(self, task: str) -> LoadedTask:
         try:
             return self._tasks[task]
         except KeyError:
             raise OutOfOrder(f"task {task} is not loaded") from None
 
     def _binder(
-        self, segments: Iterable[Segment], tasks: Iterable[_Task], *, evaluating: bool = False
+        self, segments: Iterable[Segment], tasks: Iterable[LoadedTask], *, evaluating: bool = False
     ) -> Callable[[], None]:
         """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
-        groups: list[list[GroupSegment]] = [[] for _ in self._groups]
-        start = 0
-        for segment, task in zip(segments, tasks, strict=True):
-            rows = slice(start, start := start + segment.tokens)
-            keys = None
-            if task.lora.dropout > 0 and not evaluating:
-                # On the host: kernels take them from there with their own tables.
-                keys = token_keys(task.seed, segment.step, segment.first_row, segment.lengths)
-            adapter = task.adapter
-            for own, stack, gradient in zip(task.targets, adapter.compute, adapter.gradients, strict=True):
-                mask = None
-                if keys is not None:
-                    # One mask for modules that share their input, under the name of the first of them.
-                    mask = dropout_mask(
-                        keys, self._groups[own.group].name, stack.a.shape[1], task.lora.dropout
-                    )
-                groups[own.group].append(
-                    GroupSegment(
-                        rows=rows,
-                        rank=own.rank,
-                        members=own.positions,
-                        a=stack.a,
-                        b=stack.b,
-                        grad_a=gradient.a,
-                        grad_b=gradient.b,
-                        scale=own.scale,
-                        weight=segment.weight,
-                        mask=mask,
-                    )
-                )
+        groups = segments_by_group(self._groups, segments, tasks, evaluating=evaluating)
         prepared = self._products.prepare(groups)
 
         def bind() -> None:
             self._bound.groups = prepared
 
         return bind
-
-
-def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
-    flats = (adapter.parameters.detach(), *optimizer.moments)
-    for prefix, flat in zip(PREFIXES, flats, strict=True):
-        for name, view in adapter.named(flat).items():
-            view.copy_(state[prefix + name])
-    adapter.refresh()
-    optimizer.restore(updates, flats[1], flats[2])
-
-
-def position_weights(segments: Sequence[Segment]) -> Tensor | None:
-    """[tokens] float64 in the host's memory: of each position, the weight of its row; None when all weigh the same."""
-    if all(segment.row_weights is None for segment in segments):
-        return None
-    weights = [
-        weight for segment in segments for weight in segment.row_weights or (1.0,) * len(segment.lengths)
-    ]
-    lengths = [length for segment in segments for length in segment.lengths]
-    return torch.repeat_interleave(torch.tensor(weights, dtype=torch.float64), torch.tensor(lengths))

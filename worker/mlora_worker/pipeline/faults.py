@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import torch
 
-from mlora_worker.pipeline.engine import OutOfOrder
 from mlora_worker.pipeline.frames import LinkClosed
+from mlora_worker.pipeline.results import OutOfOrder
 from mlora_worker.protocol import Message
 
 _LONGEST = 600  # characters of an error's text that travel

@@ -22,9 +22,10 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from mlora_worker.pipeline.engine import Evaluated, StageEngine, StageState
+from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fatal, recover
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
+from mlora_worker.pipeline.results import Evaluated, StageState
 from mlora_worker.pipeline.trace import Record, unrecorded
 from mlora_worker.pipeline.transport import STATS, Returned
 from mlora_worker.stream.items import Checkpoint, Evaluate, Keep, Load, Save, Segment, Stop, Train, Unload

@@ -13,7 +13,8 @@ from mlora_worker.lora.groups import Products
 from mlora_worker.model.loss import IGNORED
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.allocations import Ledger, bytes_of, ledger_for, resident_set_bytes
-from mlora_worker.pipeline.engine import Backwarded, Forwarded, StageEngine
+from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.results import Backwarded, Forwarded
 from mlora_worker.protocol import MemorySample
 from mlora_worker.runtime.precision import product_dtype
 from mlora_worker.storage.artifacts.aside import Aside

@@ -20,7 +20,6 @@ from mlora_worker.coordinator.uploads.timer import Later
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of
 from mlora_worker.pipeline import collect
-from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.frames import Header, LinkClosed, Payload
 from mlora_worker.pipeline.hello import Membership
@@ -28,6 +27,7 @@ from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Hub
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
+from mlora_worker.pipeline.results import StageState
 from mlora_worker.pipeline.samples import SampleBook
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.preparing.client import RowProcess

@@ -13,13 +13,13 @@ from torch import Tensor
 from mlora_worker.coordinator.http.server import health_app, serve_in_thread
 from mlora_worker.model.facts import model_facts
 from mlora_worker.pipeline import collect
-from mlora_worker.pipeline.engine import StageState
 from mlora_worker.pipeline.frames import Header, Payload
 from mlora_worker.pipeline.hello import Membership, Trust
 from mlora_worker.pipeline.lanes import LateReader, device_of
 from mlora_worker.pipeline.link import Spoke
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Mailbox
+from mlora_worker.pipeline.results import StageState
 from mlora_worker.pipeline.trace import SpanRecorder, marks_of
 from mlora_worker.pipeline.transport import Transport
 from mlora_worker.protocol import (

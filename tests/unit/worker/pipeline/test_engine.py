@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mlora_worker.model.errors import UnknownTargetModule
 from mlora_worker.model.load import load_stage
-from mlora_worker.pipeline.engine import OutOfOrder, StageEngine
+from mlora_worker.pipeline.engine import StageEngine
+from mlora_worker.pipeline.results import OutOfOrder
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Load, Segment, Train, Update
 

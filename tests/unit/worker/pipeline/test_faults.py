@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlora_worker.pipeline.engine import OutOfOrder
 from mlora_worker.pipeline.faults import Phase, fault_of, is_fatal, is_out_of_memory
 from mlora_worker.pipeline.frames import LinkClosed
+from mlora_worker.pipeline.results import OutOfOrder
 
 
 def accelerator_error(code: int) -> torch.AcceleratorError:

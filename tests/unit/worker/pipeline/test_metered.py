@@ -11,8 +11,9 @@ import torch
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.allocations import CpuLedger
 from mlora_worker.pipeline.calibrate import TASK, calibrate
-from mlora_worker.pipeline.engine import OutOfOrder, StageEngine
+from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.metered import MeteredEngine, Sampling
+from mlora_worker.pipeline.results import OutOfOrder
 from mlora_worker.pipeline.samples import MOST_PER_STAGE, SampleBook
 from mlora_worker.protocol import LoRAConfig, MemorySample, Training
 from mlora_worker.stream.items import Load, Segment, Train

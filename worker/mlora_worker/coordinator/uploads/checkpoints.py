@@ -22,7 +22,7 @@ from mlora_worker.coordinator.task.prepared import Restoration
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
-from mlora_worker.pipeline.engine import OutOfOrder, StageState
+from mlora_worker.pipeline.results import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.agreement import check_progress
 from mlora_worker.storage.artifacts.aside import Aside

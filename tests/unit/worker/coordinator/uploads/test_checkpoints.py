@@ -22,7 +22,7 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints
 from mlora_worker.coordinator.uploads.retrier import UploadRetrier
 from mlora_worker.data.training_rows.step_order import StepPlan
-from mlora_worker.pipeline.engine import StageState
+from mlora_worker.pipeline.results import StageState
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,

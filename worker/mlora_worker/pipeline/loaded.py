@@ -1,0 +1,117 @@
+"""A task on a stage: its adapter and optimizer, how they begin, and what is copied of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlora_worker.lora.adapter import Adapter
+from mlora_worker.lora.linear import InputGroup
+from mlora_worker.lora.optimizer import TaskOptimizer
+from mlora_worker.model.facts import resolve_targets
+from mlora_worker.pipeline.results import OutOfOrder, StageState
+from mlora_worker.protocol import LoRAConfig, ModelFacts
+from mlora_worker.storage.artifacts.aside import Aside
+from mlora_worker.storage.artifacts.task_state import PREFIXES
+from mlora_worker.stream.items import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """Modules of one input group that a task gives the same rank and scale."""
+
+    group: int
+    positions: tuple[int, ...]  # in the group
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTask:
+    lora: LoRAConfig
+    seed: int
+    adapter: Adapter
+    optimizer: TaskOptimizer
+    targets: tuple[Adapted, ...]  # in the order of the adapter's groups
+
+    @property
+    def bytes(self) -> int:
+        """Of parameters, gradients and moments."""
+        return self.adapter.bytes + self.optimizer.bytes
+
+    def exported(self, aside: Aside) -> dict[str, Tensor]:
+        """The adapter: float32 on the CPU, by PEFT's names with global layer indices."""
+        return self.adapter.named(aside.copy(self.adapter.parameters.detach()))
+
+    def snapshot(self, aside: Aside) -> StageState:
+        """A copy, on the CPU, of all that is needed to take the task up again after its last update."""
+        first, second = self.optimizer.moments
+        flats = (self.adapter.parameters.detach(), first, second)
+        return StageState(
+            self.optimizer.updates,
+            {
+                prefix + name: view
+                for prefix, flat in zip(PREFIXES, flats, strict=True)
+                for name, view in self.adapter.named(aside.copy(flat)).items()
+            },
+        )
+
+
+def load_task(
+    load: Load,
+    state: Mapping[str, Tensor] | None,
+    groups: Sequence[InputGroup],
+    facts: ModelFacts,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedTask:
+    """With fresh parameters, or with those and the moments of ``state`` (as ``snapshot`` gives them; this stage's part at
+    least), or at 0 updates with the parameters that ``state`` has by PEFT's names.
+
+    Raises UnknownTargetModule, InvalidTarget, OutOfOrder.
+    """
+    targets = adapted_of(groups, facts, load.lora)
+    adapter = Adapter(
+        [{groups[one.group].paths[j]: groups[one.group].shapes[j] for j in one.positions} for one in targets],
+        rank=[one.rank for one in targets],
+        seed=load.training.seed,
+        dtype=dtype,
+        device=device,
+        start=load.lora.init_lora_weights,
+    )
+    optimizer = TaskOptimizer(adapter, load.training)
+    if load.updates is not None:
+        if state is None and not targets:
+            state = {}  # nothing of it lies on this stage
+        if state is None:
+            raise OutOfOrder(f"task {load.task} is to be resumed, but its state is missing")
+        if load.updates == 0:
+            adapter.restore(state)
+        else:
+            _take_up(adapter, optimizer, load.updates, state)
+    return LoadedTask(load.lora, load.training.seed, adapter, optimizer, targets)
+
+
+def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig) -> tuple[Adapted, ...]:
+    """In the order of the input groups. Raises UnknownTargetModule, InvalidTarget."""
+    targets = {target.path: target for target in resolve_targets(facts, lora)}
+    adapted = []
+    for index, group in enumerate(groups):
+        alike: dict[tuple[int, float], list[int]] = {}
+        for position, path in enumerate(group.paths):
+            if path in targets:
+                alike.setdefault((targets[path].rank, targets[path].scale), []).append(position)
+        adapted += [Adapted(index, tuple(own), *figures) for figures, own in alike.items()]
+    return tuple(adapted)
+
+
+def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
+    flats = (adapter.parameters.detach(), *optimizer.moments)
+    for prefix, flat in zip(PREFIXES, flats, strict=True):
+        for name, view in adapter.named(flat).items():
+            view.copy_(state[prefix + name])
+    adapter.refresh()
+    optimizer.restore(updates, flats[1], flats[2])
