@@ -25,6 +25,7 @@ BENCHMARKS = {
     "fuzz": "hostile objects before a real API server: does one leave its namespace, or stop the operator?",
     "chaos": "ranks, operator and store that fail again and again: is anything lost?",
     "quality": "adapters made here against PEFT's own, on questions that neither was trained on",
+    "roofline": "how long a step must take on a GPU, computed from shapes and a data sheet",
     "gpu": "one GPU: packed adapters against PEFT, one after the other",
 }
 
