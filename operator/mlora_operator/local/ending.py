@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from mlora_operator.api import conditions
+from mlora_operator.reconcile.state.cause import Cause
 
 
 class Result(StrEnum):
@@ -29,8 +30,7 @@ class End:
     namespace: str
     name: str
     result: Result
-    reason: str
-    message: str
+    cause: Cause
 
     @property
     def bad(self) -> bool:
@@ -53,8 +53,8 @@ def _end(task: Mapping[str, Any], given_up: Mapping[str, str]) -> End | None:
 
     def end(result: Result, about: Mapping[str, Any]) -> End:
         meta = task["metadata"]
-        reason, message = about.get("reason", ""), about.get("message", "")
-        return End(meta["namespace"], meta["name"], result, reason, message)
+        cause = Cause(about.get("reason", ""), about.get("message", ""))
+        return End(meta["namespace"], meta["name"], result, cause)
 
     for type_, result in ((conditions.SUCCEEDED, Result.SUCCEEDED), (conditions.FAILED, Result.FAILED)):
         if held.get(type_, {}).get("status") == "True":

@@ -15,6 +15,7 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
 from mlora_operator.local.fits import Known
 from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
 from mlora_operator.reconcile.admission.workload import candidate
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.admission import Outcome, Place, Verdict
 from mlora_operator.scheduling.entrant import Entrant, Progress, State
@@ -54,8 +55,7 @@ class StageForecast:
 class TaskForecast:
     task: Task
     state: str  # Admitted, or in the words of its future conditions
-    reason: str
-    message: str
+    cause: Cause
     load: TaskLoad
     longest: int  # tokens of the longest row
     rows: RowSummary | None
@@ -231,28 +231,28 @@ def _task(
 ) -> TaskForecast:
     assert task.spec is not None
     rows = answer.rows if answer is not None else None
-    state, reason, message = _words(task, place, model)
+    state, cause = _words(task, place, model)
     training = task.spec.training
     longest = rows.longest if rows is not None else min(training.max_seq_length, facts.max_positions)
     steps = _total_steps(task, answer)
     held = sum(adapter_bytes(task.spec.lora, facts, stage.stage) for stage in model.stages)
-    return TaskForecast(task, state, reason, message, load, longest, rows, steps, held)
+    return TaskForecast(task, state, cause, load, longest, rows, steps, held)
 
 
-def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, str, str]:
-    """State, reason and message, as the task's status will have them."""
+def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, Cause]:
+    """State and cause, as the task's status will have them."""
     if place is None:
-        return "Suspended", "Suspended", "spec.suspend is true"
+        return "Suspended", Cause("Suspended", "spec.suspend is true")
     match place.outcome:
         case Outcome.ADMITTED:
-            return Outcome.ADMITTED, "Admitted", "is admitted at once"
+            return Outcome.ADMITTED, Cause("Admitted", "is admitted at once")
         case Outcome.REFUSED:
             assert place.failure is not None
-            return "Failed", place.failure.reason.value, place.failure.message
+            return "Failed", Cause(place.failure.reason.value, place.failure.message)
         case Outcome.NEVER_FITS:
-            return "Rejected", "ExceedsCapacity", too_large(place) + _what_fits(task.uid, model)
+            return "Rejected", Cause("ExceedsCapacity", too_large(place) + _what_fits(task.uid, model))
         case _:
-            return "Queued", "WaitingForMemory", not_yet(place, task.key.namespace)
+            return "Queued", Cause("WaitingForMemory", not_yet(place, task.key.namespace))
 
 
 def _what_fits(uid: str, model: MemoryModel) -> str:

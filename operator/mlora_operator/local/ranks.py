@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mlora_operator.local.machine import Machine
-from mlora_operator.reconcile.state.snapshot import PEER_LOST, Ending, Group, Key, Pod, PodProblem
+from mlora_operator.reconcile.state.cause import Cause
+from mlora_operator.reconcile.state.snapshot import PEER_LOST, Ending, Group, Key, Pod
 from mlora_worker.protocol import WorkerConfig
 
 # -P: no module comes from the present folder, which may be one that was fetched.
@@ -116,7 +117,7 @@ class RankGroup:
             for rank in self._ranks
         )
         whole = len(pods) == self._wanted and all(pod.ready for pod in pods)
-        problem = None if whole or self._last_words is None else PodProblem("Restarting", self._last_words)
+        problem = None if whole or self._last_words is None else Cause("Restarting", self._last_words)
         return Group(self._wanted, self._revision, pods, problem)
 
     def resize(self, ranks: int) -> None:

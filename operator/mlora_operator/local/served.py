@@ -15,6 +15,7 @@ from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.assignment.eligibility import accept
 from mlora_operator.reconcile.assignment.priority_bounds import too_high
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import config_maps_wanted, read_pipeline, read_task, secrets_wanted
 from mlora_operator.reconcile.state.references import ACCESS_KEY, SECRET_KEY
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, SecretData, Snapshot, Task
@@ -31,7 +32,7 @@ class Service:
     """``missing``: Secrets that objects name and the files do not hold. A cluster may well have them."""
 
     served: tuple[Served, ...]
-    unserved: tuple[tuple[Task, Acceptance], ...]
+    unserved: tuple[tuple[Task, Cause], ...]
     secrets: dict[Key, SecretData] = field(repr=False)
     missing: frozenset[Key]
 
@@ -58,7 +59,10 @@ def service(world: World, now: datetime) -> Service:
         )
         rights = world.settings.rights
         found = ((task, accept(task, snapshot, world.settings.models, rights)) for task in tasks)
-        return [(task, too_high(task, one, rights) or one) for task, one in found]
+        return [
+            (task, one if (cause := too_high(task, one, rights)) is None else Acceptance(cause))
+            for task, one in found
+        ]
 
     made = {one.wanted.name: one.wanted for _, one in accepted(pipelines) if one.wanted is not None}
     pipelines += tuple(
@@ -77,7 +81,7 @@ def service(world: World, now: datetime) -> Service:
             for pipeline in pipelines
             if pipeline.spec is not None
         ),
-        unserved=tuple((task, one) for task, one in decided if one.pipeline is None),
+        unserved=tuple((task, one.cause) for task, one in decided if one.pipeline is None),
         secrets={key: world.secrets[key] for key in wanted - missing},
         missing=missing,
     )

@@ -171,7 +171,7 @@ async def test_a_task_that_fails_does_not_hold_the_others_up(bench: Bench) -> No
     bench.script(fail={"a": "InvalidRow"})
     ends = await bench.run(world("a", "b"))
     assert ends["b"].result is Result.SUCCEEDED
-    assert (ends["a"].result, ends["a"].reason) == (Result.FAILED, "InvalidRow")
+    assert (ends["a"].result, ends["a"].cause.reason) == (Result.FAILED, "InvalidRow")
     assert "line 7" in ends["a"].message
 
 
@@ -188,7 +188,7 @@ async def test_a_rank_that_dies_restarts_the_group_and_the_tasks_succeed(bench: 
 async def test_a_group_that_dies_again_and_again_is_given_up_with_its_last_words(bench: Bench) -> None:
     bench.script(die={"rank": 0, "after_step": 1, "code": 1, "times": 99})
     ends = await bench.run(world("a", stages=2, restarts=1))
-    assert (ends["a"].result, ends["a"].reason) == (Result.ABANDONED, "WorkersEnded")
+    assert (ends["a"].result, ends["a"].cause.reason) == (Result.ABANDONED, "WorkersEnded")
     assert "rank 0 ended with exit code 1: out of luck" in ends["a"].message
     assert len(bench.noted("deaths")) == 2
     assert bench.alive() == []
@@ -219,7 +219,7 @@ async def test_a_wrong_configuration_is_not_tried_again(bench: Bench) -> None:
 
 async def test_what_nobody_will_bring_ends_the_run(bench: Bench) -> None:
     ends = await bench.run(world("a", text=""))
-    assert (ends["a"].result, ends["a"].reason) == (Result.REJECTED, "SecretNotFound")
+    assert (ends["a"].result, ends["a"].cause.reason) == (Result.REJECTED, "SecretNotFound")
     assert "keys" in ends["a"].message
 
 

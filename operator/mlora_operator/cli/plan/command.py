@@ -276,5 +276,5 @@ def _show(forecasts: list[PipelineForecast], found: Service, output: Output) -> 
         stdout().print(escape(line))
     for line in missing:
         stderr().print(f"[dim]{escape(line)}[/]")
-    for task, acceptance in found.unserved:
-        stderr().print(f"[red]{escape(f'{task.key}: {acceptance.reason}: {acceptance.message}')}[/]")
+    for task, cause in found.unserved:
+        stderr().print(f"[red]{escape(f'{task.key}: {cause}')}[/]")

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlora_operator.api.units import show_bytes
 from mlora_operator.local.forecast import PipelineForecast, StageForecast, TaskForecast
-from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
 
 
@@ -20,7 +20,7 @@ def lines(forecasts: Sequence[PipelineForecast]) -> Iterator[str]:
 
 def as_json(
     forecasts: Sequence[PipelineForecast],
-    unserved: Sequence[tuple[Task, Acceptance]],
+    unserved: Sequence[tuple[Task, Cause]],
     notes: Sequence[str],
 ) -> dict[str, Any]:
     return {
@@ -29,10 +29,10 @@ def as_json(
             {
                 "namespace": task.key.namespace,
                 "name": task.key.name,
-                "reason": acceptance.reason,
-                "message": acceptance.message,
+                "reason": cause.reason,
+                "message": cause.message,
             }
-            for task, acceptance in unserved
+            for task, cause in unserved
         ],
         "notes": list(notes),
     }
@@ -69,7 +69,7 @@ def _pipeline(one: PipelineForecast) -> Iterator[str]:
                 task.task.key.name,
                 str(_priority(task)),
                 task.state,
-                task.reason if task.reason != task.state else "",
+                task.cause.reason if task.cause.reason != task.state else "",
                 str(task.load.tokens),
                 str(task.longest),
                 str(task.total_steps) if task.total_steps is not None else "?",
@@ -81,7 +81,7 @@ def _pipeline(one: PipelineForecast) -> Iterator[str]:
     )
     for task in one.tasks:
         if not task.admitted:
-            yield f"  {task.task.key.name}: {task.message}"
+            yield f"  {task.task.key.name}: {task.cause.message}"
     if one.plan.groups:
         yield ""
         yield from _stream(one)
@@ -192,8 +192,8 @@ def _json(one: PipelineForecast) -> dict[str, Any]:
                 "name": task.task.key.name,
                 "priority": _priority(task),
                 "state": task.state,
-                "reason": task.reason,
-                "message": task.message,
+                "reason": task.cause.reason,
+                "message": task.cause.message,
                 "tokensPerStep": task.load.tokens,
                 "rowsPerStep": task.load.rows,
                 "longestRow": task.longest,

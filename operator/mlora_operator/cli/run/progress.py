@@ -48,8 +48,8 @@ class Lines(nullcontext[Any]):
                 "namespace": end.namespace,
                 "name": end.name,
                 "result": end.result.value,
-                "reason": end.reason,
-                "message": end.message,
+                "reason": end.cause.reason,
+                "message": end.cause.message,
             }
             for end in ends
         ]
@@ -112,10 +112,10 @@ class Bars:
     def ended(self, ends: list[End], folder: Path) -> None:
         for end in ends:
             if end.result is Result.SUCCEEDED:
-                stdout().print(Text.assemble((f"{end.name}: ", "bold"), (headed(end.message), "green")))
+                stdout().print(Text.assemble((f"{end.name}: ", "bold"), (headed(end.cause.message), "green")))
             else:
                 style = "red" if end.bad else "dim"
-                words = f"{end.result.value}: {end.reason}: {end.message}"
+                words = f"{end.result.value}: {end.cause}"
                 stderr().print(Text.assemble((f"{end.name}: ", "bold"), (headed(words), style)))
         if any(end.bad for end in ends):
             stderr().print(f"state and logs: {folder}")

@@ -11,7 +11,7 @@ from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_duration
 from mlora_operator.manifests.statefulset import lineage
-from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
 from mlora_operator.reconcile.state.references import keys_of_pipeline, secret_problem
@@ -22,7 +22,6 @@ from mlora_operator.reconcile.state.snapshot import (
     Group,
     Key,
     Pipeline,
-    PodProblem,
     ServedTokens,
     Snapshot,
     Task,
@@ -48,9 +47,7 @@ class View:
     refused: str | None = None  # why the API server takes no such workers
     past: tuple[Task, ...] = ()  # finished here; known where the scheduling policy looks back
     deleted: tuple[ServedTokens, ...] = ()  # what tasks that are deleted were served here
-    blocked: Acceptance | None = (
-        None  # why workers may not start: the model's address, or the Secret of its store
-    )
+    blocked: Cause | None = None  # why workers may not start: the model's address, or the Secret of its store
     rolls: bool = (
         False  # its workers are replaced though tasks train: others have waited for that long enough
     )
@@ -104,17 +101,17 @@ class View:
         return self.stale and self.in_use and not self.rolls
 
     @property
-    def pod_problem(self) -> PodProblem | None:
+    def pod_problem(self) -> Cause | None:
         """The first reason why the group is not complete, in the words of the kubelet, a controller or the API server."""
         if self.refused is not None:
             words = f"the API server rejected its StatefulSet, and the operator tries again: {self.refused}"
-            return PodProblem(WORKERS_REFUSED, words)
+            return Cause(WORKERS_REFUSED, words)
         if self.group is None or self.group.replicas == 0:
             return None
         for pod in self.group.pods:
             if pod.problem is not None and not pod.deleting:
-                message = f"pod {pod.key.name}: {pod.problem.reason}: {pod.problem.message}".rstrip(": ")
-                return PodProblem(pod.problem.reason, message)
+                message = f"pod {pod.key.name}: {pod.problem}"
+                return Cause(pod.problem.reason, message)
         return self.group.problem
 
     @cached_property
@@ -220,9 +217,9 @@ def _has_workers(group: Group | None) -> bool:
     return group is not None and group.replicas > 0
 
 
-def _refused_model(spec: LoRAPipelineSpec) -> Acceptance | None:
+def _refused_model(spec: LoRAPipelineSpec) -> Cause | None:
     words = forbidden_model(spec)
-    return None if words is None else Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, words)
+    return None if words is None else Cause(conditions.REASON_ENDPOINT_NOT_ALLOWED, words)
 
 
 def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:

@@ -17,6 +17,7 @@ from mlora_operator.reconcile.assignment.output_conflicts import misplaced, sett
 from mlora_operator.reconcile.assignment.priority_bounds import counted, too_high
 from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
 from mlora_operator.reconcile.state.isolation import Apart, culprits
 from mlora_operator.reconcile.state.serving import ServedModels
@@ -101,7 +102,7 @@ def _surroundings(snapshot: Snapshot, settings: Settings) -> _Surroundings:
 
 
 # Of a new task that nobody has looked into yet: its status stays as it is.
-_LATER = Acceptance(conditions.REASON_ACCEPTED, "the operator has not processed it yet", held=True)
+_LATER = Acceptance(Cause(conditions.REASON_ACCEPTED, "the operator has not processed it yet"), held=True)
 
 
 class _Judge:
@@ -148,7 +149,9 @@ class _Judge:
                 (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None
             )
             stays = bound is not None and self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
-            return Acceptance(conditions.REASON_RECONCILE_ERROR, "", bound if stays else None, held=not stays)
+            return Acceptance(
+                Cause(conditions.REASON_RECONCILE_ERROR, ""), bound if stays else None, held=not stays
+            )
 
     def _acceptance(self, task: Task) -> Acceptance:
         heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)
@@ -179,7 +182,8 @@ class _Judge:
         if found.pipeline is not None and self._keeps(task, found.pipeline):
             return counted(task, found, self._rights)
         problem = None if settings.allow_private_endpoints else _unreachable(task, found)
-        return problem or misplaced(task, self._rights) or too_high(task, found, self._rights) or found
+        problem = problem or misplaced(task, self._rights) or too_high(task, found, self._rights)
+        return Acceptance(problem) if problem is not None else found
 
     def _keeps(self, task: Task, pipeline: Pipeline) -> bool:
         return task.spec is None or self._snapshot.contacts.get(pipeline.key, Contact()).keeps(task)
@@ -194,10 +198,10 @@ def _heard(contacts: Mapping[Key, Contact]) -> Mapping[str, tuple[Any, ...]]:
     return heard
 
 
-def _unreachable(task: Task, found: Acceptance) -> Acceptance | None:
+def _unreachable(task: Task, found: Acceptance) -> Cause | None:
     """Asked again once a pipeline that is being made is there."""
     spec = found.pipeline.spec if found.pipeline is not None else None
     if spec is None or task.spec is None:
         return None
     problem = forbidden(task.spec, spec.worker.allowed_networks)
-    return Acceptance(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else None
+    return Cause(conditions.REASON_ENDPOINT_NOT_ALLOWED, problem) if problem is not None else None

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from mlora_operator.api import conditions
 from mlora_operator.manifests.names import LABEL_LIMIT, catalogue_name, safe_name
 from mlora_operator.reconcile.state.acceptance import Acceptance
-from mlora_operator.reconcile.state.references import secret_problem, text_problem, unread
+from mlora_operator.reconcile.state.cause import Cause
+from mlora_operator.reconcile.state.references import is_read_later, secret_problem, text_problem, unread
 from mlora_operator.reconcile.state.serving import CATALOGUE, ServedModels, precedence, standing, takes
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task
 from mlora_operator.rights import Rights
@@ -57,11 +58,11 @@ def accept(
             return _accepted(one)
     if bound is None and _may_train_still(task, snapshot):
         told = f"the task waits for the workers of {task.status.pipeline}"
-        return Acceptance(conditions.REASON_ACCEPTED, told, held=True)
+        return Acceptance(Cause(conditions.REASON_ACCEPTED, told), held=True)
     if task.spec is None:
-        return Acceptance(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid")
+        return Acceptance(Cause(conditions.REASON_INVALID_SPEC, task.problem or "spec is invalid"))
     if task.uid in snapshot.wrong:
-        return Acceptance(conditions.REASON_INVALID_SPEC, snapshot.wrong[task.uid])
+        return Acceptance(Cause(conditions.REASON_INVALID_SPEC, snapshot.wrong[task.uid]))
     if bound is not None and not rights.may_serve(bound.key.namespace, own):
         bound = None
     if bound is not None and bound.replica is not None and not any(one.key == bound.home for one in serving):
@@ -84,11 +85,13 @@ def accept(
     ):
         return _accepted(chosen)
     if chosen is None and any(does is None for _, does in answers):
-        return unread("spec.baseModel", f"the labels of namespace {own}")
+        return Acceptance(unread("spec.baseModel", f"the labels of namespace {own}"))
     if makes and offered is not None:
         return Acceptance(
-            conditions.REASON_CREATING_PIPELINE,
-            f"the operator creates a pipeline for {offered.name} from the catalogue",
+            Cause(
+                conditions.REASON_CREATING_PIPELINE,
+                f"the operator creates a pipeline for {offered.name} from the catalogue",
+            ),
             wanted=offered,
         )
     return _unserved(task, catalogue, serving, taken, rights, served)
@@ -108,27 +111,35 @@ def _unserved(
     shared = sorted(str(one.key) for one in serving if rights.serves_others(one.key.namespace))
     if shared:
         return Acceptance(
-            conditions.REASON_NAMESPACE_NOT_ALLOWED,
-            f"{model} is served by {', '.join(shared)}, but not for namespace {own} (spec.allowedNamespaces): "
-            "ask the platform team to allow it",
+            Cause(
+                conditions.REASON_NAMESPACE_NOT_ALLOWED,
+                f"{model} is served by {', '.join(shared)}, but not for namespace {own} (spec.allowedNamespaces): "
+                "ask the platform team to allow it",
+            ),
         )
     if taken is not None:
         return Acceptance(
-            conditions.REASON_NO_PIPELINE,
-            f"the catalogue has {model}, but LoRAPipeline {taken.key}, which has the name of its pipeline, "
-            f"{_instead(taken)}: ask the platform team to delete or correct it",
+            Cause(
+                conditions.REASON_NO_PIPELINE,
+                f"the catalogue has {model}, but LoRAPipeline {taken.key}, which has the name of its pipeline, "
+                f"{_instead(taken)}: ask the platform team to delete or correct it",
+            ),
         )
     if serving:
         return Acceptance(
-            conditions.REASON_NAMESPACE_NOT_ALLOWED,
-            f"{model} is served in other namespaces for their own tasks only: ask the platform team to serve "
-            f"namespace {own} as well;"
-            f" {_offer(task, catalogue, served)}",
+            Cause(
+                conditions.REASON_NAMESPACE_NOT_ALLOWED,
+                f"{model} is served in other namespaces for their own tasks only: ask the platform team to serve "
+                f"namespace {own} as well;"
+                f" {_offer(task, catalogue, served)}",
+            ),
         )
     return Acceptance(
-        conditions.REASON_NO_PIPELINE,
-        f"no pipeline serves {model} and the operator's catalogue does not have it; "
-        f"{_offer(task, catalogue, served)}",
+        Cause(
+            conditions.REASON_NO_PIPELINE,
+            f"no pipeline serves {model} and the operator's catalogue does not have it; "
+            f"{_offer(task, catalogue, served)}",
+        ),
     )
 
 
@@ -165,12 +176,15 @@ def _may_train_still(task: Task, snapshot: Snapshot) -> bool:
 def _missing(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> Acceptance | None:
     """What the task names and nobody has, or None."""
     assert task.spec is not None
-    problems = []
+    problems: list[Cause | None] = []
     if task.spec.storage.secret_ref is not None and not _is_preempted(task, snapshot, bound):
         key = Key(task.key.namespace, task.spec.storage.secret_ref.name)
         problems.append(secret_problem(key, snapshot, "spec.storage.secretRef"))
     problems.append(text_problem(task, snapshot))
-    return next((one for one in problems if one is not None and not (one.unread and bound)), None)
+    cause = next((one for one in problems if one is not None and not (one.unread and bound)), None)
+    if cause is None:
+        return None
+    return Acceptance(cause, held=cause.unread and is_read_later(task, snapshot))
 
 
 def _is_preempted(task: Task, snapshot: Snapshot, bound: Pipeline | None) -> bool:
@@ -220,7 +234,7 @@ def _has_begun(task: Task, at: Pipeline, snapshot: Snapshot) -> bool:
 
 
 def _accepted(pipeline: Pipeline) -> Acceptance:
-    return Acceptance(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}", pipeline)
+    return Acceptance(Cause(conditions.REASON_ACCEPTED, f"served by pipeline {pipeline.key}"), pipeline)
 
 
 def _serving(task: Task, snapshot: Snapshot, served: ServedModels) -> Sequence[Pipeline]:

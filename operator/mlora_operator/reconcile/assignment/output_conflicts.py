@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.assignment.output_claims import Claims, Proof, proof, was_told
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.output_folders import (
     Folders,
     buckets_of,
@@ -84,17 +85,15 @@ def settle(
         refusal = None if task.uid in holders else _refusal(task, reserved, claims)
         if refusal is None and (shown is not Proof.NONE or was_told(task)) and claims.stranger(task):
             told = f"a task of another namespace writes to this folder, or to one above or below it: {_OTHER}"
-            refusal = Acceptance(
-                conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE, f"spec.output.uri: {told}"
-            )
+            refusal = Cause(conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE, f"spec.output.uri: {told}")
         if refusal is not None:
-            settled[task.key] = refusal
+            settled[task.key] = Acceptance(refusal)
         elif not _is_idle(task):
             claims.add(task, proven=shown is not Proof.NONE)
     return settled
 
 
-def misplaced(task: Task, rights: Rights) -> Acceptance | None:
+def misplaced(task: Task, rights: Rights) -> Cause | None:
     """Why nobody may write where the task's output is to lie, or None.
 
     1. A whole bucket is no output: an adapter needs its own folder in it.
@@ -107,18 +106,18 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
     endpoint, uri = task.spec.storage.endpoint, task.spec.output.uri
     levels = levels_of(task)
     if levels > MOST_LEVELS:
-        return Acceptance(
+        return Cause(
             conditions.REASON_INVALID_SPEC,
             f"spec.output.uri: it has {levels} levels of folders, those of spec.storage.endpoint included, and "
             f"{MOST_LEVELS} are allowed: use a shorter path in a new task",
         )
     if endpoint is not None and addresses.endpoint(endpoint).host.count(".") >= MOST_LABELS:
-        return Acceptance(
+        return Cause(
             conditions.REASON_INVALID_SPEC,
             f"spec.storage.endpoint: its host's name has more than {MOST_LABELS} parts: use a shorter name in a new task",
         )
     if is_whole_bucket(task):
-        return Acceptance(
+        return Cause(
             conditions.REASON_INVALID_SPEC,
             "spec.output.uri: it is a whole bucket: add a prefix for this adapter, such as "
             f"s3://{addresses.s3(uri).bucket}/{task.key.name}, in a new task",
@@ -130,7 +129,7 @@ def misplaced(task: Task, rights: Rights) -> Acceptance | None:
             own = ", ".join(rights.prefixes_of(task.key.namespace))
             instead = f"choose one below {own}" if own else _OTHER
             meant = "this prefix" if place == written else f"s3://{'/'.join(place[1:])}, {_READ_SO},"
-            return Acceptance(
+            return Cause(
                 conditions.REASON_OUTPUT_NOT_ALLOWED,
                 f"spec.output.uri: the platform team has reserved {meant} for other namespaces (outputs.prefixes): "
                 f"{instead}",
@@ -149,16 +148,12 @@ def _was_idle(task: Task) -> bool:
     return held is not None and held.reason == conditions.REASON_SUSPENDED and task.status.start_time is None
 
 
-def _refusal(task: Task, reserved: Iterable[_Reserved], claims: Claims) -> Acceptance | None:
+def _refusal(task: Task, reserved: Iterable[_Reserved], claims: Claims) -> Cause | None:
     message = _overlaps(task, reserved)
     neighbour = claims.neighbour(task) if message is None else None
     if neighbour is not None:
         message = _says(*neighbour)
-    return (
-        None
-        if message is None
-        else Acceptance(conditions.REASON_OUTPUT_IN_USE, f"spec.output.uri: {message}")
-    )
+    return None if message is None else Cause(conditions.REASON_OUTPUT_IN_USE, f"spec.output.uri: {message}")
 
 
 def _says(other: Task, where: str) -> str:

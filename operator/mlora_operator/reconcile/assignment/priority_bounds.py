@@ -14,6 +14,7 @@ from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.priorities import Priorities
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.rights import UNASKED, Rights
 
@@ -57,7 +58,7 @@ def _said(priorities: Priorities, field: str, where: str, at: str, namespace: st
         yield Bound(priorities.default.max, f"{field}.default.max {where}")
 
 
-def too_high(task: Task, found: Acceptance, rights: Rights) -> Acceptance | None:
+def too_high(task: Task, found: Acceptance, rights: Rights) -> Cause | None:
     """Why a task is not accepted where it was ``found`` a place, or None. It can be mended in place: spec.priority may be
     changed at any time."""
     bound = _exceeded(task, found, rights)
@@ -65,7 +66,7 @@ def too_high(task: Task, found: Acceptance, rights: Rights) -> Acceptance | None
         return None
     assert task.spec is not None
     message = f"spec.priority: {told(task.spec.priority, task.key.namespace, bound)}"
-    return Acceptance(conditions.REASON_PRIORITY_NOT_ALLOWED, message)
+    return Cause(conditions.REASON_PRIORITY_NOT_ALLOWED, message)
 
 
 def told(priority: int, namespace: str, bound: Bound) -> str:
@@ -84,12 +85,12 @@ def counted(task: Task, found: Acceptance, rights: Rights) -> Acceptance:
         return found
     assert task.spec is not None
     words = (
-        f"{found.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, the most that "
+        f"{found.cause.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, the most that "
         f"tasks "
         f"of namespace {task.key.namespace} may have here ({bound.source}): set it to {bound.most} or less, or it "
         "is not admitted again after it leaves the pipeline"
     )
-    return replace(found, message=words, priority=bound.most)
+    return replace(found, cause=Cause(found.cause.reason, words), priority=bound.most)
 
 
 def as_counted(task: Task, found: Acceptance) -> Task:

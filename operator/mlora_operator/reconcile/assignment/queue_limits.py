@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task, is_true
 from mlora_operator.scheduling.order import in_order
 
@@ -43,9 +44,11 @@ def within_queues(
         over = list(in_order(task.candidate for task in new.values()))[max(0, most - len(held)) :]
         for one in over:
             kept[new[one.uid].key] = Acceptance(
-                conditions.REASON_NAMESPACE_LIMIT_REACHED,
-                f"{most} tasks of namespace {namespace} already wait for {pipeline.key}, which is its limit "
-                f"(spec.namespaceLimits.waiting): this task is accepted automatically once fewer are waiting",
+                Cause(
+                    conditions.REASON_NAMESPACE_LIMIT_REACHED,
+                    f"{most} tasks of namespace {namespace} already wait for {pipeline.key}, which is its limit "
+                    f"(spec.namespaceLimits.waiting): this task is accepted automatically once fewer are waiting",
+                ),
             )
     return kept
 

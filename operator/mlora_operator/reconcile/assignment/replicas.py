@@ -21,6 +21,7 @@ from mlora_operator.manifests.replica import replica_hash, replica_manifest
 from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.assignment.other_pipelines import Rooms
 from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Manifest
 from mlora_operator.reconcile.state.isolation import Apart
 from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
@@ -109,8 +110,9 @@ def dealt(
         nobody: list[tuple[Task, Pipeline]] = []
         for task, member in apart.of_pipeline(family.head, partial(_deal, family, mine, snapshot), nobody):
             if member is not found[task.key].pipeline:
-                message = f"served by pipeline {member.key}"
-                found[task.key] = replace(found[task.key], pipeline=member, message=message)
+                former = found[task.key]
+                cause = Cause(former.cause.reason, f"served by pipeline {member.key}")
+                found[task.key] = replace(former, pipeline=member, cause=cause)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlora_operator.api import conditions
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Pipeline
 from mlora_operator.settings import CatalogueModel
 
@@ -17,14 +17,8 @@ class Acceptance:
     may have.
     """
 
-    reason: str
-    message: str
+    cause: Cause
     pipeline: Pipeline | None = None
     wanted: CatalogueModel | None = None
     held: bool = False
     priority: int | None = None
-
-    @property
-    def unread(self) -> bool:
-        """Nobody knows whether the task could be accepted."""
-        return self.reason == conditions.REASON_READ_ERROR

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from mlora_operator.api.pipeline import KIND
 from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION, SCHEME
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import key_of, parse_time
-from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod, PodProblem
+from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod
 
 Raw = Mapping[str, Any]
 
@@ -58,7 +59,7 @@ def read_groups(
             replicas=replicas,
             revision=meta.get("annotations", {}).get(REVISION, ""),
             pods=tuple(sorted(members, key=lambda pod: pod.key)),
-            problem=refusal.problem if refusal is not None else None,
+            problem=refusal.cause if refusal is not None else None,
             scheme=_scheme(raw, members),
         )
     for (namespace, label), members in by_label.items():
@@ -73,8 +74,8 @@ def _owners_of(meta: Raw) -> list[str]:
     return [str(one.get("uid")) for one in meta.get("ownerReferences") or () if one.get("kind") == KIND]
 
 
-class _Refusal(NamedTuple):
-    problem: PodProblem
+class _FailedCreate(NamedTuple):
+    cause: Cause
     of: str | None  # uid of the StatefulSet
 
 
@@ -94,9 +95,7 @@ def _readable(raw: Raw) -> Pod:
     try:
         return read_pod(raw)
     except Exception as error:
-        problem = PodProblem(
-            "ReadError", f"its status cannot be read ({type(error).__name__}: {error})"[:400]
-        )
+        problem = Cause("ReadError", f"its status cannot be read ({type(error).__name__}: {error})"[:400])
         meta = raw["metadata"]
         revision = (meta.get("annotations") or {}).get(REVISION, "")
         return Pod(key_of(raw), meta["uid"], revision, ready=False, problem=problem)
@@ -147,7 +146,7 @@ def _ending(status: Mapping[str, Any]) -> Ending | None:
     return None
 
 
-def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:
+def pod_problem(status: Mapping[str, Any]) -> Cause | None:
     """Why a pod that is not ready does not run, in the scheduler's or the kubelet's words; None while it starts.
 
     A container that has just ended is no problem yet: the kubelet starts it again at once. When it ends again and
@@ -155,15 +154,15 @@ def pod_problem(status: Mapping[str, Any]) -> PodProblem | None:
     """
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return PodProblem(condition.get("reason", "Unschedulable"), condition.get("message", ""))
+            return Cause(condition.get("reason", "Unschedulable"), condition.get("message", ""))
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
         ended = container.get("lastState", {}).get("terminated")
         if waiting is not None and waiting.get("reason") not in (*ORDINARY, None):
             words = _last_words(ended) if ended is not None else waiting.get("message", "")
-            return PodProblem(waiting["reason"], words)
+            return Cause(waiting["reason"], words)
     if status.get("phase") == "Failed":
-        return PodProblem(status.get("reason", "Failed"), status.get("message", ""))
+        return Cause(status.get("reason", "Failed"), status.get("message", ""))
     return None
 
 
@@ -177,7 +176,7 @@ def _last_words(ended: Mapping[str, Any]) -> str:
     return f"{code}: {message}" if message else code
 
 
-def _latest(events: Iterable[Raw]) -> Mapping[Key, _Refusal]:
+def _latest(events: Iterable[Raw]) -> Mapping[Key, _FailedCreate]:
     """The newest refusal of each StatefulSet. Whoever may write events in a namespace writes what they like: one that names
     nothing is about nothing."""
     ordered = sorted(
@@ -185,8 +184,8 @@ def _latest(events: Iterable[Raw]) -> Mapping[Key, _Refusal]:
     )
     about = ((event, event.get("involvedObject") or {}) for event in ordered)
     return {
-        Key(str(of["namespace"]), str(of["name"])): _Refusal(
-            PodProblem(str(event.get("reason") or "FailedCreate"), str(event.get("message") or "")),
+        Key(str(of["namespace"]), str(of["name"])): _FailedCreate(
+            Cause(str(event.get("reason") or "FailedCreate"), str(event.get("message") or "")),
             str(of["uid"]) if of.get("uid") else None,
         )
         for event, of in about

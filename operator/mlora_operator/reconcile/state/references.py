@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from mlora_operator.api import conditions
 from mlora_operator.api.meta import Storage
 from mlora_operator.api.pipeline import LoRAPipelineSpec
-from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Key, SecretData, Snapshot, Task, Text
 from mlora_worker.bounds import MOST_KEY
 from mlora_worker.protocol import ConfigMapReference, StorageAccess
@@ -21,16 +20,15 @@ _KEYS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, HUB_TOKEN)
 CA_CERTIFICATE = "ca.crt"  # of those who may sign the store's own
 
 
-def unread(field: str, what: str, cause: str | None = None) -> Acceptance:
+def unread(field: str, what: str, cause: str | None = None) -> Cause:
     why = f" ({cause})" if cause else ""
     message = f"{field}: the operator cannot read {what} at present{why}; it retries automatically"
-    return Acceptance(conditions.REASON_READ_ERROR, message)
+    return Cause(conditions.REASON_READ_ERROR, message)
 
 
-def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Acceptance:
+def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Cause:
     what = f"{kind} {key.name} in namespace {key.namespace}"
-    found = unread(field, what, snapshot.unread.get((kind, key)))
-    return replace(found, held=True) if (kind, key) in snapshot.later else found
+    return unread(field, what, snapshot.unread.get((kind, key)))
 
 
 ConfigMaps = Mapping[Key, Mapping[str, Text] | None]
@@ -55,7 +53,7 @@ def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: Conf
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)
 
 
-def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
+def text_problem(task: Task, snapshot: Snapshot) -> Cause | None:
     """What is wrong with the ConfigMaps of a task's rows and chat template, or None."""
     assert task.spec is not None
     config_maps = snapshot.config_maps
@@ -66,7 +64,7 @@ def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
     ):
         found = _text_of(task, reference, config_maps)
         if found is not None and field == "chatTemplateRef" and found.size > MOST_TEMPLATE:
-            return Acceptance(
+            return Cause(
                 conditions.REASON_INVALID_SPEC,
                 f"spec.dataset.{field}: the text has {found.size} bytes, and a chat template must have at most "
                 f"{MOST_TEMPLATE}: shorten it",
@@ -82,12 +80,23 @@ def text_problem(task: Task, snapshot: Snapshot) -> Acceptance | None:
             if there is None
             else f"ConfigMap {reference.name} has no text under the key {reference.key}"
         )
-        return Acceptance(
+        return Cause(
             conditions.REASON_CONFIG_MAP_NOT_FOUND,
             f"spec.dataset.{field}: {lacks} in namespace {task.key.namespace}: create it, and the task continues "
             f"automatically (`mlora run` does not read ConfigMaps: use {instead} there)",
         )
     return None
+
+
+def is_read_later(task: Task, snapshot: Snapshot) -> bool:
+    """What the task names is read with a next pass: there was no time for it in this one."""
+    assert task.spec is not None
+    dataset, namespace = task.spec.dataset, task.key.namespace
+    texts = (dataset.config_map_ref, dataset.chat_template_ref)
+    named = {("ConfigMap", Key(namespace, one.name)) for one in texts if one is not None}
+    if task.secret is not None:
+        named.add(("Secret", task.secret))
+    return not named.isdisjoint(snapshot.later)
 
 
 def keys_of_pipeline(spec: LoRAPipelineSpec) -> tuple[str, ...]:
@@ -103,26 +112,26 @@ def secret_problem(
     snapshot: Snapshot,
     field: str,
     needed: Sequence[str] = (ACCESS_KEY, SECRET_KEY),
-) -> Acceptance | None:
+) -> Cause | None:
     """What is wrong with a Secret, which must hold what is ``needed``, or None; or that it could not be read."""
     if key not in snapshot.secrets:
         return _unread_object(field, "Secret", key, snapshot)
     data = snapshot.secrets[key]
     if data is None:
-        return Acceptance(
+        return Cause(
             conditions.REASON_SECRET_NOT_FOUND,
             f"{field}: no Secret {key.name} in namespace {key.namespace}: create it with "
             f"{' and '.join(needed) or 'the required keys'}, and the operator continues automatically",
         )
     missing = [name for name in needed if not data.get(name, "").strip()]
     if missing:
-        return Acceptance(
+        return Cause(
             conditions.REASON_SECRET_INCOMPLETE,
             f"{field}: Secret {key.name} in namespace {key.namespace} has no {' and no '.join(missing)}",
         )
     too_long = [name for name in _KEYS if _is_too_long(data.get(name, ""))]
     if too_long:
-        return Acceptance(
+        return Cause(
             conditions.REASON_SECRET_INCOMPLETE,
             f"{field}: in Secret {key.name} in namespace {key.namespace}, {' and '.join(too_long)} must have at most "
             f"{MOST_KEY} characters: store only the key there",

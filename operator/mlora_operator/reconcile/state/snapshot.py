@@ -17,6 +17,7 @@ from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.scheduling.order import Candidate
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskPlan, TaskReport
 
@@ -134,14 +135,6 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class PodProblem:
-    """Why a pod does not run, in the words of the scheduler or the kubelet."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ending:
     """How a worker's process ended the last time."""
 
@@ -171,7 +164,7 @@ class Pod:
     uid: str
     revision: str  # of the start configuration that it was made with; see Snapshot.revisions
     ready: bool
-    problem: PodProblem | None = None
+    problem: Cause | None = None
     deleting: bool = False
     restarts: int = 0  # how often its process was started again in the same pod
     ended: Ending | None = None
@@ -189,7 +182,7 @@ class Group:
     replicas: int  # asked for
     revision: str
     pods: tuple[Pod, ...] = ()
-    problem: PodProblem | None = None  # why pods cannot even be made, such as a quota
+    problem: Cause | None = None  # why pods cannot even be made, such as a quota
     gone: bool = False  # only pods are left of it
     former: bool = False  # so is the StatefulSet, but of a deleted pipeline of the name: it is about to go
     scheme: str = "http"  # of the coordinator that runs, or else of the one that comes next

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlora_operator.api import conditions as c
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.admission import Outcome, Place
 from mlora_operator.scheduling.words import must_leave, not_yet, too_large
@@ -12,11 +13,10 @@ from mlora_worker.protocol import Failure
 
 
 class Seat(NamedTuple):
-    """``reason`` and ``words``: of a task that waits, never fits or must leave. ``known``: it is known for whom that is."""
+    """``cause``: of a task that waits, never fits or must leave. ``known``: it is known for whom that is."""
 
     outcome: Outcome
-    reason: str = ""
-    words: str = ""
+    cause: Cause = Cause("", "")
     failure: Failure | None = None
     known: bool = False
 
@@ -24,10 +24,12 @@ class Seat(NamedTuple):
 _ADMITTED, _SUSPENDED = Seat(Outcome.ADMITTED), Seat(Outcome.SUSPENDED)
 _UNTOLD = Seat(
     Outcome.UNTOLD,
-    c.REASON_PLAN_LIMIT_REACHED,
-    "the specs of the tasks before it fill the plan of the workers (16 MiB): this task follows automatically once "
-    "some of them have finished. To make specs smaller, move long dataset.inline and dataset.chatTemplate texts into "
-    "a file or a ConfigMap",
+    Cause(
+        c.REASON_PLAN_LIMIT_REACHED,
+        "the specs of the tasks before it fill the plan of the workers (16 MiB): this task follows automatically once "
+        "some of them have finished. To make specs smaller, move long dataset.inline and dataset.chatTemplate texts into "
+        "a file or a ConfigMap",
+    ),
 )
 
 
@@ -47,14 +49,14 @@ def seat(task: Task, place: Place | None, *, words_stay: bool) -> Seat | None:
             )
             held = task.admitted
             if words_stay and held is not None and (held.status, held.reason) == ("False", reason):
-                return Seat(place.outcome, reason, held.message)
-            return Seat(place.outcome, reason, not_yet(place, task.key.namespace))
+                return Seat(place.outcome, Cause(reason, held.message))
+            return Seat(place.outcome, Cause(reason, not_yet(place, task.key.namespace)))
         case Outcome.UNTOLD:
             return _UNTOLD
         case Outcome.NEVER_FITS:
-            return Seat(place.outcome, c.REASON_EXCEEDS_CAPACITY, too_large(place))
+            return Seat(place.outcome, Cause(c.REASON_EXCEEDS_CAPACITY, too_large(place)))
         case Outcome.PREEMPTED:
-            words = must_leave(place, task.key.namespace)
-            return Seat(place.outcome, c.REASON_PREEMPTED, words, known=place.displaced_by is not None)
+            cause = Cause(c.REASON_PREEMPTED, must_leave(place, task.key.namespace))
+            return Seat(place.outcome, cause, known=place.displaced_by is not None)
         case Outcome.REFUSED:
             return Seat(place.outcome, failure=place.failure)

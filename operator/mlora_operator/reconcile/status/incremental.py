@@ -74,10 +74,10 @@ class TaskStatuses:
         """Nothing but ``made_of`` goes into it."""
         acceptance, late = self._accepted[task.key], overdue(task, self.now)
         has = seat(task, place, words_stay=task.uid in self._told_lately)
-        made_of = (task, at, acceptance.reason, acceptance.message, has, reported, late)
+        made_of = (task, at, acceptance.cause, has, reported, late)
         known = self._known.known(task.uid, made_of)
         if known is None:
-            status = task_status(task, acceptance, at, has, reported, late, self.now)
+            status = task_status(task, acceptance.cause, at, has, reported, late, self.now)
             held = task.status
             told = news("LoRATask", task.key, task.uid, held.conditions, status.conditions)
             known = status, tuple(told)

@@ -85,7 +85,7 @@ def for_whom(task: Task, seat: Seat) -> str:
     held = condition(task.status.conditions, c.PREEMPTED)
     if not seat.known and held is not None and held.status == "True":
         return held.message
-    return seat.words
+    return seat.cause.message
 
 
 def is_running(task: Task) -> bool:

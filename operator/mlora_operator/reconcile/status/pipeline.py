@@ -11,6 +11,7 @@ from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import not_ahead
 from mlora_operator.reconcile.state.snapshot import condition
 from mlora_operator.reconcile.status.conditions import Truth, Wish, conclude
@@ -90,17 +91,19 @@ def invalid_status(view: View, now: datetime) -> PipelineStatus:
 
 def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) -> tuple[str, tuple[Wish, ...]]:
     if fares.given_up is not None:
-        return "Failed", _both("False", fares.given_up.reason, fares.given_up.message)
+        return "Failed", _both("False", fares.given_up)
     if view.blocked is not None and wish.replicas == 0:
-        return "Failed", _both("False", view.blocked.reason, view.blocked.message)
+        return "Failed", _both("False", view.blocked)
     if turn.given_back and turn.record is not None:
         message = given_back_message(view, turn.record)
-        return "Waiting", _both("False", c.REASON_WORKERS_INCOMPLETE, message)
+        return "Waiting", _both("False", Cause(c.REASON_WORKERS_INCOMPLETE, message))
     if wish.replicas == 0:
-        return "Idle", _both("False", c.REASON_IDLE, "no task needs the workers; the next one starts them")
+        return "Idle", _both(
+            "False", Cause(c.REASON_IDLE, "no task needs the workers; the next one starts them")
+        )
     available = _available(view, wish, now)
     if fares.stalled is not None:
-        return "Stalled", (Wish(c.READY, "False", fares.stalled.reason, fares.stalled.message), available)
+        return "Stalled", (Wish(c.READY, "False", *fares.stalled), available)
     if view.odd_stages is not None:
         return "Starting", (Wish(c.READY, "False", c.REASON_STAGES_DIFFER, view.odd_stages), available)
     if view.report is not None and view.report.ready:
@@ -121,7 +124,7 @@ def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) ->
 def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
     """Spoken of once it has been so, and until another group speaks."""
     if fares.stalled is not None:
-        return (Wish(c.STALLED, "True", fares.stalled.reason, fares.stalled.message),)
+        return (Wish(c.STALLED, "True", *fares.stalled),)
     held = condition(view.pipeline.status.conditions, c.STALLED)
     if held is None:
         return ()
@@ -182,5 +185,5 @@ def _available(view: View, wish: Size, now: datetime) -> Wish:
     return Wish(c.WORKERS_AVAILABLE, "True", c.REASON_READY, f"{ready} of {wish.replicas} workers are ready")
 
 
-def _both(truth: Truth, reason: str, message: str) -> tuple[Wish, ...]:
-    return tuple(Wish(type_, truth, reason, message) for type_ in (c.READY, c.WORKERS_AVAILABLE))
+def _both(truth: Truth, cause: Cause) -> tuple[Wish, ...]:
+    return tuple(Wish(type_, truth, *cause) for type_ in (c.READY, c.WORKERS_AVAILABLE))

@@ -9,7 +9,7 @@ from typing import Any
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.state.acceptance import Acceptance
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task, condition, is_true
 from mlora_operator.reconcile.status.admission_message import Seat
 from mlora_operator.reconcile.status.conditions import Wish, conclude
@@ -54,26 +54,27 @@ _TRY_AGAIN = (
 
 def task_status(
     task: Task,
-    acceptance: Acceptance,
+    accepting: Cause,
     scene: Scene | None,
     seat: Seat | None,
     reported: TaskReport | None,
     late: str | None,
     now: datetime,
 ) -> TaskStatus:
-    """The whole status of an unfinished task; the very object that it has where nothing changes. ``scene`` is that of the
-    accepting pipeline, ``reported`` what its coordinator says now, ``late`` why the task has to end (``overdue``).
+    """The whole status of an unfinished task; the very object that it has where nothing changes.
 
-    ``now`` is only when what changes changes: nothing else may follow from it, see ``memo``.
+    ``accepting``: why it is accepted, or is not. ``scene``: of the accepting pipeline. ``reported``: what its coordinator
+    says now. ``late``: why the task has to end (``overdue``). ``now`` is only when what changes changes: nothing else may
+    follow from it, see ``memo``.
     """
     if scene is None:
         if late is None:
-            return _status(task, _not_accepted(task, acceptance), now, {"pipeline": None, "run": None})
-        course = _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline has expired")
-        refused = Wish(c.ACCEPTED, "False", acceptance.reason, acceptance.message)
+            return _status(task, _not_accepted(task, accepting), now, {"pipeline": None, "run": None})
+        course = _failed(Cause(c.REASON_DEADLINE_EXCEEDED, late), "its deadline has expired")
+        refused = Wish(c.ACCEPTED, "False", *accepting)
         course = replace(course, wishes=(refused, *course.wishes))
         return _status(task, course, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
-    accepted = Wish(c.ACCEPTED, "True", acceptance.reason, acceptance.message)
+    accepted = Wish(c.ACCEPTED, "True", *accepting)
     again = _was_restarted(task, scene, reported)
     course = _course(task, scene, reported, seat, late, again)
     beside = (
@@ -112,86 +113,92 @@ def _course(
     if reported is not None and reported.phase is TaskPhase.SAVING:
         if reported.waits_for_store:
             return _only_uploads()
-        return _runs(scene, "Saving", c.REASON_SAVING, "the adapter is being gathered, verified and uploaded")
+        return _runs(
+            scene, "Saving", Cause(c.REASON_SAVING, "the adapter is being gathered, verified and uploaded")
+        )
     if late is not None:
         return _ends_late(task, scene, reported, late)
     if task.spec.suspend:
-        return _waits(task, "Suspended", c.REASON_SUSPENDED, "spec.suspend is true", again)
+        return _waits(task, "Suspended", Cause(c.REASON_SUSPENDED, "spec.suspend is true"), again)
     if scene.given_up is not None:
-        return _waits(task, "Pending", c.REASON_PIPELINE_FAILED, scene.given_up, again or is_running(task))
+        return _waits(
+            task, "Pending", Cause(c.REASON_PIPELINE_FAILED, scene.given_up), again or is_running(task)
+        )
     if scene.given_back is not None and outcome is not Outcome.NEVER_FITS:
-        reason, words = c.REASON_WAITING_FOR_WORKERS, scene.given_back
-        return _waits(task, "Queued", reason, words, again or is_running(task))
+        cause = Cause(c.REASON_WAITING_FOR_WORKERS, scene.given_back)
+        return _waits(task, "Queued", cause, again or is_running(task))
     if scene.loading and is_running(task):
-        return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again=True)
+        return _waits(task, "Pending", Cause(c.REASON_PIPELINE_STARTING, scene.starts), again=True)
     if scene.run is None and is_running(task):
         return _out_of_sight(task, scene)
     if reported is not None and _is_trained(reported):
         if seat is not None and outcome is Outcome.PREEMPTED:
             return _leaves(task, seat)
-        return _runs(scene, "Training", c.REASON_TRAINING, f"the task is training in {scene.pipeline}")
+        return _runs(scene, "Training", Cause(c.REASON_TRAINING, f"the task is training in {scene.pipeline}"))
     if seat is not None and outcome is Outcome.NEVER_FITS:
-        return _waits(task, "Rejected", c.REASON_EXCEEDS_CAPACITY, seat.words, again)
+        return _waits(task, "Rejected", seat.cause, again)
     if seat is not None and outcome is Outcome.UNTOLD:
-        return _waits(task, "Queued", seat.reason, seat.words, again)
+        return _waits(task, "Queued", seat.cause, again)
     if reported is not None and reported.phase is TaskPhase.PREPARING and reported.blocked is not None:
-        return _waits(task, "Preparing", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
+        return _waits(task, "Preparing", Cause(c.REASON_WAITING_FOR_STORE, reported.blocked.message), again)
     if reported is not None and reported.phase is TaskPhase.PREPARING:
         return _waits(
-            task, "Preparing", c.REASON_PREPARING_DATA, "its rows are being fetched and tokenised", again
+            task,
+            "Preparing",
+            Cause(c.REASON_PREPARING_DATA, "its rows are being fetched and tokenised"),
+            again,
         )
     if reported is not None and outcome is Outcome.ADMITTED:
         return _admitted(task, scene, again)
     if scene.stale and (scene.in_use or reported is not None):
-        return _waits(task, "Queued", c.REASON_PIPELINE_UPDATING, scene.updates, again)
+        return _waits(task, "Queued", Cause(c.REASON_PIPELINE_UPDATING, scene.updates), again)
     if reported is not None and reported.blocked is not None and seat is None:
-        return _waits(task, "Queued", c.REASON_WAITING_FOR_STORE, reported.blocked.message, again)
+        return _waits(task, "Queued", Cause(c.REASON_WAITING_FOR_STORE, reported.blocked.message), again)
     if reported is not None and seat is not None:
-        return _waits(task, "Queued", seat.reason, seat.words, again)
-    return _waits(task, "Pending", c.REASON_PIPELINE_STARTING, scene.starts, again)
+        return _waits(task, "Queued", seat.cause, again)
+    return _waits(task, "Pending", Cause(c.REASON_PIPELINE_STARTING, scene.starts), again)
 
 
-def _not_accepted(task: Task, acceptance: Acceptance) -> Course:
+def _not_accepted(task: Task, cause: Cause) -> Course:
     """A task that was accepted before loses its place with it."""
-    reason, message = acceptance.reason, acceptance.message
-    wishes = [Wish(c.ACCEPTED, "False", reason, message)]
+    wishes = [Wish(c.ACCEPTED, "False", *cause)]
     wishes += [
-        Wish(type_, "False", reason, message)
+        Wish(type_, "False", *cause)
         for type_ in (c.ADMITTED, c.RUNNING, c.PREEMPTED, c.UPLOAD_BLOCKED)
         if condition(task.status.conditions, type_) is not None
     ]
-    state = _BY_ITSELF.get(reason, "Rejected")
-    return Course(state, reason, tuple(wishes))
+    state = _BY_ITSELF.get(cause.reason, "Rejected")
+    return Course(state, cause.reason, tuple(wishes))
 
 
-def _waits(task: Task, state: str, reason: str, message: str, again: bool) -> Course:
-    wishes = [Wish(c.ADMITTED, "False", reason, message)]
-    return Course(state, reason, (*wishes, *_not_running(task, reason, message, again)))
+def _waits(task: Task, state: str, cause: Cause, again: bool) -> Course:
+    wish = Wish(c.ADMITTED, "False", *cause)
+    return Course(state, cause.reason, (wish, *_not_running(task, cause, again)))
 
 
 def _admitted(task: Task, scene: Scene, again: bool) -> Course:
     message = f"the task is admitted to {scene.pipeline}"
     wish = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, message)
-    not_running = _not_running(task, c.REASON_ADMITTED, "training is about to begin", again)
+    not_running = _not_running(task, Cause(c.REASON_ADMITTED, "training is about to begin"), again)
     return Course("Queued", c.REASON_ADMITTED, (wish, *not_running))
 
 
-def _not_running(task: Task, reason: str, message: str, again: bool) -> tuple[Wish, ...]:
+def _not_running(task: Task, cause: Cause, again: bool) -> tuple[Wish, ...]:
     """Running is spoken of once a task has run; after a restart it says so until the task runs again."""
     before = condition(task.status.conditions, c.RUNNING)
     if again or (
-        before is not None and before.reason == c.REASON_RESTARTING and reason != c.REASON_SUSPENDED
+        before is not None and before.reason == c.REASON_RESTARTING and cause.reason != c.REASON_SUSPENDED
     ):
         told = "the worker group was restarted; the task runs again as soon as it is admitted"
         return (Wish(c.RUNNING, "False", c.REASON_RESTARTING, told),)
     if before is None:
         return ()
-    return (Wish(c.RUNNING, "False", reason, message),)
+    return (Wish(c.RUNNING, "False", *cause),)
 
 
-def _runs(scene: Scene, state: str, reason: str, message: str) -> Course:
+def _runs(scene: Scene, state: str, cause: Cause) -> Course:
     admitted = Wish(c.ADMITTED, "True", c.REASON_ADMITTED, f"the task is admitted to {scene.pipeline}")
-    return Course(state, reason, (admitted, Wish(c.RUNNING, "True", reason, message)))
+    return Course(state, cause.reason, (admitted, Wish(c.RUNNING, "True", *cause)))
 
 
 def _is_trained(reported: TaskReport) -> bool:
@@ -283,7 +290,7 @@ def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str)
     if unknown and scene.placed and is_running(task):
         return _out_of_sight(task, scene)
     if is_out(reported):
-        return _failed(c.REASON_DEADLINE_EXCEEDED, late, "its deadline has expired")
+        return _failed(Cause(c.REASON_DEADLINE_EXCEEDED, late), "its deadline has expired")
     wishes = (
         Wish(c.ADMITTED, "False", c.REASON_DEADLINE_EXCEEDED, late),
         Wish(
@@ -298,20 +305,20 @@ def _ends_late(task: Task, scene: Scene, reported: TaskReport | None, late: str)
 
 def _failed_by(failure: Failure | None, told: str) -> Course:
     if failure is None:
-        return _failed("InternalError", f"the worker reported no reason{_TRY_AGAIN}", told)
+        return _failed(Cause("InternalError", f"the worker reported no reason{_TRY_AGAIN}"), told)
     hint = _TRY_AGAIN if failure.reason in _CURABLE else ""
-    return _failed(failure.reason.value, failure.message + hint, told)
+    return _failed(Cause(failure.reason.value, failure.message + hint), told)
 
 
-def _failed(reason: str, message: str, told: str) -> Course:
+def _failed(cause: Cause, told: str) -> Course:
     return Course(
         "Failed",
-        reason,
+        cause.reason,
         (
             Wish(c.ADMITTED, "False", c.REASON_FINISHED, "the task released its pipeline memory"),
             Wish(c.RUNNING, "False", c.REASON_FINISHED, told),
-            Wish(c.SUCCEEDED, "False", reason, message),
-            Wish(c.FAILED, "True", reason, message),
+            Wish(c.SUCCEEDED, "False", *cause),
+            Wish(c.FAILED, "True", *cause),
         ),
     )
 

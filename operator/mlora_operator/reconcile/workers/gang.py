@@ -251,7 +251,7 @@ def _refusal(view: View) -> Refusal | None:
         problem = pod.problem
         if problem is None or pod.deleting:
             continue
-        words = f"pod {pod.key.name}: {problem.reason}: {problem.message}".rstrip(": ")
+        words = f"pod {pod.key.name}: {problem}"
         if problem.reason == "Unschedulable":
             full = "Insufficient" in problem.message or "Too many pods" in problem.message
             return Refusal(Lack.ROOM if full else Lack.OTHER, words)

@@ -12,6 +12,7 @@ from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline_status import WorkersSeen
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time
 from mlora_operator.reconcile.state.snapshot import Ending, Group, Pod, is_true
 
@@ -22,14 +23,6 @@ SILENCE = timedelta(
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """A reason and a sentence for a condition."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class Health:
     """``stalled``: the group has to be started anew. ``given_up``: it has not to be started at all."""
 
@@ -37,8 +30,8 @@ class Health:
     last_restart: str | None = None
     last_failure: str | None = None
     seen: WorkersSeen | None = None
-    stalled: Diagnosis | None = None
-    given_up: Diagnosis | None = None
+    stalled: Cause | None = None
+    given_up: Cause | None = None
 
 
 def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
@@ -91,7 +84,7 @@ def _has_moved(view: View, since: datetime) -> bool:
     return moved is not None and moved - since >= parse_duration(view.pipeline.spec.restarts.reset_after)
 
 
-def stall(view: View, now: datetime) -> Diagnosis | None:
+def stall(view: View, now: datetime) -> Cause | None:
     """Why the group has to be started anew although all its processes live, or None.
 
     A slow step is none: every microbatch counts. A coordinator counts as silent from the moment at which its workers were
@@ -106,7 +99,7 @@ def stall(view: View, now: datetime) -> Diagnosis | None:
         since = contact.still_since
         if since is None or now - since < patience:
             return None
-        return Diagnosis(
+        return Cause(
             c.REASON_NO_PROGRESS,
             f"tasks are training, but no microbatch has completed for {spec.stall_timeout} (spec.stallTimeout)",
         )
@@ -115,21 +108,21 @@ def stall(view: View, now: datetime) -> Diagnosis | None:
     since = max([contact.lost_since, *(pod.ready_since for pod in group.pods if pod.ready_since is not None)])
     if now - since < max(patience, SILENCE):
         return None
-    return Diagnosis(
+    return Cause(
         c.REASON_NOT_RESPONDING,
         f"the workers are ready, but their coordinator has not responded for {spec.stall_timeout} "
         f"(spec.stallTimeout): {contact.error}",
     )
 
 
-def _given_up(view: View, restarts: int, words: str | None) -> Diagnosis | None:
+def _given_up(view: View, restarts: int, words: str | None) -> Cause | None:
     spec, held = view.pipeline.spec, view.pipeline.status.given_up
     assert spec is not None
     way_out = "fix the cause, then change the pipeline's spec, or suspend and resume its tasks"
     if held == c.REASON_CANNOT_SERVE or any(ending.is_final for _, ending in _endings(view)):
-        return Diagnosis(c.REASON_CANNOT_SERVE, f"the workers cannot serve this pipeline: {words}; {way_out}")
+        return Cause(c.REASON_CANNOT_SERVE, f"the workers cannot serve this pipeline: {words}; {way_out}")
     if held == c.REASON_RESTART_LIMIT or restarts > spec.restarts.limit:
-        return Diagnosis(
+        return Cause(
             c.REASON_RESTART_LIMIT,
             f"the workers failed {restarts} times in a row, and spec.restarts.limit is {spec.restarts.limit}; last "
             f"failure: {words}"

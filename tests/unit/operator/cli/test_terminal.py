@@ -24,6 +24,7 @@ from mlora_operator.cli.submit.output import Telling
 from mlora_operator.cli.task_table import row
 from mlora_operator.cli.watch import Screen
 from mlora_operator.local.ending import End, Result
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Event
 from mlora_operator.reconcile.state.snapshot import Key
 
@@ -67,7 +68,7 @@ def _run() -> None:
     with Bars() as bars:
         bars.task_changed(TASK)
         bars.happened(Event("LoRATask", Key("n", "a"), "u", "Warning", EVIL, EVIL))
-        bars.ended([End("n", "a", one, EVIL, EVIL) for one in Result], Path("/x"))
+        bars.ended([End("n", "a", one, Cause(EVIL, EVIL)) for one in Result], Path("/x"))
 
 
 def _error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ TRAINING = task(state="Training", pipeline="n/p", conditions=[condition("Running
 def test_how_a_task_ended(one: dict[str, Any], result: Result, reason: str, bad: bool) -> None:
     found = endings([one], {})
     assert found is not None
-    assert (found[0].result, found[0].reason, found[0].bad) == (result, reason, bad)
+    assert (found[0].result, found[0].cause.reason, found[0].bad) == (result, reason, bad)
 
 
 @pytest.mark.parametrize("one", [task(), TRAINING, task(state="Pending"), task(state="Queued")])
@@ -56,5 +56,5 @@ def test_a_task_whose_ranks_are_not_started_again_is_abandoned_with_the_reason()
     found = endings([TRAINING, DONE], {"n/p": "rank 0 ended with exit code 1"})
     assert found is not None
     assert [end.result for end in found] == [Result.ABANDONED, Result.SUCCEEDED]
-    assert found[0].message == "rank 0 ended with exit code 1"
+    assert found[0].cause.message == "rank 0 ended with exit code 1"
     assert endings([TRAINING], {"n/other": "x"}) is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.api.meta import Condition
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import read_pipeline, read_task
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
@@ -17,7 +18,6 @@ from mlora_operator.reconcile.state.snapshot import (
     Key,
     Pipeline,
     Pod,
-    PodProblem,
     Snapshot,
     Task,
 )
@@ -158,8 +158,8 @@ class Make:
         ready: int | None = None,
         revision: str = "new",
         pod_revision: str | None = None,
-        problem: PodProblem | None = None,
-        refusal: PodProblem | None = None,
+        problem: Cause | None = None,
+        refusal: Cause | None = None,
         missing: int = 0,
         starts: int = 0,
         uids: tuple[str, ...] = (),

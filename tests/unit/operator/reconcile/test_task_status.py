@@ -11,8 +11,8 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.admission.workload import candidate
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.acceptance import Acceptance
-from mlora_operator.reconcile.state.snapshot import Contact, Key, PodProblem
+from mlora_operator.reconcile.state.cause import Cause
+from mlora_operator.reconcile.state.snapshot import Contact, Key
 from mlora_operator.reconcile.status.admission_message import seat
 from mlora_operator.reconcile.status.pipeline_summary import scene
 from mlora_operator.reconcile.status.task import task_status
@@ -137,7 +137,7 @@ def test_a_failure_that_only_another_spec_mends_says_nothing_of_another_try(make
     assert message(status, "Failed") == "no module q"
 
 
-IMAGE = PodProblem("ImagePullBackOff", 'Back-off pulling image "worker:typo"')
+IMAGE = Cause("ImagePullBackOff", 'Back-off pulling image "worker:typo"')
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ IMAGE = PodProblem("ImagePullBackOff", 'Back-off pulling image "worker:typo"')
                 "group": {
                     "ready": 0,
                     "missing": 2,
-                    "refusal": PodProblem("FailedCreate", "exceeded quota: gpus"),
+                    "refusal": Cause("FailedCreate", "exceeded quota: gpus"),
                 }
             },
             "exceeded quota",
@@ -264,7 +264,7 @@ def displaced(
         place = place._replace(displaced_by=candidate(make.task(by, priority=10)))
     return task_status(
         raw,
-        Acceptance("Accepted", ""),
+        Cause("Accepted", ""),
         scene(seen, Health(), Turn(), make.now),
         seat(raw, place, words_stay=False),
         seen.reported(raw),

@@ -36,7 +36,7 @@ def test_an_accepted_task_stays_so_and_a_new_one_waits(make: Any, task: Any, pip
     for fields, reason in ((accepted(make, **task), "Accepted"), (task, "ReadError")):
         one = make.task(**fields)
         snapshot = make.snapshot(one, pipelines=(make.pipeline(**pipeline),))
-        assert accept(one, snapshot, catalogue, RIGHTS).reason == reason
+        assert accept(one, snapshot, catalogue, RIGHTS).cause.reason == reason
     settings = make.settings(serving={"namespaces": ["team-a"]})
     status = decide(snapshot, settings, make.now).task_statuses[one.key]
     assert (status.state, status.reason) == ("Pending", "ReadError")
@@ -113,8 +113,8 @@ def test_a_task_that_waits_for_something_unreadable_says_the_cause(make: Any) ->
         unread={("Secret", KEYS): "403: secrets is forbidden"},
     )
     found = accept(task, snapshot, (), RIGHTS)
-    assert found.reason == "ReadError"
-    assert found.message.startswith(
+    assert found.cause.reason == "ReadError"
+    assert found.cause.message.startswith(
         "spec.storage.secretRef: the operator cannot read Secret keys in namespace team-a"
     )
-    assert "(403: secrets is forbidden)" in found.message
+    assert "(403: secrets is forbidden)" in found.cause.message

@@ -24,7 +24,7 @@ def outcome(
     make: Any, task: Any, *pipelines: Any, catalogue: Any = (), **fields: Any
 ) -> tuple[str, str | None]:
     found = accept(task, make.snapshot(task, pipelines=pipelines, **fields), catalogue, RIGHTS)
-    return found.reason, str(found.pipeline.key) if found.pipeline else None
+    return found.cause.reason, str(found.pipeline.key) if found.pipeline else None
 
 
 def test_a_pipeline_in_the_own_namespace_serves(make: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_pipeline_serves_others_only_by_a_right_of_its_namespace(
     task = make.task()
     snapshot = make.snapshot(task, pipelines=(pipeline,), namespace_labels=labels)
     found = accept(task, snapshot, (), Rights("mlora-system", frozenset(serving)))
-    assert found.reason == reason, story
+    assert found.cause.reason == reason, story
     own = make.task(namespace=MALLORY)
     theirs = accept(own, make.snapshot(own, pipelines=(pipeline,), namespace_labels=labels), (), RIGHTS)
     assert theirs.pipeline is pipeline, "its own namespace it serves, whatever it claims"
@@ -132,11 +132,11 @@ def test_a_pipeline_serves_others_only_by_a_right_of_its_namespace(
 def test_a_refusal_neither_names_a_strangers_pipeline_nor_asks_for_another_one(make: Any) -> None:
     task = make.task()
     strangers = make.pipeline("secret-plan", MALLORY, **EVERYONE)
-    message = accept(task, make.snapshot(task, pipelines=(strangers,)), (), RIGHTS).message
+    message = accept(task, make.snapshot(task, pipelines=(strangers,)), (), RIGHTS).cause.message
     assert not [word for word in ("secret-plan", MALLORY, "create a LoRAPipeline") if word in message]
     assert "ask the platform team" in message
     closed = make.pipeline("shared", "platform")
-    message = accept(task, make.snapshot(task, pipelines=(strangers, closed)), (), RIGHTS).message
+    message = accept(task, make.snapshot(task, pipelines=(strangers, closed)), (), RIGHTS).cause.message
     assert "platform/shared" in message
     assert MALLORY not in message
 
@@ -157,7 +157,7 @@ def test_a_workers_word_that_it_trains_a_task_counts_only_with_the_right(
     task, pipeline = make.task(), make.pipeline("x", namespace, **EVERYONE)
     heard = Contact(report=make.report(make.reported("Training")))
     snapshot = replace(make.snapshot(task, pipelines=(pipeline,)), contacts={pipeline.key: heard})
-    assert accept(task, snapshot, CATALOGUE, RIGHTS).reason == reason
+    assert accept(task, snapshot, CATALOGUE, RIGHTS).cause.reason == reason
 
 
 def lost_right(make: Any, phase: str, held: str) -> Any:
@@ -247,15 +247,15 @@ def test_a_task_stays_with_its_pipeline(make: Any) -> None:
 def test_no_pipeline_names_those_that_there_are(make: Any) -> None:
     task = make.task(baseModel="Org/Typo")
     found = accept(task, make.snapshot(task), CATALOGUE, RIGHTS)
-    assert found.reason == "NoPipelineForModel"
-    assert "Org/Toy-1B" in found.message
+    assert found.cause.reason == "NoPipelineForModel"
+    assert "Org/Toy-1B" in found.cause.message
 
 
 def test_a_pipeline_that_this_namespace_may_not_use_is_not_offered(make: Any) -> None:
     task = make.task(baseModel="Org/Typo", namespace="team-b")
     assert (
         "no base model is available in this namespace yet: ask the platform team"
-        in accept(task, make.snapshot(task), (), RIGHTS).message
+        in accept(task, make.snapshot(task), (), RIGHTS).cause.message
     )
 
 
@@ -263,7 +263,7 @@ def test_the_catalogue_is_asked_when_no_pipeline_serves_the_task(make: Any) -> N
     task = make.task()
     for pipelines in ((), (make.pipeline(namespace="other"),)):
         found = accept(task, make.snapshot(task, pipelines=pipelines), CATALOGUE, RIGHTS)
-        assert (found.reason, found.wanted) == ("CreatingPipeline", CATALOGUE[0])
+        assert (found.cause.reason, found.wanted) == ("CreatingPipeline", CATALOGUE[0])
 
 
 def test_the_catalogues_pipeline_is_not_made_twice(make: Any) -> None:
@@ -292,13 +292,13 @@ def test_a_task_that_trains_is_not_thrown_out_while_its_secret_is_replaced(make:
     task = make.task(storage={"secretRef": {"name": "keys"}}, status={"pipeline": "team-a/toy"})
     contact = Contact(report=make.report(make.reported("Training")))
     snapshot = make.snapshot(task, contact=contact, secrets={Key("team-a", "keys"): None})
-    assert accept(task, snapshot, (), RIGHTS).reason == "Accepted"
+    assert accept(task, snapshot, (), RIGHTS).cause.reason == "Accepted"
 
 
 def test_after_a_restart_of_the_operator_the_tasks_own_status_says_that_it_trains(make: Any) -> None:
     status = {"pipeline": "team-a/toy", "conditions": [make.condition("Running", "True")]}
     task = make.task(storage={"secretRef": {"name": "keys"}}, status=status)
-    assert accept(task, make.snapshot(task, secrets={}), (), RIGHTS).reason == "Accepted"
+    assert accept(task, make.snapshot(task, secrets={}), (), RIGHTS).cause.reason == "Accepted"
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,9 @@ def test_who_waits_keeps_the_words_that_it_was_told_a_moment_ago(
     place = Place(Outcome.WAITING, behind=make.task("older").candidate)
     found = seat(waiting(make, status, reason), place, words_stay=words_stay)
     assert found is not None
-    assert found.reason == "WaitingForMemory"
-    assert (found.words == "as it was told") is kept, story
-    assert kept or "team-a/older" in found.words
+    assert found.cause.reason == "WaitingForMemory"
+    assert (found.cause.message == "as it was told") is kept, story
+    assert kept or "team-a/older" in found.cause.message
 
 
 def test_nothing_is_said_of_whom_the_scheduler_does_not_speak_of(make: Any) -> None:

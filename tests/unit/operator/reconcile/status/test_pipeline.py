@@ -11,8 +11,9 @@ import pytest
 from mlora_operator.api import conditions as c
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.reconcile.decide import decide
+from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Key, PodProblem, condition
+from mlora_operator.reconcile.state.snapshot import Contact, Key, condition
 from mlora_worker.protocol import WireReport
 
 TOY = Key("team-a", "toy")
@@ -183,9 +184,7 @@ def test_workers_not_in_use_get_the_new_configuration_and_then_their_pods_go(mak
 def test_a_pod_that_is_stuck_with_a_former_configuration_is_removed_though_tasks_are_told_to_run(
     make: Any,
 ) -> None:
-    stuck = make.group(
-        revision="new", pod_revision="old", ready=1, problem=PodProblem("ImagePullBackOff", "typo")
-    )
+    stuck = make.group(revision="new", pod_revision="old", ready=1, problem=Cause("ImagePullBackOff", "typo"))
     contact = Contact(report=make.report(make.reported("Training")), lost_since=make.now)
     assert len(decision(make, running(make), group=stuck, contact=contact).delete_pods) == 2
 
@@ -197,7 +196,7 @@ def test_workers_that_got_to_work_just_before_they_were_replaced_finish_first(ma
 
 
 def test_pods_of_the_present_configuration_are_left_alone_even_when_stuck(make: Any) -> None:
-    stuck = make.group(ready=0, problem=PodProblem("ImagePullBackOff", "typo"))
+    stuck = make.group(ready=0, problem=Cause("ImagePullBackOff", "typo"))
     assert decision(make, make.task(), group=stuck).delete_pods == ()
 
 
@@ -218,7 +217,7 @@ def test_what_was_measured_of_another_spec_is_forgotten(make: Any) -> None:
         ("starting", {"ready": 1}, Contact(), ("Starting", "False", "Starting")),
         (
             "cannot start",
-            {"ready": 1, "problem": PodProblem("Unschedulable", "0/1 nodes: Insufficient nvidia.com/gpu")},
+            {"ready": 1, "problem": Cause("Unschedulable", "0/1 nodes: Insufficient nvidia.com/gpu")},
             Contact(),
             ("Starting", "False", "PodNotStarting"),
         ),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mlora_operator.api.pipeline_status import StartSeen
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.snapshot import Key, PodProblem
+from mlora_operator.reconcile.state.cause import Cause
+from mlora_operator.reconcile.state.snapshot import Key
 from mlora_operator.reconcile.workers.gang import Applicant, Lack, Refusal, Turn, applicant, turns
 from mlora_operator.scheduling.order import Candidate
 
@@ -307,7 +308,7 @@ HALF = {
     "replicas": 2,
     "missing": 1,
     "ready": 0,
-    "refusal": PodProblem("FailedCreate", f"create Pod mlora-toy-1 in StatefulSet mlora-toy failed error: {QUOTA.words}"),
+    "refusal": Cause("FailedCreate", f"create Pod mlora-toy-1 in StatefulSet mlora-toy failed error: {QUOTA.words}"),
 }  # fmt: skip
 
 
@@ -385,24 +386,24 @@ WORDS = {
 
 @pytest.mark.parametrize(("words", "lack"), WORDS.items())
 def test_what_is_missing_is_read_from_the_schedulers_words(make: Any, words: str, lack: Lack) -> None:
-    found = _seen(make, problem=PodProblem("Unschedulable", words), ready=1)
+    found = _seen(make, problem=Cause("Unschedulable", words), ready=1)
     assert found.refusal is not None
     assert found.refusal.lack is lack
     assert "mlora-toy-1" in found.refusal.words
 
 
 def test_a_refusal_that_is_no_quota_is_no_shortage(make: Any) -> None:
-    found = _seen(make, refusal=PodProblem("FailedCreate", "violates PodSecurity"), missing=1)
+    found = _seen(make, refusal=Cause("FailedCreate", "violates PodSecurity"), missing=1)
     assert found.refusal == Refusal(Lack.OTHER, "violates PodSecurity")
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "SchedulingGated"])
 def test_containers_that_ended_and_pods_that_others_hold_back_are_no_refusal(make: Any, reason: str) -> None:
-    assert _seen(make, problem=PodProblem(reason, ""), ready=1).refusal is None
+    assert _seen(make, problem=Cause(reason, ""), ready=1).refusal is None
 
 
 def test_a_group_that_is_scaled_to_zero_is_not_refused(make: Any) -> None:
-    assert _seen(make, replicas=0, refusal=PodProblem("FailedCreate", QUOTA.words)).refusal is None
+    assert _seen(make, replicas=0, refusal=Cause("FailedCreate", QUOTA.words)).refusal is None
 
 
 def _seen(make: Any, **group_: Any) -> Applicant:
@@ -411,7 +412,4 @@ def _seen(make: Any, **group_: Any) -> Applicant:
 
 
 def test_workers_that_end_and_start_again_are_refused_nothing(make: Any) -> None:
-    assert (
-        _seen(make, refusal=PodProblem("Restarting", "rank 0 ended with exit code 1"), ready=0).refusal
-        is None
-    )
+    assert _seen(make, refusal=Cause("Restarting", "rank 0 ended with exit code 1"), ready=0).refusal is None
