@@ -10,9 +10,10 @@ from functools import partial
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
-from mlora_operator.reconcile.admission.pipeline_view import View, view
+from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View
 from mlora_operator.reconcile.admission.spec_checks import looked_into
 from mlora_operator.reconcile.assignment.assign import acceptances
+from mlora_operator.reconcile.assignment.fit import PipelineMemories
 from mlora_operator.reconcile.assignment.priority_bounds import as_counted
 from mlora_operator.reconcile.assignment.replicas import Family, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.cache import Memo
@@ -69,18 +70,22 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         for task in present
         if not task.finished and not task.deleting
     ]
-    snapshot = looked_into(snapshot, open_tasks, memo.judging)
-    accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, apart)
+    views = PipelineViews(
+        snapshot, any_address=settings.allow_private_endpoints, now=now, rights=settings.rights
+    )
+    views.snapshot = snapshot = looked_into(views, open_tasks, memo.judging)
+    memories = PipelineMemories(open_tasks, views)
+    accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, memories.suits, apart)
     understood = [as_counted(apart.as_judged(task), accepted[task.key]) for task in open_tasks]
     shared = families(accepted, understood, snapshot)
-    accepted = dealt(accepted, understood, shared, snapshot, apart)
+    accepted = dealt(accepted, understood, shared, snapshot, memories, apart)
     members = _members(understood, accepted)
 
     crews = {}
     for pipeline in snapshot.pipelines:
         if not pipeline.deleting and pipeline.key not in apart.pipelines:
             own = tuple(members.get(pipeline.key, ()))
-            look = partial(_look, pipeline, snapshot, settings, now)
+            look = partial(views.of, pipeline)
             crew = apart.of_pipeline(pipeline, partial(demand_of, own, look, memo.places, now, apart), None)
             if crew is not None:
                 crews[pipeline.key] = crew
@@ -136,19 +141,6 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         ),
         unjudged=snapshot.unjudged,
         faults=apart.faults,
-    )
-
-
-def _look(
-    pipeline: Pipeline, snapshot: Snapshot, settings: Settings, now: datetime, tasks: tuple[Task, ...]
-) -> View:
-    return view(
-        pipeline,
-        tasks,
-        snapshot,
-        any_address=settings.allow_private_endpoints,
-        now=now,
-        rights=settings.rights,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 
@@ -151,45 +151,78 @@ def _are_all(stages: Sequence[StageReport], count: int) -> bool:
     return [one.stage for one in stages] == list(range(count))
 
 
-def view(
-    pipeline: Pipeline,
-    tasks: tuple[Task, ...],
-    snapshot: Snapshot,
-    *,
-    any_address: bool = False,
-    now: datetime | None = None,
-    rights: Rights | None = None,
-) -> View:
-    """``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``.
-    ``rights`` None: of no interest, so that it has none.
+class PipelineViews:
+    """Of the pipelines of one snapshot: each is looked at once, however many parts of a pass ask, each for its own tasks.
+
+    ``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``. ``rights``
+    None: of no interest, so that a pipeline has none.
     """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        *,
+        any_address: bool = False,
+        now: datetime | None = None,
+        rights: Rights | None = None,
+    ) -> None:
+        self.snapshot = snapshot
+        self._any_address, self._now, self._rights = any_address, now, rights
+        self._seen: dict[Key, View] = {}  # without tasks
+
+    def of(self, pipeline: Pipeline, tasks: tuple[Task, ...]) -> View:
+        seen = self._seen.get(pipeline.key)
+        if seen is None:
+            seen = self._seen[pipeline.key] = self._look_at(pipeline)
+        snapshot, now = self.snapshot, self._now
+        return replace(
+            seen,
+            tasks=tasks,
+            past=snapshot.finished.get(str(pipeline.key), ()) if looks_back(pipeline, tasks) else (),
+            stuck=frozenset(
+                task.uid for task in tasks if now is not None and _is_stuck(task, seen.contact, now)
+            ),
+            unjudged=snapshot.unjudged,
+        )
+
+    def _look_at(self, pipeline: Pipeline) -> View:
+        spec, key, snapshot, rights = pipeline.spec, pipeline.key, self.snapshot, self._rights
+        group = snapshot.groups.get(key)
+        return View(
+            pipeline=pipeline,
+            tasks=(),
+            members=_members(pipeline, snapshot),
+            image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
+            refused=snapshot.refused.get(pipeline.uid),
+            deleted=snapshot.deleted.get(str(key), ()),
+            group=group,
+            contact=snapshot.contacts.get(key, Contact()),
+            certificate=snapshot.certificate_ends.get(key),
+            revision=snapshot.revisions.get(key),
+            blocked=_blocked(pipeline, snapshot, self._any_address),
+            rolls=self._now is not None and _rolls(pipeline, group, self._now),
+            serves_others=rights is not None and rights.serves_others(key.namespace),
+            claims_in_vain=claims_in_vain(pipeline, rights) if rights is not None else None,
+        )
+
+
+def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> View:
+    """Of one pipeline alone, for who asks for no more."""
+    return PipelineViews(snapshot).of(pipeline, tasks)
+
+
+def _blocked(pipeline: Pipeline, snapshot: Snapshot, any_address: bool) -> Cause | None:
+    """Why its workers may not start. Where they have started, a Secret that cannot be read was there."""
     spec = pipeline.spec
-    blocked = _refused_model(spec) if spec is not None and not any_address else None
-    if blocked is None and spec is not None and spec.storage.secret_ref is not None:
-        key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
-        blocked = secret_problem(key, snapshot, "spec.storage.secretRef", keys_of_pipeline(spec))
-        if blocked is not None and blocked.unread and _has_workers(snapshot.groups.get(pipeline.key)):
-            blocked = None  # they have started, so it was there
-    contact = snapshot.contacts.get(pipeline.key, Contact())
-    return View(
-        pipeline=pipeline,
-        tasks=tasks,
-        members=_members(pipeline, snapshot),
-        image=(spec.worker.image if spec is not None else None) or snapshot.worker_image,
-        refused=snapshot.refused.get(pipeline.uid),
-        past=snapshot.finished.get(str(pipeline.key), ()) if looks_back(pipeline, tasks) else (),
-        deleted=snapshot.deleted.get(str(pipeline.key), ()),
-        group=snapshot.groups.get(pipeline.key),
-        contact=contact,
-        certificate=snapshot.certificate_ends.get(pipeline.key),
-        revision=snapshot.revisions.get(pipeline.key),
-        blocked=blocked,
-        rolls=now is not None and _rolls(pipeline, snapshot.groups.get(pipeline.key), now),
-        stuck=frozenset(task.uid for task in tasks if now is not None and _is_stuck(task, contact, now)),
-        unjudged=snapshot.unjudged,
-        serves_others=rights is not None and rights.serves_others(pipeline.key.namespace),
-        claims_in_vain=claims_in_vain(pipeline, rights) if rights is not None else None,
-    )
+    if spec is None:
+        return None
+    refused = None if any_address else _refused_model(spec)
+    if refused is not None or spec.storage.secret_ref is None:
+        return refused
+    key = Key(pipeline.key.namespace, spec.storage.secret_ref.name)
+    missing = secret_problem(key, snapshot, "spec.storage.secretRef", keys_of_pipeline(spec))
+    started = missing is not None and missing.unread and _has_workers(snapshot.groups.get(pipeline.key))
+    return None if started else missing
 
 
 def _rolls(pipeline: Pipeline, group: Group | None, now: datetime) -> bool:
@@ -224,11 +257,7 @@ def _refused_model(spec: LoRAPipelineSpec) -> Cause | None:
 
 def _members(pipeline: Pipeline, snapshot: Snapshot) -> int | None:
     """None for one that has no replicas and may have none."""
-    replicas = [
-        one
-        for one in snapshot.pipelines
-        if one.replica is not None and one.home == pipeline.key and not one.deleting
-    ]
+    replicas = snapshot.replicas.get(pipeline.key, ())
     may = pipeline.spec is not None and pipeline.spec.replicas.max > 1
     return 1 + len(replicas) if replicas or may else None
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from mlora_operator.api.patterns import wrong_patterns
 from mlora_operator.reconcile.admission.model_requests import AsksOfModel, of_model, text_of
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View
 from mlora_operator.reconcile.admission.workload import state_of
 from mlora_operator.reconcile.memoize import Answers
-from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Snapshot, Task
 from mlora_operator.scheduling.entrant import State
 
 MOST = 100_000_000  # steps for one decision (``entries.MOST_WORK``): some half a second
@@ -41,13 +41,15 @@ class Judging:
         self.wrong.turn()
 
 
-def looked_into(snapshot: Snapshot, tasks: Sequence[Task], judging: Judging) -> Snapshot:
-    """With what is wrong with patterns of new tasks (``wrong``), and whom nobody has looked into yet (``unjudged``).
+def looked_into(views: PipelineViews, tasks: Sequence[Task], judging: Judging) -> Snapshot:
+    """Their snapshot, with what is wrong with patterns of new tasks (``wrong``), and the tasks that nobody has looked into
+    yet (``unjudged``).
 
     1. Of each pipeline whose model is known: what its model has of the names and patterns of all tasks for it.
     2. Of tasks that are not accepted yet: whether any model could be asked for their patterns.
     3. Each pipeline may spend half of what those before it have left, and looks into one spec at least.
     """
+    snapshot = views.snapshot
     by_model: defaultdict[str, list[Task]] = defaultdict(list)
     for task in tasks:
         if task.spec is not None:
@@ -56,27 +58,17 @@ def looked_into(snapshot: Snapshot, tasks: Sequence[Task], judging: Judging) -> 
     for pipeline in snapshot.pipelines:
         name = pipeline.spec.model.name if pipeline.spec is not None else None
         if name is not None and name in by_model and not pipeline.deleting:
-            serving[name].append(_shaped(pipeline, by_model[name], snapshot))
+            with suppress(Exception):  # it raises again where the pipeline is decided about
+                serving[name].append(views.of(pipeline, tuple(by_model[name])))
     unjudged: set[str] = set()
-    for views in serving.values():
-        for seen in views:
+    for every in serving.values():
+        for seen in every:
             # What raises here raises again where the pipeline is decided about, and there it is found out whose it is.
             with suppress(Exception):
                 if seen.shape is not None:
-                    unjudged |= _look_into(seen, views, of_model(seen.shape[0]), judging)
+                    unjudged |= _look_into(seen, every, of_model(seen.shape[0]), judging)
     wrong, unread = _wrong(tasks, judging)
     return replace(snapshot, unjudged=frozenset(unjudged | unread), wrong=wrong)
-
-
-def _shaped(pipeline: Pipeline, tasks: Iterable[Task], snapshot: Snapshot) -> View:
-    """As much of a view as tells the model's shape and where tasks stand."""
-    return View(
-        pipeline,
-        tuple(tasks),
-        snapshot.groups.get(pipeline.key),
-        snapshot.contacts.get(pipeline.key, Contact()),
-        snapshot.revisions.get(pipeline.key),
-    )
 
 
 def _look_into(seen: View, every: Sequence[View], model: AsksOfModel, judging: Judging) -> set[str]:

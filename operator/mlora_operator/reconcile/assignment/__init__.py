@@ -2,8 +2,7 @@
 
 ``assign``           all unfinished tasks together: what one may have depends on what others have
 ``eligibility``      one task: a pipeline that serves it, or the reason why none does
-``fit``              does it fit into the memory of a pipeline at all?
-``other_pipelines``  where a task that does not fit here would fit
+``fit``              does a task fit into the memory of a pipeline at all, and beside those that are there?
 ``replicas``         the copies of a pipeline, and which of them a task goes to
 ``priority_bounds``  how high a task's priority may be
 ``queue_limits``     how many tasks of a namespace may wait

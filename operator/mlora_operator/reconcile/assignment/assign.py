@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.assignment.cache import AssignmentCache
-from mlora_operator.reconcile.assignment.eligibility import accept
-from mlora_operator.reconcile.assignment.fit import Suitability
+from mlora_operator.reconcile.assignment.eligibility import Suits, accept
 from mlora_operator.reconcile.assignment.output_claims import Claims
 from mlora_operator.reconcile.assignment.output_conflicts import misplaced, settle
 from mlora_operator.reconcile.assignment.priority_bounds import counted, too_high
@@ -35,7 +34,12 @@ from mlora_operator.settings import Settings
 
 
 def acceptances(
-    open_tasks: Sequence[Task], snapshot: Snapshot, settings: Settings, memo: AssignmentCache, apart: Apart
+    open_tasks: Sequence[Task],
+    snapshot: Snapshot,
+    settings: Settings,
+    memo: AssignmentCache,
+    suits: Suits,
+    apart: Apart,
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
@@ -47,7 +51,7 @@ def acceptances(
 
     One about which that cannot be said stands ``apart``, and is judged as one whose spec is not understood.
     """
-    judge = _Judge(open_tasks, snapshot, settings, memo, apart)
+    judge = _Judge(snapshot, settings, memo, suits, apart)
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
@@ -110,16 +114,11 @@ class _Judge:
     is how they fare: nothing is remembered then."""
 
     def __init__(
-        self,
-        open_tasks: Sequence[Task],
-        snapshot: Snapshot,
-        settings: Settings,
-        memo: AssignmentCache,
-        apart: Apart,
+        self, snapshot: Snapshot, settings: Settings, memo: AssignmentCache, suits: Suits, apart: Apart
     ) -> None:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
         self._rights = settings.rights
-        self._apart, self._suits = apart, Suitability(open_tasks, snapshot)
+        self._apart, self._suits = apart, suits
         self._served = ServedModels(snapshot.pipelines, snapshot.namespace_labels, settings.rights)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)

@@ -1,23 +1,39 @@
-"""Whether a pipeline that serves a task's base model could ever train that task. Pure."""
+"""Whether a pipeline could ever train a task, and whether it has room for it now. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from mlora_operator.memory.room import ModelRoom, room_of
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import view
-from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.admission.pipeline_view import PipelineViews
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
 
 
-class Suitability:
-    """Each pipeline's memory is looked at once, when it is first asked for. ``tasks``: that may be asked about."""
+class PipelineMemories:
+    """The memory of each pipeline, asked for all unfinished ``tasks`` of its model. Worked out once in a pass, when it is
+    first asked for."""
 
-    def __init__(self, tasks: Sequence[Task], snapshot: Snapshot) -> None:
-        self._tasks, self._snapshot = tuple(tasks), snapshot
+    def __init__(self, tasks: Sequence[Task], views: PipelineViews) -> None:
+        self.views = views
         self._rooms: dict[Key, ModelRoom | None] = {}
+        self._tasks: defaultdict[str, list[Task]] = defaultdict(list)  # by base model
+        for task in tasks:
+            if task.spec is not None:
+                self._tasks[task.spec.base_model].append(task)
 
-    def __call__(self, task: Task, pipeline: Pipeline) -> bool:
+    def room(self, pipeline: Pipeline) -> ModelRoom | None:
+        """None where the memory is not known."""
+        if pipeline.spec is None:
+            return None
+        if pipeline.key not in self._rooms:
+            own = tuple(self._tasks.get(pipeline.spec.model.name, ()))
+            model = memory_model(self.views.of(pipeline, own))
+            self._rooms[pipeline.key] = room_of(model) if model is not None else None
+        return self._rooms[pipeline.key]
+
+    def suits(self, task: Task, pipeline: Pipeline) -> bool:
         """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not.
         What cannot be worked out is not known, whoever is the cause: that shows where the pipeline is decided about."""
         try:
@@ -29,10 +45,38 @@ class Suitability:
         assert pipeline.spec is not None
         if pipeline.status.given_up is not None and pipeline.spec.replicas.max == 1:
             return False
-        if pipeline.key not in self._rooms:
-            name = pipeline.spec.model.name
-            own = tuple(one for one in self._tasks if one.spec is not None and one.spec.base_model == name)
-            model = memory_model(view(pipeline, own, self._snapshot))
-            self._rooms[pipeline.key] = room_of(model) if model is not None else None
-        room = self._rooms[pipeline.key]
+        room = self.room(pipeline)
         return room is None or task.uid not in room.numbers or room.fits_alone(task.uid)
+
+
+class Rooms:
+    """Whether a task that waits at one of several pipelines would be admitted at another one. ``placed``: who is, or may
+    be, in the memory of which pipeline."""
+
+    def __init__(self, placed: Iterable[tuple[Task, Pipeline]], memories: PipelineMemories) -> None:
+        self._memories = memories
+        self._inside: defaultdict[Key, list[Task]] = defaultdict(list)
+        for task, at in placed:
+            if task.spec is not None and not task.spec.suspend:
+                self._inside[at.key].append(task)
+
+    def has_room(self, pipeline: Pipeline, task: Task) -> bool:
+        """It fits beside all that are there. Not where the memory is not known, or the workers are to be replaced; nor
+        where that cannot be worked out: whoever is the cause shows where the pipeline is decided about."""
+        try:
+            return self._has_room(pipeline, task)
+        except Exception:
+            return False
+
+    def _has_room(self, pipeline: Pipeline, task: Task) -> bool:
+        room = self._memories.room(pipeline)
+        if pipeline.spec is None or room is None or task.uid not in room.numbers:
+            return False
+        if self._memories.views.of(pipeline, ()).stale:
+            return False
+        others = [one for one in self._inside[pipeline.key] if one is not task and one.uid in room.numbers]
+        own = sum(one.key.namespace == task.key.namespace for one in others)
+        most = pipeline.spec.namespace_limits.training
+        if most is not None and own >= most:
+            return False
+        return room.fits_beside(room.held(one.uid for one in others), task.uid)

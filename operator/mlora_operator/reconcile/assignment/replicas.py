@@ -19,7 +19,7 @@ from mlora_operator.manifests.names import replica_name
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
 from mlora_operator.reconcile.admission.admit import ordered
-from mlora_operator.reconcile.assignment.other_pipelines import Rooms
+from mlora_operator.reconcile.assignment.fit import PipelineMemories, Rooms
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Manifest
@@ -60,10 +60,7 @@ def families(
 ) -> tuple[Family, ...]:
     """Of the pipelines that have replicas, or may have some. ``accepted``: every task at its user's pipeline, or where it
     trains."""
-    members: dict[Key, list[Pipeline]] = {}
-    for one in snapshot.pipelines:
-        if one.replica is not None and not one.deleting:
-            members.setdefault(one.home, []).append(one)
+    members = snapshot.replicas
     heads = [
         one
         for one in snapshot.pipelines
@@ -91,6 +88,7 @@ def dealt(
     tasks: Sequence[Task],
     own: Iterable[Family],
     snapshot: Snapshot,
+    memories: PipelineMemories,
     apart: Apart,
 ) -> dict[Key, Acceptance]:
     """``accepted``, with each task at the member of the family where it shall be.
@@ -108,7 +106,9 @@ def dealt(
         keys = {one.key for one in family.members}
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
         nobody: list[tuple[Task, Pipeline]] = []
-        for task, member in apart.of_pipeline(family.head, partial(_deal, family, mine, snapshot), nobody):
+        for task, member in apart.of_pipeline(
+            family.head, partial(_deal, family, mine, snapshot, memories), nobody
+        ):
             if member is not found[task.key].pipeline:
                 former = found[task.key]
                 cause = Cause(former.cause.reason, f"served by pipeline {member.key}")
@@ -164,7 +164,9 @@ def to_delete(
     )
 
 
-def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tuple[Task, Pipeline]]:
+def _deal(
+    family: Family, tasks: Sequence[Task], snapshot: Snapshot, memories: PipelineMemories
+) -> list[tuple[Task, Pipeline]]:
     open_ = [one for one in family.members[: family.open] if one.status.given_up is None] or [family.head]
     load: Counter[Key] = Counter()
     placed: list[tuple[Task, Pipeline]] = []
@@ -204,7 +206,7 @@ def _deal(family: Family, tasks: Sequence[Task], snapshot: Snapshot) -> list[tup
         scout = next(own, order[-1])
         order.remove(scout)
         placed.append((scout, member))
-    rooms = Rooms(tasks, inside, snapshot)
+    rooms = Rooms(inside, memories)
     before: Counter[Key] = Counter()  # tasks that wait there and go first
     waiting = (*order, *(task for task, _ in bound.values()))
     for uid in (one.uid for one in ordered(waiting, scheduling)):

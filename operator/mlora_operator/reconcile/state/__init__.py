@@ -2,6 +2,7 @@
 
 ``snapshot``        all that is known at one moment
 ``decision``        all that shall be done
+``cause``           a reason, and a message
 ``acceptance``      whether a task is served, and where
 ``references``      Secrets and ConfigMaps that tasks and pipelines name
 ``isolation``       an object about which no decision can be made, beside all others

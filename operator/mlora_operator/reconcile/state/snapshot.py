@@ -339,6 +339,15 @@ class Snapshot:
     deleted: Mapping[str, tuple[ServedTokens, ...]] = field(default_factory=dict)  # tasks, by pipeline
 
     @cached_property
+    def replicas(self) -> Mapping[Key, tuple[Pipeline, ...]]:
+        """Those that are not about to go, by the pipeline whose tasks they share."""
+        found: defaultdict[Key, list[Pipeline]] = defaultdict(list)
+        for one in self.pipelines:
+            if one.replica is not None and not one.deleting:
+                found[one.home].append(one)
+        return {home: tuple(members) for home, members in found.items()}
+
+    @cached_property
     def finished(self) -> Mapping[str, tuple[Task, ...]]:
         """The finished tasks by the pipeline that their status names: many pipelines ask in one decision."""
         found: defaultdict[str, list[Task]] = defaultdict(list)

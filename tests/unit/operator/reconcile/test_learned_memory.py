@@ -11,9 +11,8 @@ from mlora_operator.memory.fit import Coefficients, Line, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import View, view
-from mlora_operator.reconcile.assignment.fit import Suitability
-from mlora_operator.reconcile.assignment.other_pipelines import Rooms
+from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View, view
+from mlora_operator.reconcile.assignment.fit import PipelineMemories, Rooms
 from mlora_operator.reconcile.state.snapshot import Contact, Snapshot
 from mlora_worker.protocol import MemorySample
 
@@ -161,5 +160,6 @@ def test_all_who_ask_about_a_pipelines_memory_know_its_image(make: Any) -> None:
     needs = [max(stage.needed for stage in one.by_stage([task.uid])) for one in (bare, learned)]
     assert needs[0] < needs[1]
     tight = snapshot(memory={"budget": str(needs[1] - 1), "margin": 0})
-    assert not Suitability((task,), tight)(task, tight.pipelines[0])
-    assert not Rooms((task,), (), tight).has_room(tight.pipelines[0], task)
+    memories = PipelineMemories((task,), PipelineViews(tight))
+    assert not memories.suits(task, tight.pipelines[0])
+    assert not Rooms((), memories).has_room(tight.pipelines[0], task)

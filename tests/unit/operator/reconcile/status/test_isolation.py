@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlora_operator.reconcile import decide, plan
-from mlora_operator.reconcile.admission import queue
+from mlora_operator.reconcile.admission import pipeline_view, queue
 from mlora_operator.reconcile.assignment import assign, replicas
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.state.decision import Decision
@@ -110,7 +110,7 @@ def of_odd_pipeline(argument: Any) -> bool:
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (decide, "view"),
+        (pipeline_view, "_members"),
         (demand, "places"),
         (demand, "wanted_by"),
         (decide, "applicant"),
