@@ -296,8 +296,7 @@ def _assumed(
             "admission has it"
         )
     yield (
-        "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a microbatch "
-        "costs "
-        f"as much as {launch_tokens(device)} tokens beside its own ({device})"
+        "cost: multiply-adds of the frozen linear modules; the head computes for half of the tokens; a "
+        f"microbatch costs as much as {launch_tokens(device)} tokens beside its own ({device})"
     )
     yield "throughput: against the whole model on one device as fast as a stage's; messages are hidden behind computing"

@@ -15,10 +15,9 @@ def too_large(place: Place) -> str:
     assert verdict is not None
     return (
         f"the task needs {show_bytes(verdict.needed)} on stage {verdict.stage} even "
-        f"alone{_made_of(verdict)}, of "
-        f"{show_bytes(verdict.budget)} usable: lower"
-        f" lora.rank, training.batchSize or "
-        f"training.maxSeqLength, or use a pipeline with more memory, more stages or a smaller microbatchTokens"
+        f"alone{_made_of(verdict)}, of {show_bytes(verdict.budget)} usable: lower lora.rank, "
+        "training.batchSize or training.maxSeqLength, or use a pipeline with more memory, more stages or a "
+        "smaller microbatchTokens"
     )
 
 
@@ -47,8 +46,8 @@ def not_yet(place: Place, namespace: str) -> str:
 def _too_much(verdict: Verdict) -> str:
     """Whole queues are told the same."""
     return (
-        f"together with the tasks in training it would need {show_bytes(verdict.needed)} on stage {verdict.stage}"
-        f"{_made_of(verdict)}, of {show_bytes(verdict.budget)} usable"
+        f"together with the tasks in training it would need {show_bytes(verdict.needed)} on stage "
+        f"{verdict.stage}{_made_of(verdict)}, of {show_bytes(verdict.budget)} usable"
     )
 
 

@@ -135,8 +135,8 @@ def fetch(options: argparse.Namespace) -> None:
         print_json({"uri": uri, "folder": str(folder), **manifest.as_json()})
     else:
         told = (
-            f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, "
-            f"base model {manifest.base_model}, {manifest.step} steps)"
+            f"verified: {folder} ({len(manifest.files)} files, {manifest.bytes:,} bytes, base model "
+            f"{manifest.base_model}, {manifest.step} steps)"
         )
         print(one_line(told))
 
@@ -164,9 +164,8 @@ def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
     for module in ("kubernetes", "pydantic"):
         if importlib.util.find_spec(module) is None:
             message = (
-                f"{options.what!r} is the name of a task, and reading it from a cluster needs more packages: run pip "
-                f"install"
-                " 'mlora-operator[operator]', or give the adapter's s3:// address"
+                f"{options.what!r} is the name of a task, and reading it from a cluster needs more "
+                "packages: run pip install 'mlora-operator[operator]', or give the adapter's s3:// address"
             )
             raise CommandError(message, exit_codes.INVALID)
     from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task

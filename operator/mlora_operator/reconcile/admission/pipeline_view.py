@@ -139,10 +139,9 @@ class View:
         told = ", ".join(str(one.stage) for one in report.stages[:8]) or "none"
         more = ", ..." if len(report.stages) > 8 else ""
         return (
-            f"its workers report the stages {told}{more}, but spec.stages is {wanted}, so those are wanted from 0 "
-            f"on, each "
-            "once: no task can be admitted. Delete the pods of its workers; if the new ones report the same, "
-            "worker.image does not go with this operator"
+            f"its workers report the stages {told}{more}, but spec.stages is {wanted}, so those are wanted "
+            "from 0 on, each once: no task can be admitted. Delete the pods of its workers; if the new "
+            "ones report the same, worker.image does not go with this operator"
         )
 
 

@@ -129,9 +129,8 @@ def _unserved(
         return Acceptance(
             Cause(
                 conditions.REASON_NAMESPACE_NOT_ALLOWED,
-                f"{model} is served in other namespaces for their own tasks only: ask the platform team to serve "
-                f"namespace {own} as well;"
-                f" {_offer(task, catalogue, served)}",
+                f"{model} is served in other namespaces for their own tasks only: ask the platform team to "
+                f"serve namespace {own} as well; {_offer(task, catalogue, served)}",
             ),
         )
     return Acceptance(

@@ -73,8 +73,8 @@ def told(priority: int, namespace: str, bound: Bound) -> str:
     """In a user's words, that a priority is too high, and what to do."""
     return (
         f"{priority} is above {bound.most}, the most that tasks of namespace {namespace} may have here "
-        f"({bound.source}): "
-        f"set it to {bound.most} or less, nothing else has to be done, or ask the platform team for a higher bound"
+        f"({bound.source}): set it to {bound.most} or less, nothing else has to be done, or ask the "
+        "platform team for a higher bound"
     )
 
 
@@ -85,10 +85,9 @@ def counted(task: Task, found: Acceptance, rights: Rights) -> Acceptance:
         return found
     assert task.spec is not None
     words = (
-        f"{found.cause.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, the most that "
-        f"tasks "
-        f"of namespace {task.key.namespace} may have here ({bound.source}): set it to {bound.most} or less, or it "
-        "is not admitted again after it leaves the pipeline"
+        f"{found.cause.message}; spec.priority {task.spec.priority} counts as {bound.most} while it trains, "
+        f"the most that tasks of namespace {task.key.namespace} may have here ({bound.source}): set it to "
+        f"{bound.most} or less, or it is not admitted again after it leaves the pipeline"
     )
     return replace(found, cause=Cause(found.cause.reason, words), priority=bound.most)
 

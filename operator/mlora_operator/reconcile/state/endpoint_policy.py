@@ -25,9 +25,9 @@ def forbidden(spec: LoRATaskSpec, allowed_networks: Sequence[str]) -> str | None
     for field, host in _hosts(spec):
         if _is_forbidden(host, tuple(allowed_networks)):
             return (
-                f"{field}: {host} is loopback, link-local or a metadata service, which tasks must not use; use the "
-                f"store's own address, or ask the pipeline's owner to add its network to"
-                " spec.worker.allowedNetworks"
+                f"{field}: {host} is loopback, link-local or a metadata service, which tasks must not use; "
+                "use the store's own address, or ask the pipeline's owner to add its network to "
+                "spec.worker.allowedNetworks"
             )
     return None
 
@@ -41,9 +41,8 @@ def forbidden_model(spec: LoRAPipelineSpec) -> str | None:
         host = addresses.web(url).host
         if _is_forbidden(host, spec.worker.allowed_networks):
             return (
-                f"{field}: {host} is loopback, link-local or a metadata service, which workers do not read; use "
-                f"another address, or add its network to"
-                " spec.worker.allowedNetworks"
+                f"{field}: {host} is loopback, link-local or a metadata service, which workers do not read; "
+                "use another address, or add its network to spec.worker.allowedNetworks"
             )
     return None
 

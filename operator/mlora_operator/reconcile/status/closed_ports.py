@@ -23,8 +23,8 @@ def explained(
         return reported
     ports = " and ".join(str(port) for port in closed)
     words = (
-        f"; the network policy of the workers does not open port {ports}: "
-        "ask your platform team to add it to networkPolicy.workerPorts in the values of the operator's chart"
+        f"; the network policy of the workers does not open port {ports}: ask your platform team to add it "
+        "to networkPolicy.workerPorts in the values of the operator's chart"
     )
     return reported.model_copy(
         update={name: _with(getattr(reported, name), words) for name in ("failure", "blocked")}

@@ -124,9 +124,8 @@ def _given_up(view: View, restarts: int, words: str | None) -> Cause | None:
     if held == c.REASON_RESTART_LIMIT or restarts > spec.restarts.limit:
         return Cause(
             c.REASON_RESTART_LIMIT,
-            f"the workers failed {restarts} times in a row, and spec.restarts.limit is {spec.restarts.limit}; last "
-            f"failure: {words}"
-            f"; {way_out}",
+            f"the workers failed {restarts} times in a row, and spec.restarts.limit is "
+            f"{spec.restarts.limit}; last failure: {words}; {way_out}",
         )
     return None
 
