@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import json
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,19 @@ import yaml
 
 CHART = Path(__file__).parents[4] / "charts" / "mlora-operator"
 
-# The CRDs are long, and each rendering has them.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Objects = dict[tuple[str, str], dict[str, Any]]
+
+
+@functools.cache
+def _pickled_documents(text: str) -> bytes:
+    return pickle.dumps(list(yaml.load_all(text, Loader=_LOADER)))
+
+
+def documents_of(text: str) -> list[Any]:
+    """Of most files the text is the same whatever the values are, so it is parsed once."""
+    return pickle.loads(_pickled_documents(text))  # type: ignore[no-any-return]
 
 
 def objects_of(rendered: dict[str, str]) -> Objects:
@@ -25,7 +37,7 @@ def objects_of(rendered: dict[str, str]) -> Objects:
         if path.endswith("NOTES.txt"):
             found["NOTES", ""] = {"text": text}
             continue
-        for document in yaml.load_all(text, Loader=_LOADER):
+        for document in documents_of(text):
             if document:
                 name = document["metadata"]["name"]
                 if document["kind"] == "RoleBinding":  # one of the same name in each namespace
@@ -36,12 +48,26 @@ def objects_of(rendered: dict[str, str]) -> Objects:
     return found
 
 
-@pytest.fixture
-def render() -> Callable[..., Objects]:
-    """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``, or of others."""
+@pytest.fixture(scope="session")
+def chart() -> Iterator[helm_python.Chart]:
+    """Read once: most of the time of a rendering goes into reading the files."""
+    with helm_python.Chart.load(CHART) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def render(chart: helm_python.Chart) -> Callable[..., Objects]:
+    """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``, or of others.
+
+    Many tests look at the same values, so each is rendered once; every caller has objects of its own.
+    """
+
+    @functools.cache
+    def pickled(values: str, release: str, namespace: str) -> bytes:
+        return pickle.dumps(objects_of(chart.render(json.loads(values), name=release, namespace=namespace)))
 
     def rendered(values: dict[str, Any], release: str = "rel", namespace: str = "mlora-system") -> Objects:
-        with helm_python.Chart.load(CHART) as chart:
-            return objects_of(chart.render(values, name=release, namespace=namespace))
+        found: Objects = pickle.loads(pickled(json.dumps(values), release, namespace))
+        return found
 
     return rendered

@@ -10,7 +10,7 @@ import pytest
 
 from mlora_operator.settings import SettingsError, parse_settings
 
-from .conftest import CHART, Objects
+from .conftest import Objects
 
 Render = Callable[[dict[str, Any]], Objects]
 PROXY = {"podSelector": {"matchLabels": {"app": "oauth2-proxy"}}}
@@ -98,8 +98,8 @@ def test_only_those_who_are_named_come_to_it(render: Render, strict: bool, named
         {"page": {"auth": True}},
     ],
 )
-def test_helm_refuses_what_would_not_work(values: dict[str, Any]) -> None:
-    with helm_python.Chart.load(CHART) as chart, pytest.raises(Exception, match="page"):
+def test_helm_refuses_what_would_not_work(chart: helm_python.Chart, values: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match="page"):
         chart.validate_schema(chart.merge_values(values))
 
 

@@ -195,7 +195,7 @@ def test_new_settings_start_a_new_pod(render: Render) -> None:
         deployment = render(values)["Deployment", "rel-mlora-operator"]
         return deployment["spec"]["template"]["metadata"]["annotations"]
 
-    assert annotations({}) == annotations({})
+    assert annotations({}) == annotations({"log": {}})  # the same, rendered again
     assert annotations({}) != annotations({"log": {"level": "debug"}})
 
 

@@ -17,9 +17,8 @@ MODEL = {"name": "m", "uri": "s3://models/m"}
 FILE = CHART / "values.schema.json"
 
 
-def validate(values: dict[str, Any]) -> None:
-    with helm_python.Chart.load(CHART) as chart:
-        chart.validate_schema(chart.merge_values(values))
+def validate(chart: helm_python.Chart, values: dict[str, Any]) -> None:
+    chart.validate_schema(chart.merge_values(values))
 
 
 def test_the_generated_part_is_up_to_date() -> None:
@@ -98,17 +97,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     "file", sorted(CHART.parents[1].glob("examples/*values*.yaml")), ids=lambda file: file.name
 )
-def test_values_of_the_examples_are_accepted(file: Any) -> None:
-    validate(yaml.safe_load(file.read_text()))
+def test_values_of_the_examples_are_accepted(chart: helm_python.Chart, file: Any) -> None:
+    validate(chart, yaml.safe_load(file.read_text()))
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_good_values_are_accepted(case: str) -> None:
-    validate(GOOD[case])
+def test_good_values_are_accepted(chart: helm_python.Chart, case: str) -> None:
+    validate(chart, GOOD[case])
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_values_are_refused_by_name(case: str) -> None:
+def test_bad_values_are_refused_by_name(chart: helm_python.Chart, case: str) -> None:
     values, name = BAD[case]
     with pytest.raises(helm_python.HelmError, match=name):
-        validate(values)
+        validate(chart, values)
