@@ -11,7 +11,6 @@ import secrets
 import socket
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -22,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from mlora_worker.protocol import ModelSource, Plan, Report, TaskPhase, TaskPlan, TaskReport, WorkerConfig
+from tests.fixtures.forked_ranks import Rank
 
 FINISHED = (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
 
@@ -33,23 +33,15 @@ class Group:
     config: WorkerConfig
     folder: Path
     token: str
-    ranks: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    ranks: list[Rank] = field(default_factory=list)
     generation: int = 0
 
     def start(self) -> None:
-        environment = {**os.environ, "MLORA_WORKER_CONFIG": self.config.to_json(), "OMP_NUM_THREADS": "1"}
-        environment.pop("MLORA_POD_NAME", None)
-        self.ranks = []
-        for rank in range(self.config.stages):
-            log = (self.folder / f"rank-{rank}.log").open("ab")
-            self.ranks.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "mlora_worker"],
-                    env={**environment, "MLORA_RANK": str(rank)},
-                    stdout=log,
-                    stderr=log,
-                )
-            )
+        config = self.config.to_json()
+        self.ranks = [
+            Rank({"MLORA_WORKER_CONFIG": config, "MLORA_RANK": str(rank)}, self.folder / f"rank-{rank}.log")
+            for rank in range(self.config.stages)
+        ]
 
     def stop(self) -> None:
         for process in self.ranks:
@@ -142,7 +134,7 @@ def free_ports(count: int) -> list[int]:
 def start_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Group]]:
     """``start_group(model_folder, stages=2)``: a started group; what still runs is ended with the session.
 
-    A rank takes seconds of CPU to import torch, so tests share groups where they can.
+    Tests share groups where they can: ranks that read a model and meet take a second or two.
     """
     groups: list[Group] = []
 
