@@ -119,6 +119,8 @@ def kubelet(state: State, addresses: Addresses, credentials: Credentials, cgroup
         "imageGCHighThresholdPercent": 100,
         # So that tests which change the node's capacity need not wait for long.
         "nodeStatusUpdateFrequency": "2s",
+        # So that tests which change a Secret need not wait for long until its pods have the new one.
+        "syncFrequency": "10s",
     }
 
 

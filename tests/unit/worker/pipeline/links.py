@@ -96,7 +96,7 @@ class Place:
 
 
 class Soon:
-    """What ``work`` gives, in a thread of its own."""
+    """What ``work`` gives, in a thread of its own; for one ``get``."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._answers: queue.Queue[Any] = queue.Queue()
