@@ -57,6 +57,14 @@ def site() -> Iterator[Site]:
         yield Site(address_of(url), small, leader, scene)
 
 
+@pytest.fixture(scope="module")
+def own() -> Iterator[Site]:
+    """As `mlora run` serves it."""
+    scene = Scene(utc_now(), waiting=0)
+    with served(scene.board(), hosts=LOOPBACK) as url:
+        yield Site(address_of(url), Coordinator(None, []), Leader(), scene)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -162,11 +170,10 @@ def test_a_replica_that_follows_closes_the_connection_so_that_the_next_may_find_
     ],
 )
 @pytest.mark.parametrize("path", ["overview", "tasks", "losses", "timeline"])
-def test_what_a_proxy_and_the_page_could_read_in_two_ways_is_refused(path: str, query: str) -> None:
-    scene = Scene(utc_now(), waiting=0)
-    with served(scene.board()) as url:
-        site = Site(address_of(url), Coordinator(None, []), Leader(), scene)  # type: ignore[arg-type]
-        assert site.ask(f"/api/v1/{path}{query}")[0] == 400
+def test_what_a_proxy_and_the_page_could_read_in_two_ways_is_refused(
+    site: Site, path: str, query: str
+) -> None:
+    assert site.ask(f"/api/v1/{path}{query}")[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -185,11 +192,8 @@ def test_what_a_proxy_and_the_page_could_read_in_two_ways_is_refused(path: str, 
         ("", 400),
     ],
 )
-def test_on_a_machine_of_one_s_own_no_other_name_reaches_it(host: str, status: int) -> None:
-    scene = Scene(utc_now(), waiting=0)
-    with served(scene.board(), hosts=LOOPBACK) as url:
-        site = Site(address_of(url), Coordinator(None, []), Leader(), scene)  # type: ignore[arg-type]
-        assert site.ask(API, Host=host)[0] == status
+def test_on_a_machine_of_one_s_own_no_other_name_reaches_it(own: Site, host: str, status: int) -> None:
+    assert own.ask(API, Host=host)[0] == status
 
 
 def test_connections_are_bounded_in_number_and_in_time_and_come_free_again() -> None:
