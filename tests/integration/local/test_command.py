@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +56,34 @@ def run(file: Path, model: Path, *options: str) -> tuple[int, list[dict[str, Any
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
-def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(tmp_path: Path, tiny_model: Path) -> None:
-    file, out = tmp_path / "tasks.yaml", tmp_path / "out"
+@dataclass(frozen=True)
+class Trained:
+    """A run that has ended: what it printed, where its adapters are, and the folder of its state."""
+
+    code: int
+    said: list[dict[str, Any]]
+    errors: str
+    out: Path
+    state: str
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Trained:
+    """Of three tasks on two real stages, one of which must fail."""
+    folder = tmp_path_factory.mktemp("trained")
+    file, out, state = folder / "tasks.yaml", folder / "out", str(folder / "s")
     file.write_text(
         manifest(out, "a", rank=8, modules="all-linear")
         + manifest(out, "b", priority=5)
         + manifest(out, "c", modules="qproj")
     )
-    code, said, errors = run(
-        file, tiny_model, "--stages", "2", "--threads", "1", "--state", str(tmp_path / "s")
-    )
-    assert code == 1, errors
+    code, said, errors = run(file, tiny_model, "--stages", "2", "--threads", "1", "--state", state)
+    return Trained(code, said, errors, out, state)
+
+
+def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(trained: Trained, tmp_path: Path) -> None:
+    said = trained.said
+    assert trained.code == 1, trained.errors
     results = {one["name"]: (one["result"], one["reason"]) for one in said[-1]["tasks"]}
     assert results == {
         "a": ("Succeeded", "AdapterUploaded"),
@@ -73,30 +91,32 @@ def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(tmp_path: Path
         "c": ("Failed", "UnknownTargetModule"),
     }
     assert {one["state"] for one in said if one.get("name") == "a"} >= {"Pending", "Succeeded"}
-    assert not (out / "c").exists()
+    assert not (trained.out / "c").exists()
 
-    fetch = command("fetch", (out / "a").as_uri(), "-o", str(tmp_path / "got"), "--output", "json")
+    fetch = command("fetch", (trained.out / "a").as_uri(), "-o", str(tmp_path / "got"), "--output", "json")
     fetched = json.loads(subprocess.run(fetch, capture_output=True, text=True, check=True).stdout)
     assert (fetched["name"], fetched["step"], fetched["baseModel"]) == ("a", 4, "org/tiny")
     config = json.loads((tmp_path / "got" / "adapter_config.json").read_text())
     assert (config["r"], config["base_model_name_or_path"]) == (8, "org/tiny")
 
 
-def test_a_finished_adapter_is_replaced_only_when_the_user_says_so(tmp_path: Path, tiny_model: Path) -> None:
-    file, out, state = tmp_path / "tasks.yaml", tmp_path / "out", str(tmp_path / "s")
-    file.write_text(manifest(out, "a"))
-    assert run(file, tiny_model, "--state", state)[0] == 0
-    first = json.loads((out / "a" / "manifest.json").read_text())
-    code, said, _ = run(file, tiny_model, "--state", state)
-    assert (code, said[-1]["tasks"][0]["result"]) == (0, "Succeeded"), "the same run, gone on with"
-    file.write_text(manifest(out, "a", rank=8))
+def test_a_finished_adapter_is_replaced_only_when_the_user_says_so(
+    trained: Trained, tmp_path: Path, tiny_model: Path
+) -> None:
+    file, written = tmp_path / "tasks.yaml", trained.out / "b" / "manifest.json"
+    file.write_text(manifest(trained.out, "b", priority=5))
+    first = json.loads(written.read_text())
+    code, said, _ = run(file, tiny_model, "--state", trained.state)
+    assert (code, said[-1]["tasks"][0]["result"]) == (0, "Succeeded"), "the same run, continued"
+    assert json.loads(written.read_text()) == first
+    file.write_text(manifest(trained.out, "b", rank=8))
     code, said, _ = run(file, tiny_model)
     (task,) = said[-1]["tasks"]
     assert (code, task["result"], task["reason"]) == (1, "Failed", "OutputExists")
-    assert json.loads((out / "a" / "manifest.json").read_text()) == first
+    assert json.loads(written.read_text()) == first
     code, said, errors = run(file, tiny_model, "--overwrite")
     assert code == 0, errors
-    assert json.loads((out / "a" / "adapter_config.json").read_text())["r"] == 8
+    assert json.loads((trained.out / "b" / "adapter_config.json").read_text())["r"] == 8
 
 
 def test_sigterm_ends_the_run_with_all_its_processes(tmp_path: Path, tiny_model: Path) -> None:
