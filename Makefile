@@ -4,6 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 PYTHON := .venv/bin/python
+# Also where the environment says otherwise, compiled modules are kept: compiling PyTorch and transformers again in every
+# process of the tests takes longer than most of what the process is started for.
+export PYTHONDONTWRITEBYTECODE :=
 # The cluster's scripts need only the standard library: they start before .venv is there.
 CLUSTER_SCRIPTS := python3 -m tests.cluster
 PYTEST := $(PYTHON) -m pytest

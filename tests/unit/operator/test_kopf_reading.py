@@ -18,7 +18,7 @@ from aiohttp import web
 
 from mlora_operator.api import API_VERSION
 
-MANY = 40
+MANY = 48
 PATH = f"/apis/{API_VERSION}/loratasks"
 
 
