@@ -78,7 +78,7 @@ def test_loss_and_accuracy_are_those_of_transformers_without_dropout(
     pipeline = trained(
         base, stages, {"a": run_of(task, Evaluation(every_steps=STEPS), held_out)}, budget=budget
     )
-    record = pipeline.tasks["a"].evaluated.last
+    record = pipeline.tasks["a"].progress.evaluated.last
     assert record is not None
     loss, accuracy = by_hand(base, LORA, pipeline.adapters["a"], held_out)
     assert record.step == STEPS
@@ -146,13 +146,13 @@ def test_it_stops_when_the_loss_improves_no_more_and_the_best_adapter_is_publish
     task, held_out = rising(rows)
     run = stopped.tasks["a"]
     losses = evaluations_of(run)
-    best = run.evaluated.best
+    best = run.progress.evaluated.best
     assert best is not None
     assert run.phase is TaskPhase.SUCCEEDED
-    assert run.steps_done < task.steps, "the case is none: it never stopped"
+    assert run.progress.step < task.steps, "the case is none: it never stopped"
     assert best.loss == min(losses.values())
-    assert list(losses) == list(range(2, run.steps_done + 1, 2))
-    assert run.steps_done == best.step + 2 * 2
+    assert list(losses) == list(range(2, run.progress.step + 1, 2))
+    assert run.progress.step == best.step + 2 * 2
     assert by_hand(base, LORA, stopped.adapters["a"], held_out)[0] == pytest.approx(best.loss, rel=1e-5)
     outcome = run.outcome()
     assert (outcome.step, outcome.evaluation) == (best.step, best)
@@ -162,7 +162,7 @@ def test_the_kept_adapter_is_the_one_that_training_to_that_step_gives(
     base: Base, rows: Rows, stopped: ThreadedPipeline
 ) -> None:
     task, _ = rising(rows)
-    best = stopped.tasks["a"].evaluated.best
+    best = stopped.tasks["a"].progress.evaluated.best
     assert best is not None
     until = trained(base, 1, {"a": replace(task, steps=best.step).prepared()})
     assert largest_difference(stopped.adapters["a"], until.adapters["a"]) < 1e-4
@@ -177,7 +177,7 @@ def test_a_crash_changes_neither_where_it_stops_nor_what_is_published_nor_the_hi
 
     def crash(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["a"]
-        if run.steps_done >= crash_at and run.stored_step:
+        if run.progress.step >= crash_at and run.checkpoint.stored_step:
             pipeline.crash()
 
     first = ThreadedPipeline(
@@ -186,8 +186,8 @@ def test_a_crash_changes_neither_where_it_stops_nor_what_is_published_nor_the_hi
     assert isinstance(first.error, Crashed)
     again = trained(base, 1, {"a": run_of(task, STOPPING, held_out)}, store=store)
     run, wanted = again.tasks["a"], stopped.tasks["a"]
-    assert run.resumed_step
-    assert run.steps_done == wanted.steps_done
+    assert run.checkpoint.resumed_step
+    assert run.progress.step == wanted.progress.step
     assert evaluations_of(run) == pytest.approx(evaluations_of(wanted), rel=1e-4)
     assert len(run.history.lines().splitlines()) == len(wanted.history.lines().splitlines())
     assert largest_difference(again.adapters["a"], stopped.adapters["a"]) < 1e-3
@@ -202,17 +202,17 @@ def test_a_task_that_is_preempted_while_it_is_evaluated_is_evaluated_again_and_k
 
     def preempt(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["a"]
-        busy = run.assessment is not None or run.keep_is_due
-        out = busy and run.in_stream and run.steps_done not in seen
+        busy = run.flight.assessment is not None or run.flight.keep_is_due
+        out = busy and run.in_stream and run.progress.step not in seen
         if out:
-            seen.add(run.steps_done)
+            seen.add(run.progress.step)
         if out or (not run.plan.admitted and run.phase is TaskPhase.PREEMPTED):
             run.plan = run.plan.model_copy(update={"admitted": not out})
 
     pipeline = trained(base, 2, {"a": run_of(task, STOPPING, held_out)}, budget=40, script=preempt)
     assert len(seen) > 2
     run = pipeline.tasks["a"]
-    assert run.steps_done == stopped.tasks["a"].steps_done
+    assert run.progress.step == stopped.tasks["a"].progress.step
     assert evaluations_of(run) == pytest.approx(evaluations_of(stopped.tasks["a"]), rel=1e-4)
     assert largest_difference(pipeline.adapters["a"], stopped.adapters["a"]) < 1e-3
     assert any(isinstance(item, Keep) for item in pipeline.items)
@@ -223,7 +223,7 @@ def test_an_evaluation_whose_loss_is_no_number_fails_the_task_alone(base: Base, 
     runs = {"a": run_of(task, Evaluation(every_steps=2), rows(6, 99)), "b": neighbour.prepared()}
 
     def poison(pipeline: ThreadedPipeline) -> None:  # between two of its microbatches
-        assessment = pipeline.tasks["a"].assessment
+        assessment = pipeline.tasks["a"].flight.assessment
         if assessment is not None:
             assessment.loss_sum = math.nan
 

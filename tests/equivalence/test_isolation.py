@@ -244,7 +244,7 @@ def test_a_task_that_fails_on_any_stage_leaves_its_neighbours_as_they_were(
     assert injection.raised
     assert {segment.task for train in void(found) for segment in train.segments} == {"bad", "narrow"}
     bad = found.tasks["bad"]
-    assert (bad.phase, bad.steps_done) == (TaskPhase.FAILED, step - 1)
+    assert (bad.phase, bad.progress.step) == (TaskPhase.FAILED, step - 1)
     assert bad.failure is not None
     assert bad.failure.reason is reason
     assert f"stage {stage} " in bad.failure.message

@@ -74,7 +74,7 @@ def crash_at(step: int, task: str = "subject", saved: int = 0) -> Script:
 
     def script(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks[task]
-        if run.steps_done >= step and run.stored_step >= saved:
+        if run.progress.step >= step and run.checkpoint.stored_step >= saved:
             pipeline.crash()
 
     return script
@@ -104,7 +104,7 @@ def test_a_task_goes_on_after_a_crash_from_its_newest_checkpoint_bit_for_bit(
     first = play(base, stages, [subject], store=store, script=crash_at(12, saved=10), dtype=dtype)
     assert isinstance(first.error, Crashed)
     second = whole(play(base, stages, [subject], store=store, dtype=dtype), subject)
-    assert second.tasks["subject"].resumed_step == 10
+    assert second.tasks["subject"].checkpoint.resumed_step == 10
     assert min(second.losses["subject"]) in (10, 11), "the newest checkpoint, and no step before it again"
     assert_bit_identical(second, undisturbed, "subject")
 
@@ -118,13 +118,15 @@ def test_tasks_that_share_microbatches_go_on_together_bit_for_bit(
     store = MemoryStore()
 
     def script(pipeline: ThreadedPipeline) -> None:
-        if all(run.stored_step == 10 and run.steps_done >= 11 for run in pipeline.tasks.values()):
+        if all(
+            run.checkpoint.stored_step == 10 and run.progress.step >= 11 for run in pipeline.tasks.values()
+        ):
             pipeline.crash()
 
     play(base, 1, tasks, store=store, script=script)
     second = whole(play(base, 1, tasks, store=store), *tasks)
     for task in tasks:
-        assert second.tasks[task.name].resumed_step == 10
+        assert second.tasks[task.name].checkpoint.resumed_step == 10
         assert_bit_identical(second, undisturbed, task.name)
 
 
@@ -137,7 +139,7 @@ def test_a_task_goes_on_with_another_number_of_stages(
     store = MemoryStore()
     play(base, 2, tasks, store=store, script=crash_at(12, saved=10))
     second = whole(play(base, stages, tasks, store=store), *tasks)
-    assert second.tasks["subject"].resumed_step == 10
+    assert second.tasks["subject"].checkpoint.resumed_step == 10
     for task in tasks:
         assert_equal(second, undisturbed, task.name)
 
@@ -148,7 +150,7 @@ def test_a_crash_at_every_few_steps_changes_nothing(base: Base, subject: Task) -
     for step in (6, 11, 17):
         play(base, 2, [subject], store=store, script=crash_at(step, saved=step // 5 * 5))
     last = whole(play(base, 2, [subject], store=store), subject)
-    assert last.tasks["subject"].resumed_step == 15
+    assert last.tasks["subject"].checkpoint.resumed_step == 15
     assert_bit_identical(last, undisturbed, "subject")
 
 
@@ -159,12 +161,12 @@ def preempt_between(step: int, until: Callable[[ThreadedPipeline], bool], *, for
 
     def script(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["subject"]
-        if step <= run.steps_done and not sent_out:
-            sent_out.append(run.steps_done)
+        if step <= run.progress.step and not sent_out:
+            sent_out.append(run.progress.step)
             run.plan = run.plan.model_copy(update={"admitted": False})
         elif run.phase is TaskPhase.PREEMPTED and not run.plan.admitted and until(pipeline):
             if forget:
-                run.state = None
+                run.checkpoint = run.checkpoint.released()
             run.plan = run.plan.model_copy(update={"admitted": True})
 
     return script
@@ -177,7 +179,7 @@ def test_a_preempted_task_comes_back_bit_for_bit(base: Base, subject: Task, forg
     assert [type(item) for item in found.items if not isinstance(item, Train)][1:5] == [
         Checkpoint, Checkpoint, Unload, Load,
     ]  # fmt: skip
-    assert found.tasks["subject"].resumed_step == 7
+    assert found.tasks["subject"].checkpoint.resumed_step == 7
     assert sorted(found.losses["subject"]) == list(range(1, STEPS + 1))
     assert_bit_identical(found, undisturbed, "subject")
     reads = [uri for action, uri in found.store.calls if action == "read" and uri.endswith(".safetensors")]
@@ -193,7 +195,7 @@ def test_neighbours_of_a_preempted_task_never_wait_and_end_the_same(
     left: list[int] = []
 
     def until(pipeline: ThreadedPipeline) -> bool:
-        left.append(pipeline.tasks["neighbour"].steps_done)
+        left.append(pipeline.tasks["neighbour"].progress.step)
         return left[-1] >= left[0] + 5
 
     found = whole(play(base, stages, tasks, script=preempt_between(7, until)), *tasks)
@@ -222,8 +224,8 @@ def test_a_task_is_not_called_preempted_before_its_checkpoint_is_written_and_not
         if run.blocked is not None:
             assert run.blocked.reason is FailureReason.ACCESS_DENIED
             assert "the keys were exchanged" in run.blocked.message
-        if not run.in_stream and run.steps_done == 7:
-            seen.append((run.phase, run.blocked is not None, run.stored_step))
+        if not run.in_stream and run.progress.step == 7:
+            seen.append((run.phase, run.blocked is not None, run.checkpoint.stored_step))
         preempt(pipeline)
 
     store.on_call = refuse
@@ -250,7 +252,7 @@ def crash_when_blocked(step: int) -> Script:
 
     def script(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["subject"]
-        if run.blocked is not None and run.taken_step >= step:
+        if run.blocked is not None and run.checkpoint.taken_step >= step:
             pipeline.crash()
 
     return script
@@ -271,7 +273,7 @@ def test_a_checkpoint_that_the_store_refused_counts_if_the_volume_outlived_the_c
         play(base, 2, [subject], store=store, kept=kept if volume.startswith("out") else tmp_path / "new"),
         subject,
     )
-    assert second.tasks["subject"].resumed_step == (10 if volume.startswith("out") else 5)
+    assert second.tasks["subject"].checkpoint.resumed_step == (10 if volume.startswith("out") else 5)
     assert_bit_identical(second, undisturbed, "subject")
     assert not volume.startswith("out") or not list(kept.rglob("*.safetensors")), "the store has newer ones"
 
@@ -292,10 +294,10 @@ def test_a_kept_checkpoint_is_brought_to_the_store_before_its_task_counts_as_pre
 
     def script(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["subject"]
-        if run.resumed_step is not None and run.steps_done == 10 and not run.in_stream:
-            seen.append((run.phase, run.stored_step))
+        if run.checkpoint.resumed_step is not None and run.progress.step == 10 and not run.in_stream:
+            seen.append((run.phase, run.checkpoint.stored_step))
             store.on_call = None
-        if run.resumed_step is not None:
+        if run.checkpoint.resumed_step is not None:
             out = any(phase is TaskPhase.PREEMPTED for phase, _ in seen)
             run.plan = run.plan.model_copy(update={"admitted": out})
 
@@ -327,9 +329,13 @@ def test_a_task_that_gets_its_place_back_before_its_checkpoint_is_written_goes_o
 
     def script(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["subject"]
-        out = run.steps_done == 7 and run.resumed_step is None and (run.in_stream or run.snapshot is not None)
+        out = (
+            run.progress.step == 7
+            and run.checkpoint.resumed_step is None
+            and (run.in_stream or run.checkpoint.snapshot is not None)
+        )
         run.plan = run.plan.model_copy(update={"admitted": not out})
-        if run.resumed_step is not None:
+        if run.checkpoint.resumed_step is not None:
             resumed.set()
 
     def refuse(action: str, uri: str) -> None:
@@ -338,7 +344,7 @@ def test_a_task_that_gets_its_place_back_before_its_checkpoint_is_written_goes_o
 
     store.on_call = refuse
     found = whole(play(base, 2, [subject], store=store, script=script), subject)
-    assert found.tasks["subject"].resumed_step == 7
+    assert found.tasks["subject"].checkpoint.resumed_step == 7
     assert_bit_identical(found, undisturbed, "subject")
 
 
@@ -350,16 +356,16 @@ def test_winding_down_keeps_what_every_task_has_done_and_begins_no_step(
     store = MemoryStore()
 
     def script(pipeline: ThreadedPipeline) -> None:
-        if pipeline.tasks["subject"].steps_done == 8 and not pipeline.winding_down:
+        if pipeline.tasks["subject"].progress.step == 8 and not pipeline.winding_down:
             pipeline.wind_down()
 
     first = play(base, 2, tasks, store=store, script=script)
     assert first.error is None
-    done = {task.name: first.tasks[task.name].steps_done for task in tasks}
+    done = {task.name: first.tasks[task.name].progress.step for task in tasks}
     assert done["subject"] <= 9
-    assert {name: run.stored_step for name, run in first.tasks.items()} == done
+    assert {name: run.checkpoint.stored_step for name, run in first.tasks.items()} == done
     second = whole(play(base, 2, tasks, store=store), *tasks)
-    assert {name: run.resumed_step for name, run in second.tasks.items()} == done
+    assert {name: run.checkpoint.resumed_step for name, run in second.tasks.items()} == done
     for task in tasks:
         assert_equal(second, undisturbed, task.name)
 

@@ -78,7 +78,7 @@ def test_an_interrupted_task_goes_on_to_the_same_bits(base: Base, rows: Rows, st
 
     def crash(pipeline: ThreadedPipeline) -> None:
         run = pipeline.tasks["subject"]
-        if run.steps_done >= 5 and run.stored_step >= 3:
+        if run.progress.step >= 5 and run.checkpoint.stored_step >= 3:
             pipeline.crash()
 
     def play(script: Callable[[ThreadedPipeline], None] | None, store: MemoryStore) -> ThreadedPipeline:
@@ -89,7 +89,7 @@ def test_an_interrupted_task_goes_on_to_the_same_bits(base: Base, rows: Rows, st
     assert isinstance(play(crash, store).error, Crashed)
     resumed = play(None, store)
     assert resumed.error is None
-    assert resumed.tasks["subject"].resumed_step == 3
+    assert resumed.tasks["subject"].checkpoint.resumed_step == 3
     assert all(
         resumed.losses["subject"][step] == whole.losses["subject"][step] for step in range(4, STEPS + 1)
     )
@@ -116,7 +116,7 @@ def test_an_evaluation_weighs_loss_and_accuracy(base: Base, rows: Rows, stages: 
         loss += row.weight * float(cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
         correct += row.weight * float(((logits.argmax(1) == labels) & (labels != IGNORED)).sum())
         count += row.weight * row.supervised
-    record = pipeline.tasks["subject"].evaluated.last
+    record = pipeline.tasks["subject"].progress.evaluated.last
     assert record is not None
     assert record.loss == pytest.approx(loss / count, rel=1e-5)
     assert record.token_accuracy == pytest.approx(correct / count)

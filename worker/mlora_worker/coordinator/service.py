@@ -24,7 +24,7 @@ from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.task.failure_reason import told_of
 from mlora_worker.coordinator.task.known_plan import not_understood, with_what_is_known
 from mlora_worker.coordinator.task.prepared import InitialState, PreparedTask
-from mlora_worker.coordinator.task.report import told
+from mlora_worker.coordinator.task.report import safe_report
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
 from mlora_worker.coordinator.uploads.publisher import Publisher
@@ -212,11 +212,12 @@ class Coordinator:
             task = self._tasks.get(uid)
             if task is None or task.phase is not TaskPhase.SAVING:
                 return
-            task.parts[stage] = tensors
-            if len(task.parts) == len(self._with.stages):
-                gathered = task.best.parts if task.best is not None else task.parts
+            task.flight.parts[stage] = tensors
+            if len(task.flight.parts) == len(self._with.stages):
+                gathered = task.flight.take_parts()
+                if task.best is not None:
+                    gathered = task.best.parts
                 parts = [gathered[index] for index in sorted(gathered)]
-                task.parts = {}
                 self._publisher.publish(task, task.outcome(), parts)
 
     def held_changed(self) -> None:
@@ -294,9 +295,9 @@ class Coordinator:
     def _prepared(self, task: TaskRun, found: tuple[Found, int, TaskState | None]) -> None:
         result, step, state = found
         with self._changed:
-            task.stored_step = step
+            task.checkpoint = task.checkpoint.found(step)
             if isinstance(result, AdapterInfo):
-                task.adapter, task.phase = result, TaskPhase.SUCCEEDED
+                task.publish(result)
                 log.info("task %s is already published at %s", task.name, result.uri)
                 self._publisher.forget(task)
             elif isinstance(result, FinishedAdapter):
@@ -346,8 +347,8 @@ class Coordinator:
             self._publisher.forget_kept(self._tasks.pop(uid))
         for task in self._tasks.values():
             diverged = task.failure is not None and task.failure.reason is FailureReason.NON_FINITE_LOSS
-            if diverged and task.stored_step:  # what led there is of no use
-                task.stored_step = 0
+            if diverged and task.checkpoint.stored_step:  # what led there is of no use
+                task.checkpoint = task.checkpoint.found(0)
                 self._publisher.forget(task)
         self._sequence += 1
         self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
@@ -355,7 +356,7 @@ class Coordinator:
 
     def _report(self) -> Report:
         payload, descriptors = self._with.wire()
-        reports = [told(task) for task in self._tasks.values()]
+        reports = [safe_report(task) for task in self._tasks.values()]
         if any(failed for _, failed in reports):
             self._note_change()
         return Report(

@@ -13,6 +13,7 @@ import pytest
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.coordinator.surroundings import Surroundings
+from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
 from mlora_worker.coordinator.task.known_plan import with_what_is_known
 from mlora_worker.coordinator.uploads.retrier import CallLater, Lane
 from mlora_worker.data.errors import DataError, Interrupted
@@ -173,7 +174,7 @@ def test_what_a_task_has_done_is_brought_to_the_store_though_a_plan_left_it_out_
         step=3, total_steps=9, updates=3, epoch=0, epoch_step=3, learning_rate=0.1, last=None, tokens=1, seconds=1.0,
         task_uid="a", task="n/a", fingerprint={},
     )  # fmt: skip
-    here.state = TaskState(progress, {})
+    here.checkpoint = CheckpointState(state=TaskState(progress, {}))
     assert one.set_plan(Plan(generation=2))
     assert (here.withdrawn, here.writing, store.asked) == (True, False, [])
     assert one.set_plan(Plan(generation=3, tasks=(task(),)))

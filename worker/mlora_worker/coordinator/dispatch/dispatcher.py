@@ -107,14 +107,14 @@ class Dispatcher:
         """The next entry for rank 0, already announced to the others; None when there is nothing to issue."""
         for task in self._inside:
             # Before it leaves, too: its checkpoint says which one was best.
-            if task.keep_is_due and task.phase is TaskPhase.TRAINING and not task.broken:
+            if task.flight.keep_is_due and task.phase is TaskPhase.TRAINING and not task.flight.broken:
                 return self._issuer.keep(task)
         for task in self._inside:
             if not task.leaving or not self._rule.is_idle(task.uid):
                 continue
             if not task.unsaved:
                 return self._unload(task)
-            if task.snapshot is None:
+            if task.checkpoint.snapshot is None:
                 return self._issuer.checkpoint(task)
         if self._witness is not None and self._trials.next != WITNESS and self._rule.is_idle(WITNESS):
             return self._dismiss()
@@ -170,16 +170,16 @@ class Dispatcher:
             self.microbatches += 1
             self.tokens += train.tokens
         for segment, (loss_sum, squared_norm, _) in zip(train.segments, stats.tolist(), strict=True):
-            flight = self._run(segment.task).in_flight
-            assert flight is not None
-            flight.loss_sum += loss_sum
-            flight.squared_norm += squared_norm
-            flight.void |= bool(faults)
+            step = self._run(segment.task).flight.step
+            assert step is not None
+            step.loss_sum += loss_sum
+            step.squared_norm += squared_norm
+            step.void |= bool(faults)
             for fault in faults:
                 if fault.task == segment.task != WITNESS:
-                    flight.own_fault = fault
+                    step.own_fault = fault
                 elif fault.task in (None, WITNESS):
-                    flight.accept(Charge(fault, train.tokens, sum(len(s.lengths) for s in train.segments)))
+                    step.accept(Charge(fault, train.tokens, sum(len(s.lengths) for s in train.segments)))
         for uid in self._rule.returned([segment.task for segment in train.segments]):
             self._finish_step(self._run(uid))
         self._judge()
@@ -195,7 +195,10 @@ class Dispatcher:
         task = self._tasks.get(uid)
         if task is None:
             return
-        for best in (task.best, task.snapshot.best if task.snapshot is not None else None):
+        for best in (
+            task.best,
+            task.checkpoint.snapshot.best if task.checkpoint.snapshot is not None else None,
+        ):
             if best is not None and best.number == number:
                 best.parts[stage] = tensors
 
@@ -212,41 +215,42 @@ class Dispatcher:
         if task is None or fault.number < task.load_number:  # gone, or back with a new adapter
             return
         # Out of the stream, it may still lack parts of a checkpoint or of its adapter that will not come.
+        snapshot = task.checkpoint.snapshot
         lacks_parts = task.phase is TaskPhase.SAVING or (
-            task.snapshot is not None and task.snapshot.number == fault.number
+            snapshot is not None and snapshot.number == fault.number
         )
         if not (lacks_parts or (task.phase is TaskPhase.TRAINING and task.in_stream)):
             return
         if not self._lack.may_pass(task, fault):
             self._fail(task, fault)
-        elif self._rule.is_idle(task.uid) and not task.broken:
+        elif self._rule.is_idle(task.uid) and not task.flight.broken:
             self._roll_back(task, fault)
         # Else a step of it comes back with the same fault.
         self._on_change()
 
     def _finish_step(self, task: TaskRun) -> None:
         """All microbatches of its step are back."""
-        flight = task.in_flight
-        assert flight is not None
-        if not flight.void or task.phase is not TaskPhase.TRAINING:
+        step = task.flight.step
+        assert step is not None
+        if not step.void or task.phase is not TaskPhase.TRAINING:
             self._trials.clear(task.uid)
-            if flight.issued is not None and not flight.void:
-                self._on_stepped(self._clock() - flight.issued)
+            if step.issued is not None and not step.void:
+                self._on_stepped(self._clock() - step.issued)
             task.finish_step(self._clock())
-        elif flight.own_fault is not None:
-            if self._lack.may_pass(task, flight.own_fault):
-                self._roll_back(task, flight.own_fault)
+        elif step.own_fault is not None:
+            if self._lack.may_pass(task, step.own_fault):
+                self._roll_back(task, step.own_fault)
             else:
-                self._fail(task, flight.own_fault)
+                self._fail(task, step.own_fault)
                 task.finish_step(self._clock())
         else:
-            if flight.charge is not None:
+            if step.charge is not None:
                 log.warning(
                     "step %d of %s is repeated alone because %s on stage %d failed: %s",
-                    flight.step, task.name, flight.charge.fault.phase, flight.charge.fault.stage,
-                    flight.charge.fault.error, extra=fields_of(task.plan),
+                    step.step, task.name, step.charge.fault.phase, step.charge.fault.stage,
+                    step.charge.fault.error, extra=fields_of(task.plan),
                 )  # fmt: skip
-                tokens = self._trials.accuse(task.uid, flight.charge)
+                tokens = self._trials.accuse(task.uid, step.charge)
                 if tokens is not None:
                     self._narrow(task, tokens)
             task.repeat_step()
@@ -265,7 +269,7 @@ class Dispatcher:
             if not self._lack.may_pass(task, fault):
                 self._fail(task, fault)
             elif self._lack.is_alone(task, fault):
-                self._lack.crowd_out(task, fault)
+                self._lack.evict(task, fault)
             else:
                 self._lack.make_room(fault, (task,))
         for uid, tokens in verdict.narrowed.items():
@@ -291,7 +295,7 @@ class Dispatcher:
         """Memory ran out for its adapter, which is broken on a stage: it leaves, and comes back as above, but goes on from
         the newest checkpoint that there is already."""
         self._trials.drop(task.uid)
-        self._lack.crowd_out(task, fault)
+        self._lack.evict(task, fault)
         task.roll_back()
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:
@@ -306,13 +310,13 @@ class Dispatcher:
     def _fail(self, task: TaskRun, fault: Fault) -> None:
         self._trials.drop(task.uid)
         reason = FailureReason.OUT_OF_MEMORY if fault.out_of_memory else FailureReason.INTERNAL_ERROR
-        message = explain(fault, task.in_flight.step if task.in_flight else task.steps_done)
+        message = explain(fault, task.flight.step.step if task.flight.step else task.progress.step)
         log.warning("%s failed: %s", task.name, message, extra=fields_of(task.plan))
         task.fail(reason, message)
 
     def _wind_down(self) -> Entry | None:
         for task in self._inside:
-            if task.unsaved and task.snapshot is None and self._rule.is_idle(task.uid):
+            if task.unsaved and task.checkpoint.snapshot is None and self._rule.is_idle(task.uid):
                 return self._issuer.checkpoint(task)
         for task in self._inside:
             if task.at_end and not task.unsaved and self._rule.is_idle(task.uid):
@@ -327,7 +331,7 @@ class Dispatcher:
 
     def _is_at_hand(self, task: TaskRun) -> bool:
         """It has nothing to be taken up, or that is here. If it is not, it is asked for."""
-        if not task.resumable or task.restoration is not None:
+        if not task.checkpoint.resumable or task.checkpoint.restoration is not None:
             return True
         if not task.fetching and self._on_wanted is not None:
             task.fetching = True

@@ -29,10 +29,10 @@ class Evaluations:
                 assert task.prepared is not None
                 assert task.prepared.evaluation is not None
                 budget = self._rule.budget_of([task.uid])
-                task.assessment = task.prepared.evaluation.begin(task.steps_done, budget)
-            if task.assessment is not None and task.assessment.left:
-                item, entry = self._issuer.evaluate(task, task.assessment)
-                self._out[item.number] = task.assessment
+                task.flight.assessment = task.prepared.evaluation.begin(task.progress.step, budget)
+            if task.flight.assessment is not None and task.flight.assessment.left:
+                item, entry = self._issuer.evaluate(task, task.flight.assessment)
+                self._out[item.number] = task.flight.assessment
                 return entry
         return None
 
@@ -42,7 +42,7 @@ class Evaluations:
         if found is not None:
             found.add(scores)
         for task in self._inside:
-            if task.assessment is not None and task.assessment is found and found.complete:
+            if task.flight.assessment is not None and task.flight.assessment is found and found.complete:
                 task.finish_evaluation()
         return found is not None
 
@@ -50,5 +50,5 @@ class Evaluations:
         """It met a fault, so no scores may come: its evaluation begins again."""
         found = self._out.pop(number, None)
         for task in self._inside:
-            if found is not None and task.assessment is found:
-                task.assessment = None
+            if found is not None and task.flight.assessment is found:
+                task.flight.assessment = None

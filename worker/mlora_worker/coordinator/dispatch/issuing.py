@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from mlora_worker.coordinator.task.evaluation import Assessment, Best
+from mlora_worker.coordinator.task.in_flight import InFlight
 from mlora_worker.coordinator.task.known_good import WITNESS
 from mlora_worker.coordinator.task.outcome import Snapshot
 from mlora_worker.coordinator.task.run import TaskRun
@@ -79,12 +80,12 @@ class Issuer:
         assert task.prepared is not None
         task.in_stream, task.phase = True, TaskPhase.TRAINING
         self._inside.refresh()
-        task.started = self._clock()
+        task.flight = InFlight(started=self._clock())
         load = task.prepared.load
         self._rule.join(task.uid, load.tokens, load.rows, load.spread)
         task.load_number = self._next_number()
         item = Load(number=task.load_number, task=task.uid, lora=task.plan.lora, training=task.plan.training)
-        restoration, task.restoration = task.restoration, None
+        restoration = task.checkpoint.restoration
         if restoration is None and task.prepared.initial is not None:
             item, initial = item.model_copy(update={"updates": 0}), task.prepared.initial
             self._tell(item, initial.payloads)
@@ -93,9 +94,9 @@ class Issuer:
             return self._issue(item)
         task.resume(restoration)
         if not task.writing:
-            task.state = None
-        log.info("%s resumes after step %d", task.name, task.steps_done, extra=fields_of(task.plan))
-        item = item.model_copy(update={"updates": task.updates})
+            task.checkpoint = task.checkpoint.released()
+        log.info("%s resumes after step %d", task.name, task.progress.step, extra=fields_of(task.plan))
+        item = item.model_copy(update={"updates": task.progress.updates})
         self._tell(item, restoration.payloads)
         return Entry(item, state=restoration.own)
 
@@ -121,26 +122,24 @@ class Issuer:
 
     def checkpoint(self, task: TaskRun) -> Entry:
         """What it has done up to now, also if a later try of its next step was void: that is not in it."""
-        update, task.update = task.update, None
-        item = Checkpoint(number=self._next_number(), task=task.uid, update=update)
-        task.snapshot = Snapshot(
-            item.number, task.progress(), best=task.best, history=task.history.lines(task.steps_done)
+        item = Checkpoint(number=self._next_number(), task=task.uid, update=task.flight.take_update())
+        progress = task.saved_progress()
+        task.checkpoint = task.checkpoint.begun(
+            Snapshot(item.number, progress, best=task.best, history=task.history.lines(progress.step))
         )
-        task.taken_step = task.steps_done
         return self._issue(item)
 
     def keep(self, task: TaskRun) -> Entry:
-        record = task.evaluated.best
+        record = task.progress.evaluated.best
         assert record is not None
-        task.keep_is_due = False
+        task.flight.keep_is_due = False
         item = Keep(number=self._next_number(), task=task.uid)
         task.best = Best(item.number, record)
         return self._issue(item)
 
     def save(self, task: TaskRun) -> Entry:
         task.phase = TaskPhase.SAVING
-        update, task.update = task.update, None
-        return self._issue(Save(number=self._next_number(), task=task.uid, update=update))
+        return self._issue(Save(number=self._next_number(), task=task.uid, update=task.flight.take_update()))
 
     def evaluate(self, task: TaskRun, found: Assessment) -> tuple[Evaluate, Entry]:
         """The next microbatch of ``found``."""
@@ -150,13 +149,12 @@ class Issuer:
         rows = [task.prepared.evaluation.rows[index] for index in indices]
         weights = None if found.row_weights is None else tuple(found.row_weights[index] for index in indices)
         found.outstanding += 1
-        update, task.update = task.update, None
         item = Evaluate(
             number=self._next_number(),
             task=task.uid,
             lengths=tuple(len(row.ids) for row in rows),
             row_weights=weights,
-            update=update,
+            update=task.flight.take_update(),
         )
         return item, self._announced(item, [row.ids for row in rows], [row.labels for row in rows])
 
@@ -165,28 +163,27 @@ class Issuer:
         segments, ids, labels = [], [], []
         for part in parts:
             task = run_of(part.task)
-            flight = task.in_flight
-            assert flight is not None
+            step = task.flight.step
+            assert step is not None
             assert task.prepared is not None
             update, discard = None, False
             if part.first_row == 0:
-                flight.issued = self._clock()
-                update, task.update = task.update, None
-                discard, task.discard = task.discard, False
+                step.issued = self._clock()
+                update, discard = task.flight.take_update(), task.flight.take_discard()
             segments.append(
                 Segment(
                     task=task.uid,
-                    step=flight.step,
+                    step=step.step,
                     lengths=part.lengths,
                     first_row=part.first_row,
-                    weight=flight.weight,
-                    row_weights=flight.weights_of(part.first_row, len(part.lengths)),
+                    weight=step.weight,
+                    row_weights=step.weights_of(part.first_row, len(part.lengths)),
                     closes_step=part.closes_step,
                     update=update,
                     discard=discard,
                 )
             )
-            for index in flight.rows[part.first_row : part.first_row + len(part.lengths)]:
+            for index in step.rows[part.first_row : part.first_row + len(part.lengths)]:
                 ids.append(task.prepared.rows[index].ids)
                 labels.append(task.prepared.rows[index].labels)
         item = Train(number=self._next_number(), segments=tuple(segments))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
+from mlora_worker.coordinator.task.eviction import Eviction
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.protocol import MemoryExhausted
@@ -35,7 +37,7 @@ class MemoryLack:
         """``held`` and ``look_again``: see ``Dispatcher``."""
         self._inside, self._issuer, self._clock = inside, issuer, clock
         self._held, self._look_again, self._looks_at = held, look_again, 0.0
-        self._crowded_out: dict[str, TaskRun] = {}
+        self._evicted: dict[str, TaskRun] = {}
         self.exhausted: deque[MemoryExhausted] = deque(
             maxlen=_MOST_EXHAUSTED
         )  # where it ran out, newest last
@@ -55,9 +57,9 @@ class MemoryLack:
         what it has done, and comes back when another one has left or the operator has planned anew."""
         if len(self._inside) == 1:
             return  # it passed alone, so the fault was none of memory that others hold: it goes on
-        self.crowd_out(max(accused, key=lambda task: task.load_number), fault)
+        self.evict(max(accused, key=lambda task: task.load_number), fault)
 
-    def crowd_out(self, task: TaskRun, fault: Fault) -> None:
+    def evict(self, task: TaskRun, fault: Fault) -> None:
         log.warning(
             "%s is evicted: stage %d ran out of memory (%s)",
             task.name,
@@ -67,12 +69,11 @@ class MemoryLack:
         )
         together = {one.uid for one in self._inside} | {task.uid}
         held = self._held_on(fault.stage)
-        task.crowded_out = max(2, len(together))
-        self._crowded_out[task.uid] = task
-        if held:
-            task.waits_for = fault.stage, held
-        elif self.is_alone(task, fault):
-            task.lacked_after = task.steps_done
+        former = task.eviction.waits_for if task.eviction is not None else None
+        task.eviction = Eviction(max(2, len(together)), (fault.stage, held) if held else former)
+        self._evicted[task.uid] = task
+        if not held and self.is_alone(task, fault):
+            task.lacked_after = task.progress.step
         # Told late, it may be the last one: of those that were there nothing is known any more. And where tasks that are
         # out held some, those that were there may well fit together.
         if len(together) > 1 and not held:
@@ -81,22 +82,21 @@ class MemoryLack:
     def welcome_back(self) -> None:
         """Those who had to leave for want of memory, once that has changed."""
         inside = len(self._inside)
-        for uid, task in list(self._crowded_out.items()):
-            if task.in_stream:  # not gone yet
-                continue
-            if self._waits_for_memory(task):
-                continue
-            if task.withdrawn or not task.plan.admitted or inside < task.crowded_out - 1:
-                task.crowded_out = 0
-                del self._crowded_out[uid]
+        for uid, task in list(self._evicted.items()):
+            eviction = task.eviction
+            if eviction is None or task.in_stream or self._waits_for_memory(task, eviction):
+                continue  # it has not left yet, or has no room
+            if task.withdrawn or not task.plan.admitted or inside < eviction.tasks - 1:
+                task.eviction = None
+                del self._evicted[uid]
 
-    def _waits_for_memory(self, task: TaskRun) -> bool:
+    def _waits_for_memory(self, task: TaskRun, eviction: Eviction) -> bool:
         """Tasks that are out hold as much as they did when it left."""
-        if task.waits_for is None:
+        if eviction.waits_for is None:
             return False
-        stage, held = task.waits_for
+        stage, held = eviction.waits_for
         if task.withdrawn or not task.plan.admitted or self._held_on(stage) < held:
-            task.waits_for = None
+            task.eviction = replace(eviction, waits_for=None)
             return False
         if self._clock() >= self._looks_at:  # nobody may tell
             self._looks_at = self._clock() + LOOK_AGAIN

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from mlora_worker.bounds import is_within
 from mlora_worker.coordinator.task.fault_attribution import Charge
+from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.data.training_rows.row_weights import relative_weights, weighted_sum
 from mlora_worker.pipeline.faults import Fault
 
 
@@ -38,3 +44,45 @@ class StepInFlight:
     def weights_of(self, first: int, count: int) -> tuple[float, ...] | None:
         """Of ``count`` of its rows, from row ``first`` on."""
         return None if self.row_weights is None else self.row_weights[first : first + count]
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum * self.weight
+
+    @property
+    def norm(self) -> float:
+        """Of the gradient."""
+        return math.sqrt(self.squared_norm) if self.squared_norm >= 0 else math.nan
+
+    @property
+    def invalid(self) -> str | None:
+        """What of it is not finite."""
+        if not is_within(self.loss):
+            return f"loss {self.loss}"
+        return f"gradient norm {self.norm}" if not is_within(self.norm) else None
+
+    @property
+    def trains(self) -> bool:
+        """Without a supervised token it adds nothing and does not move the adapter."""
+        return self.supervised > 0
+
+    def again(self) -> StepInFlight:
+        """The same rows, of which nothing is back."""
+        return StepInFlight(
+            self.step, self.rows, self.supervised, self.tokens, self.weighted, self.row_weights
+        )
+
+
+def step_of(prepared: PreparedTask, step: int) -> StepInFlight:
+    rows = prepared.steps.rows_of_step(step)
+    held = [prepared.rows[row] for row in rows]
+    counts = [int(np.count_nonzero(row.labels >= 0)) for row in held]
+    weights = relative_weights(held)
+    return StepInFlight(
+        step=step,
+        rows=rows,
+        supervised=sum(counts),
+        tokens=sum(len(row.ids) for row in held),
+        weighted=weighted_sum(counts, weights),
+        row_weights=weights,
+    )

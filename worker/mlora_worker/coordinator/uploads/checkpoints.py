@@ -87,7 +87,7 @@ class Checkpoints:
     def heard(self, stage: int, uid: str, number: int, part: StageState) -> None:
         """A stage's part of the checkpoint with that item number. Raises ``OutOfOrder`` when it is of another step."""
         task = self._tasks.get(uid)
-        snapshot = task.snapshot if task is not None else None
+        snapshot = task.checkpoint.snapshot if task is not None else None
         if task is None or snapshot is None or snapshot.number != number:
             return
         if part.updates != snapshot.progress.updates:
@@ -114,12 +114,12 @@ class Checkpoints:
 
     def take_back(self, task: TaskRun, state: TaskState) -> None:
         """``state`` is newer than what the store has: the task goes on from it, and it is brought there."""
-        task.state, task.writing = state, True
+        task.checkpoint, task.writing = task.checkpoint.kept(state), True
         self._write(task)
 
     def come_back(self, task: TaskRun) -> None:
         """A plan that left ``task`` out may have ended the writing of its state; it is in a plan again."""
-        if not task.withdrawn and not task.writing and _is_ahead(task):
+        if not task.withdrawn and not task.writing and task.checkpoint.is_ahead:
             task.writing = True
             self._write(task)
 
@@ -129,21 +129,25 @@ class Checkpoints:
         if len(tensors) != sum(map(len, parts.values())):
             raise OutOfOrder(f"two stages sent the same tensor of {task.name}")
         best = snapshot.best.tensors if snapshot.best is not None else {}
-        task.snapshot, task.state = None, TaskState(snapshot.progress, tensors, best, snapshot.history)
+        state = TaskState(snapshot.progress, tensors, best, snapshot.history)
+        task.checkpoint = task.checkpoint.gathered(state)
         if not task.writing:
             task.writing = True
             self._write(task)
         self._on_change()
 
     def _make_room(self) -> None:
-        waiting = [task for task in self._tasks.values() if task.phase is TaskPhase.PREEMPTED and task.state]
-        held = sum(task.state.bytes for task in waiting if task.state)
-        for task in waiting:  # it is all in the store
+        waiting = [
+            (task, task.checkpoint.state.bytes)
+            for task in self._tasks.values()
+            if task.phase is TaskPhase.PREEMPTED and task.checkpoint.state is not None
+        ]
+        held = sum(size for _, size in waiting)
+        for task, size in waiting:  # it is all in the store
             if held <= self._kept_bytes:
                 return
-            assert task.state is not None
-            held -= task.state.bytes
-            task.state = None
+            held -= size
+            task.checkpoint = task.checkpoint.released()
 
     # --- in a lane -----------------------------------------------------------------------------------------------
 
@@ -204,13 +208,13 @@ class Checkpoints:
 
     def _written(self, task: TaskRun, step: int) -> None:
         with self._changed:
-            task.stored_step = max(task.stored_step, step)
+            task.checkpoint = task.checkpoint.stored(step)
             task.note_stored()
-            newer = _is_ahead(task)
+            newer = task.checkpoint.is_ahead
             if not newer:
                 task.writing = False
                 if task.in_stream:
-                    task.state = None
+                    task.checkpoint = task.checkpoint.released()
                 self._make_room()
             ended = task.phase is TaskPhase.SUCCEEDED
             self._on_change()
@@ -229,7 +233,7 @@ class Checkpoints:
 
     def _keep_newest(self, task: TaskRun) -> None:
         with self._changed:
-            state = task.state
+            state = task.checkpoint.state
         if state is not None:
             self._kept.keep_state(task.uid, state)
 
@@ -257,13 +261,13 @@ class Checkpoints:
 
     def _scratch_of(self, task: TaskRun) -> Path | None:
         with self._changed:
-            size = task.state.bytes if task.state is not None else 0
-        return self._kept.scratch_for(size)
+            state = task.checkpoint.state
+        return self._kept.scratch_for(state.bytes if state is not None else 0)
 
     def _saved(self, task: TaskRun, folder: Path) -> SavedState:
         """Its newest state, in a file."""
         with self._changed:
-            state = task.state
+            state = task.checkpoint.state
         if state is None:  # it failed, or is published
             raise Withdrawn(task.name)
         return save_state(state, folder)
@@ -282,11 +286,7 @@ class Checkpoints:
                 )
                 task.restart()
             else:
-                task.restoration = made
-                if task.state is None:
-                    # What the store has. The step that was known of it may be another one: the newest file was damaged, or
-                    # a former run was still writing one. Else the task would wait for a step that is not to come.
-                    task.stored_step = made.progress.step
+                task.checkpoint = task.checkpoint.fetched(made)
             self._on_change()
 
     def _not_restored(self, task: TaskRun, error: Exception) -> None:
@@ -300,7 +300,7 @@ class Checkpoints:
 
     def _newest_state(self, task: TaskRun) -> TaskState | None:
         with self._changed:
-            state = task.state
+            state = task.checkpoint.state
         if state is None:
             assert task.prepared is not None
             store, folder = self._open(task.plan)
@@ -320,8 +320,3 @@ class Checkpoints:
         parts = [stage_part(state.tensors, layers) for layers in self._layers]
         payloads = {stage: self._aside.payload(part) for stage, part in enumerate(parts) if stage > 0}
         return Restoration(state.progress, parts[0], payloads, state.best, history)
-
-
-def _is_ahead(task: TaskRun) -> bool:
-    """Its newest state is not in the store."""
-    return task.state is not None and task.state.progress.step > task.stored_step

@@ -17,7 +17,7 @@ from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
 from mlora_worker.coordinator.uploads.publish import finished_adapter, upload
 from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier, Withdrawn
 from mlora_worker.coordinator.uploads.store_identity import output_place
-from mlora_worker.protocol import AdapterInfo, StorageAccess, TaskPhase
+from mlora_worker.protocol import AdapterInfo, StorageAccess
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.local_spool import KeptWork
@@ -106,8 +106,7 @@ class Publisher:
 
     def _uploaded(self, task: TaskRun, adapter: AdapterInfo) -> None:
         with self._changed:
-            task.adapter, task.phase = adapter, TaskPhase.SUCCEEDED
-            task.state = task.snapshot = None
+            task.publish(adapter)
             self._on_change()
         self.forget(task)
         log.info("adapter of %s is published at %s", task.name, adapter.uri)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import UserDict
 from collections.abc import ValuesView
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from mlora_worker.coordinator.dispatch.dispatcher import Dispatcher
 from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.report import report_of
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
@@ -116,8 +118,8 @@ class Play:
                 self.dispatcher.returned(entry.item.number, torch.tensor(stats, dtype=torch.float64))
             elif isinstance(entry.item, Checkpoint) and self.at_once:
                 task = self.tasks[entry.item.task]
-                self.taken.append(task.steps_done)
-                task.stored_step, task.snapshot = task.steps_done, None
+                self.taken.append(task.progress.step)
+                task.checkpoint = replace(task.checkpoint, stored_step=task.progress.step, snapshot=None)
         return self.announced[first:]
 
 
@@ -160,8 +162,8 @@ def test_the_loss_is_the_mean_over_the_steps_supervised_tokens_however_it_was_cu
     trains = [item for item in play.run() if isinstance(item, Train)]
     assert len(trains) == 2
     assert {segment.weight for train in trains for segment in train.segments} == {1 / 8}
-    assert task.last is not None
-    assert task.last.loss == pytest.approx(12 / 8)
+    assert task.progress.last is not None
+    assert task.progress.last.loss == pytest.approx(12 / 8)
 
 
 def test_a_step_without_supervised_tokens_adds_nothing_and_moves_nothing() -> None:
@@ -169,8 +171,8 @@ def test_a_step_without_supervised_tokens_adds_nothing_and_moves_nothing() -> No
     *_, save, _ = Play(task, loss_sum=0.0, squared_norm=0.0).run()
     assert isinstance(save, Save)
     assert save.update is None
-    assert task.last is not None
-    assert (task.last.loss, task.steps_done) == (None, 1)
+    assert task.progress.last is not None
+    assert (task.progress.last.loss, task.progress.step) == (None, 1)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +207,8 @@ def test_a_task_that_is_not_admitted_waits_and_one_that_lost_its_place_leaves_be
     assert isinstance(unload, Unload)
     assert checkpoint.update is not None
     assert checkpoint.update.step == 2, "what it holds is what two steps made"
-    assert task.snapshot is not None
-    assert (task.snapshot.number, task.snapshot.progress.step) == (checkpoint.number, 2)
+    assert task.checkpoint.snapshot is not None
+    assert (task.checkpoint.snapshot.number, task.checkpoint.snapshot.progress.step) == (checkpoint.number, 2)
     assert task.phase is TaskPhase.TRAINING, "until the checkpoint is in the store"
     task.plan = task.plan.model_copy(update={"admitted": True})
     assert play.run() == [], "nor is it loaded before its state is here"
@@ -276,7 +278,7 @@ def test_a_withdrawn_task_leaves_once_its_step_is_back() -> None:
 def test_tokens_per_second_is_over_the_time_from_load_to_the_last_returned_step() -> None:
     task = prepared_task("a", max_steps=2)
     Play(task).run()
-    assert task.report().tokens_per_second == pytest.approx(40 / 2)
+    assert report_of(task).tokens_per_second == pytest.approx(40 / 2)
 
 
 # --- faults ---------------------------------------------------------------------------------------------------------
@@ -322,7 +324,7 @@ def test_a_void_step_is_issued_again_alone_with_the_word_to_discard_and_without_
         assert (segment.task, segment.step, segment.discard, segment.update) == (task.uid, 2, True, None)
         assert segment.lengths == shared.segments[0].lengths
         come_back(play, again)
-        assert task.steps_done == 2
+        assert task.progress.step == 2
     together = next_train(play)
     assert [(s.task, s.step, s.discard) for s in together.segments] == [("a", 3, False), ("b", 3, False)]
     assert all(segment.update is not None and segment.update.step == 2 for segment in together.segments)
@@ -336,8 +338,8 @@ def test_what_a_void_step_brought_back_does_not_count() -> None:
     play.dispatcher.faulted(fault(first.number))
     play.dispatcher.returned(first.number, torch.tensor([[math.nan, math.nan, 1.0]], dtype=torch.float64))
     come_back(play, next_train(play))
-    assert task.last is not None
-    assert task.last.loss == pytest.approx(8.0 / 8)
+    assert task.progress.last is not None
+    assert task.progress.last.loss == pytest.approx(8.0 / 8)
 
 
 def test_a_fault_that_names_its_task_fails_it_at_once_and_its_neighbour_repeats_the_step() -> None:
@@ -351,7 +353,7 @@ def test_a_fault_that_names_its_task_fails_it_at_once_and_its_neighbour_repeats_
     assert bad.failure.reason is FailureReason.INTERNAL_ERROR
     assert "in the optimizer step before step 1" in bad.failure.message
     assert kinds(play.run()) == ["unload", "train", "train", "save", "unload"]
-    assert good.steps_done == 2
+    assert good.progress.step == 2
 
 
 def test_a_task_that_is_alone_fails_for_want_of_memory_only_on_a_stage_that_was_emptied_before() -> None:
@@ -378,7 +380,7 @@ def test_a_whole_step_between_two_lacks_of_memory_begins_the_count_anew() -> Non
         play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
         assert kinds(play.run(items=2)) == ["unload", "load"]
         come_back(play, next_train(play))
-        assert task.steps_done == 1
+        assert task.progress.step == 1
         task.restart()
         assert kinds(play.run(items=1)) == ["unload"]
     assert task.failure is None
@@ -392,7 +394,7 @@ def test_an_update_that_never_finds_memory_fails_its_task_although_the_step_befo
     for _ in range(2):
         assert task.failure is None
         come_back(play, next_train(play))
-        assert task.steps_done == 1
+        assert task.progress.step == 1
         second = next_train(play)
         play.dispatcher.faulted(fault(second.number, Phase.UPDATE, "a", memory=True))
         come_back(play, second, faults=1)
@@ -428,7 +430,7 @@ def test_a_task_waits_while_tasks_that_are_out_hold_the_memory_that_it_lacks() -
         assert kinds(play.run(items=1)) == ["load"]
         play.dispatcher.faulted(fault(task.load_number, Phase.LOAD, "a", memory=True))
         assert kinds(play.run(items=9)) == ["unload"], "it is not tried before something is free"
-        assert (task.failure, task.report().crowded_out) == (None, True)
+        assert (task.failure, report_of(task).crowded_out) == (None, True)
         looks = play.looks
         play.time += 5
         play.run()
@@ -485,14 +487,14 @@ def test_a_report_says_who_stays_out_for_want_of_memory_and_of_others_nothing() 
     play = Play(a, b)
     play.run(items=2)
     play.dispatcher.faulted(fault(b.load_number, Phase.LOAD, "b", memory=True))
-    told = [b.report().crowded_out]  # it is still in the stream
+    told = [report_of(b).crowded_out]  # it is still in the stream
     play.run(items=1)
-    told.append(b.report().crowded_out)
+    told.append(report_of(b).crowded_out)
     assert told == [None, True]
-    assert "crowdedOut" not in a.report().to_json()
+    assert "crowdedOut" not in report_of(a).to_json()
     b.plan = b.plan.model_copy(update={"admitted": False})
     play.run(items=1)
-    assert "crowdedOut" not in b.report().to_json()
+    assert "crowdedOut" not in report_of(b).to_json()
 
 
 def test_a_report_says_whom_only_the_store_keeps() -> None:
@@ -506,14 +508,14 @@ def test_a_report_says_whom_only_the_store_keeps() -> None:
         task.block(FailureReason.ACCESS_DENIED, "denied")
     leaves.plan = leaves.plan.model_copy(update={"admitted": False})
     play.run(items=6)
-    assert [(task.phase.value, task.report().released) for task in tasks] == [
+    assert [(task.phase.value, report_of(task).released) for task in tasks] == [
         ("Training", None),
         ("Training", True),
         ("Saving", True),
     ]
-    assert "released" not in trains.report().to_json()
+    assert "released" not in report_of(trains).to_json()
     done.blocked = None
-    assert done.report().released is None
+    assert report_of(done).released is None
 
 
 def test_a_fault_that_is_told_twice_sends_its_task_out_once() -> None:
@@ -577,7 +579,7 @@ def test_a_suspect_that_is_withdrawn_leaves_and_the_next_one_is_tried() -> None:
     come_back(play, shared, faults=1)
     a.withdrawn = True
     assert kinds(play.run()) == ["unload", "train", "train", "save", "unload"]
-    assert b.steps_done == 2
+    assert b.progress.step == 2
 
 
 def fail_every_task(play: Play) -> Load:
@@ -611,7 +613,7 @@ def test_rows_that_no_model_can_take_fail_their_tasks_and_not_the_pipeline() -> 
     ]  # fmt: skip
     c = play.tasks["c"] = prepared_task("c")
     assert kinds(play.run()) == ["load", "train", "train", "save", "unload"]
-    assert c.steps_done == 2
+    assert c.progress.step == 2
 
 
 @pytest.mark.parametrize("whose", [None, "witness"], ids=["of the microbatch", "of its adapter"])
@@ -652,12 +654,12 @@ def test_for_each_microbatch_those_that_wait_are_passed_over_once_at_most() -> N
 
 def test_a_report_is_made_anew_only_where_something_in_it_has_changed() -> None:
     task = prepared_task("a")
-    first = task.report()
-    assert task.report() is first
+    first = report_of(task)
+    assert report_of(task) is first
     task.block(FailureReason.ACCESS_DENIED, "no")
-    blocked = task.report()
+    blocked = report_of(task)
     assert (blocked.blocked, first.blocked) == (task.blocked, None)
     task.blocked = None
-    assert task.report() == first
+    assert report_of(task) == first
     Play(task).run()
-    assert (task.report().step, task.report().phase) == (2, TaskPhase.SAVING)
+    assert (report_of(task).step, report_of(task).phase) == (2, TaskPhase.SAVING)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mlora_worker.coordinator.task.progress import TrainingProgress
+from mlora_worker.coordinator.task.report import report_of
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import (
@@ -29,8 +32,8 @@ HUGE = 10**400
 @pytest.mark.parametrize(
     "state",
     [
-        {"tokens_done": HUGE, "seconds": 1.0},
-        {"steps_done": -1},
+        {"tokens": HUGE, "seconds": 1.0},
+        {"step": -1},
     ],
     ids=["more tokens than any number", "a step before the first"],
 )
@@ -39,8 +42,7 @@ def test_what_cannot_be_told_of_a_task_is_its_own_failure_and_the_others_are_rep
 ) -> None:
     one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), task("b"), task("c"))))
-    for name, value in state.items():
-        setattr(one._tasks["b"], name, value)
+    one._tasks["b"].progress = TrainingProgress(**state)
     for _ in range(2):  # and again, for nothing in it has become better
         read = Report.model_validate_json(one.wait_report(-1, 0).to_json())
         assert [found.phase for found in read.tasks] == [
@@ -58,17 +60,17 @@ def test_what_cannot_be_told_of_a_task_is_its_own_failure_and_the_others_are_rep
 @pytest.mark.parametrize("seconds", [5e-324, 0.0])
 def test_a_rate_that_is_no_number_is_not_told(seconds: float) -> None:
     run = TaskRun(task("a"))
-    run.tokens_done, run.seconds = 10**9, seconds
-    assert run.report().tokens_per_second is None
-    run.seconds = 2.0
-    assert run.report().tokens_per_second == 5e8
+    run.progress = TrainingProgress(tokens=10**9, seconds=seconds)
+    assert report_of(run).tokens_per_second is None
+    run.progress = replace(run.progress, seconds=2.0)
+    assert report_of(run).tokens_per_second == 5e8
 
 
 def test_a_failure_in_a_report_is_news_that_wakes_whoever_waits_for_it() -> None:
     one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"),)))
     before = one.wait_report(-1, 0).sequence
-    one._tasks["a"].steps_done = -1
+    one._tasks["a"].progress = TrainingProgress(step=-1)
     assert one.wait_report(-1, 0).sequence > before
     assert one.wait_report(-1, 0).sequence == one.wait_report(-1, 0).sequence, "once"
 
@@ -81,7 +83,7 @@ def test_words_of_a_store_that_are_no_text_are_told_all_the_same() -> None:
     run = TaskRun(plan)
     run.fail(FailureReason.INVALID_SPEC, "bucket \ud800 " + "x" * 10**6)
     assert run.failure is not None
-    assert len(json.loads(run.report().to_json())["failure"]["message"]) == 2048
+    assert len(json.loads(report_of(run).to_json())["failure"]["message"]) == 2048
     run.block(FailureReason.INVALID_SPEC, "bucket \ud800")
     assert run.blocked is not None
     assert run.blocked.message == "bucket \\ud800"

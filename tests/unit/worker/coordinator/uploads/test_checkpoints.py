@@ -16,8 +16,11 @@ from typing import cast
 import pytest
 import torch
 
+from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
 from mlora_worker.coordinator.task.outcome import Snapshot
 from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.progress import TrainingProgress
+from mlora_worker.coordinator.task.report import report_of
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints
 from mlora_worker.coordinator.uploads.retrier import UploadRetrier
@@ -65,6 +68,10 @@ def training_task() -> TaskRun:
     return task
 
 
+def trained(steps: int) -> TrainingProgress:
+    return TrainingProgress(steps, updates=steps)
+
+
 class Play:
     """One stage, a store that refuses as long as ``refuses``, and pauses that end when ``pauses_end`` is called."""
 
@@ -98,10 +105,11 @@ class Play:
     def train(self, steps: int) -> None:
         """A checkpoint is taken, and its part comes at once, wherever one is due."""
         for _ in range(steps):
-            self.task.steps_done = self.task.updates = self.task.steps_done + 1
+            number = self.task.progress.step + 1
+            self.task.progress = trained(number)
             if self.task.checkpoint_is_due:
-                number = self.task.steps_done
-                self.task.snapshot, self.task.taken_step = Snapshot(number, self.task.progress()), number
+                snapshot = Snapshot(number, self.task.saved_progress())
+                self.task.checkpoint = self.task.checkpoint.begun(snapshot)
                 part = tensors(float(number))
                 self.checkpoints.heard(0, "a", number, StageState(number, part))
 
@@ -118,8 +126,8 @@ def test_while_the_store_refuses_checkpoints_are_taken_on_and_the_newest_is_kept
     play.train(2)
     assert play.task.blocked is not None
     play.train(4)
-    assert play.task.state is not None
-    assert play.task.state.progress.step == 6
+    assert play.task.checkpoint.state is not None
+    assert play.task.checkpoint.state.progress.step == 6
     assert len(play.put_off) == 1, "there is one try of a task at a time"
     play.pauses_end()
     kept = play.kept.state("a", newer_than=0)
@@ -127,7 +135,7 @@ def test_while_the_store_refuses_checkpoints_are_taken_on_and_the_newest_is_kept
     assert kept.progress.step == 6, "what a killed rank goes on from"
     play.refuses = False
     play.pauses_end()
-    assert (play.task.stored_step, play.task.writing, play.task.blocked) == (6, False, None)
+    assert (play.task.checkpoint.stored_step, play.task.writing, play.task.blocked) == (6, False, None)
     assert {uri.split("/")[-2] for uri in play.store.objects} == {"step-6"}
     assert play.put_off == []
 
@@ -142,7 +150,7 @@ def test_a_task_that_a_plan_left_out_while_its_step_ran_has_its_checkpoint_writt
     assert (play.task.writing, play.put_off) == (False, []), "nobody wants it"
     play.task.withdrawn = play.refuses = False
     play.checkpoints.come_back(play.task)
-    assert play.task.stored_step == 2
+    assert play.task.checkpoint.stored_step == 2
     play.checkpoints.come_back(play.task)
     assert play.task.writing is False, "it is all in the store"
 
@@ -153,18 +161,18 @@ def test_the_state_of_a_task_that_left_waits_in_memory_only_where_there_is_room(
 ) -> None:
     play = Play(tmp_path, room)
     play.refuses, play.task.in_stream = False, False
-    play.task.steps_done = play.task.updates = play.task.taken_step = 2
-    play.task.snapshot = Snapshot(2, play.task.progress())
+    play.task.progress = trained(2)
+    play.task.checkpoint = CheckpointState().begun(Snapshot(2, play.task.saved_progress()))
     play.checkpoints.heard(0, "a", 2, StageState(2, tensors(1.0)))
     assert play.task.phase is TaskPhase.PREEMPTED
-    assert (play.task.state is not None) is held
+    assert (play.task.checkpoint.state is not None) is held
     play.checkpoints.want(play.task)
-    assert play.task.restoration is not None, "it comes back either way"
+    assert play.task.checkpoint.restoration is not None, "it comes back either way"
 
 
 def test_while_one_is_in_writing_and_nothing_is_refused_the_next_one_waits() -> None:
     task = training_task()
-    task.steps_done, task.writing = 2, True
+    task.progress, task.writing = trained(2), True
     assert not task.checkpoint_is_due
     task.writing = False
     assert task.checkpoint_is_due
@@ -178,13 +186,14 @@ def test_a_task_that_found_another_checkpoint_than_was_known_is_preempted_once_i
 ) -> None:
     play = Play(tmp_path)
     play.refuses, play.task.in_stream = False, False
-    play.task.steps_done = play.task.taken_step = play.task.stored_step = 4  # as it was at the start
-    progress = play.task.progress().model_copy(update={"step": found, "updates": found})
+    play.task.progress = trained(4)
+    play.task.checkpoint = CheckpointState(taken_step=4, stored_step=4)  # as it was at the start
+    progress = play.task.saved_progress().model_copy(update={"step": found, "updates": found})
     write_checkpoint(cast(Store, play.store), PLACE, TaskState(progress, tensors(0.0)))
     play.checkpoints.want(play.task)
-    assert play.task.restoration is not None
-    play.task.resume(play.task.restoration)
-    assert play.task.report().checkpoint_step == found
+    assert play.task.checkpoint.restoration is not None
+    play.task.resume(play.task.checkpoint.restoration)
+    assert report_of(play.task).checkpoint_step == found
     play.task.step_out()
     assert play.task.phase is TaskPhase.PREEMPTED
 
@@ -204,16 +213,16 @@ def test_a_checkpoint_of_numbers_that_no_task_has_fails_that_task_before_anythin
 ) -> None:
     play = Play(tmp_path)
     play.refuses, play.task.in_stream = False, False
-    play.task.steps_done = play.task.updates = play.task.stored_step = 4
+    play.task.progress, play.task.checkpoint = trained(4), CheckpointState(stored_step=4)
     assert play.task.prepared is not None
     facts = {"training.totalSteps": 100}
     play.task.prepared = replace(play.task.prepared, fingerprint=facts)
-    write_checkpoint(cast(Store, play.store), PLACE, TaskState(play.task.progress(), tensors(0.0)))
+    write_checkpoint(cast(Store, play.store), PLACE, TaskState(play.task.saved_progress(), tensors(0.0)))
     forge(play.store, change)
     with pytest.raises(CheckpointMismatch, match=told):
         play.checkpoints.find(play.task.plan, facts)
     play.checkpoints.want(play.task)
-    assert play.task.restoration is None
+    assert play.task.checkpoint.restoration is None
     assert play.task.failure is not None
     assert play.task.failure.reason is FailureReason.CHECKPOINT_MISMATCH
     assert re.search(told, play.task.failure.message)
@@ -226,8 +235,8 @@ def test_a_checkpoint_of_numbers_that_no_task_has_fails_that_task_before_anythin
 def test_lines_of_losses_that_no_task_has_written_are_its_failure(tmp_path: Path, lines: bytes) -> None:
     play = Play(tmp_path)
     play.refuses, play.task.in_stream = False, False
-    play.task.steps_done = play.task.updates = play.task.stored_step = 4
-    state = TaskState(play.task.progress(), tensors(0.0), history=lines)
+    play.task.progress, play.task.checkpoint = trained(4), CheckpointState(stored_step=4)
+    state = TaskState(play.task.saved_progress(), tensors(0.0), history=lines)
     write_checkpoint(cast(Store, play.store), PLACE, state)
     play.checkpoints.want(play.task)
     assert play.task.failure is not None
@@ -257,16 +266,16 @@ def test_nothing_holds_the_tensors_of_a_state_that_is_in_a_file_while_its_store_
 
     def answer(action: str, _: str) -> None:
         if action == "write" and not held:
-            state = play.task.state
+            state = play.task.checkpoint.state
             assert state is not None
             alive = [weakref.ref(tensor) for tensor in state.tensors.values()]
-            play.task.state = None
+            play.task.checkpoint = play.task.checkpoint.released()
             del state
             gc.collect()
             held.append([one() for one in alive])
 
     play.store = MemoryStore(answer)
-    play.task.state = TaskState(training_task_progress(), tensors(2.0))
+    play.task.checkpoint = CheckpointState(state=TaskState(training_task_progress(), tensors(2.0)))
     play.checkpoints._write_newest(play.task)
     assert held == [[None, None, None]]
 
@@ -291,5 +300,5 @@ def test_a_checkpoint_that_is_fetched_takes_no_memory_where_that_is_counted(tmp_
 
 def training_task_progress() -> Progress:
     task = training_task()
-    task.steps_done = task.updates = 2
-    return task.progress()
+    task.progress = trained(2)
+    return task.saved_progress()
