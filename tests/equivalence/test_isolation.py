@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.dispatcher import PipelineFault
-from mlora_worker.coordinator.task.known_good import WITNESS
 from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.coordinator.task.probe import PROBE
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
@@ -387,7 +387,7 @@ def test_two_tasks_that_fail_at_once_fail_both_and_the_third_goes_on(lab: Lab) -
 
 def test_an_error_that_every_task_meets_alone_is_the_pipelines_and_fails_no_task(lab: Lab) -> None:
     def every_task(train: Train) -> bool:
-        return train.segments[0].step == 2 or train.segments[0].task == WITNESS
+        return train.segments[0].step == 2 or train.segments[0].task == PROBE
 
     found = lab.run(2, [Injection(1, "forward", every_task, broken_kernel)])
     assert isinstance(found.error, PipelineFault)

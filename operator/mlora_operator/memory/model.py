@@ -24,7 +24,7 @@ from mlora_operator.scheduling.admission import Need, Verdict
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
-    InputGroup,
+    ModuleGroup,
     Ranks,
     Shape,
     exact_parts,
@@ -195,7 +195,7 @@ def product_bytes(facts: ModelFacts, stage: StageReport) -> int:
 def _widest(
     demands: Sequence[Demand],
     facts: ModelFacts,
-    groups: Sequence[InputGroup],
+    groups: Sequence[ModuleGroup],
     tokens: int,
     *,
     recompute: bool,

@@ -24,7 +24,7 @@ from mlora_operator.memory.model import (
     widest_shape,
 )
 from mlora_worker.protocol import ModelFacts, StageReport
-from mlora_worker.stream.footprint import InputGroup, Shape, floor_bytes, input_groups, low_rank
+from mlora_worker.stream.footprint import ModuleGroup, Shape, floor_bytes, input_groups, low_rank
 from mlora_worker.stream.planner import tokens_held
 from mlora_worker.stream.targets import ranks_of
 
@@ -61,7 +61,7 @@ class StageLayout:
     facts: ModelFacts
     stage: int
     recompute: bool
-    groups: tuple[InputGroup, ...]
+    groups: tuple[ModuleGroup, ...]
     layers: tuple[tuple[int, ...], ...]  # positions of each layer's groups
     inputs: dict[int, Inputs] = field(default_factory=dict)  # what was reckoned already
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlora_worker.coordinator.preparation.disk_check import check_room
+from mlora_worker.coordinator.preparation.disk_check import check_disk_space
 from mlora_worker.protocol import (
     MANIFEST_NAME,
     AdapterManifest,
@@ -44,8 +44,8 @@ from mlora_worker.storage.artifacts.adapter import (
 )
 from mlora_worker.storage.artifacts.checkpoint import newest_progress, newest_state, write_checkpoint
 from mlora_worker.storage.artifacts.existing_output import MARK_NAME
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from mlora_worker.storage.artifacts.task_state import Progress, TaskState
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from mlora_worker.storage.artifacts.task_state import SavedProgress, TaskState
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.limits import MOST_LISTED
 from mlora_worker.storage.object_store.file_store import FileStore
@@ -266,7 +266,7 @@ def volume(folder: Path, size: int) -> Iterator[Path]:
 
 
 def state(step: int, size: int) -> TaskState:
-    progress = Progress(
+    progress = SavedProgress(
         step=step, total_steps=100, updates=step, epoch=0, epoch_step=step, learning_rate=0.1, last=None, tokens=1,
         seconds=1.0, task_uid="uid", task="n/a", fingerprint={},
     )  # fmt: skip
@@ -319,7 +319,7 @@ def test_an_adapter_that_the_ranks_volume_cannot_keep_is_uploaded_all_the_same(
 ) -> None:
     finished = FinishedAdapter(TENSORS, {}, 1, 1.0, None)
     with volume(tmp_path / "small", 8 * MIB) as small:
-        kept = KeptWork(small / "kept")
+        kept = LocalSpool(small / "kept")
         with kept.weights("uid", "print", finished) as path:
             assert path.is_relative_to(tempfile.gettempdir())
             assert not path.is_relative_to(small)
@@ -357,9 +357,9 @@ def test_a_task_that_would_not_fit_is_refused_before_it_trains(tmp_path: Path) -
         with pytest.raises(
             StorageError, match=r"has 4\.0 MiB free, and the task needs 5\.0 MiB there"
         ) as caught:
-            check_room(
+            check_disk_space(
                 plan, targets_of(facts, plan.lora), checkpoints=checkpoints, scratch=lambda _: tmp_path
             )
         assert caught.value.reason is FailureReason.INSUFFICIENT_SPACE
         smaller = targets_of(facts, plan.lora.model_copy(update={"rank": 6}))
-        check_room(plan, smaller, checkpoints=checkpoints, scratch=lambda _: tmp_path)
+        check_disk_space(plan, smaller, checkpoints=checkpoints, scratch=lambda _: tmp_path)

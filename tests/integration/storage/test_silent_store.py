@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
-from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier
-from mlora_worker.coordinator.uploads.store_identity import output_place
-from mlora_worker.coordinator.uploads.timer import Later
+from mlora_worker.coordinator.uploads.fair_queue import FairQueue
+from mlora_worker.coordinator.uploads.retrier import Attempt, UploadRetrier, WorkPool
+from mlora_worker.coordinator.uploads.store_identity import output_store
+from mlora_worker.coordinator.uploads.timer import DelayedCalls
 from mlora_worker.protocol import Dataset, FailureReason, LoRAConfig, StorageAccess, TaskPlan, Training
 from mlora_worker.storage.object_store.s3_client import S3Timeouts as Timeouts
 from mlora_worker.storage.object_store.store import open_store
@@ -94,14 +94,16 @@ class Uploads:
 
     def __post_init__(self) -> None:
         self.threads = ThreadPoolExecutor(16)
-        self.lane = Lane(self.threads, StoreTurns(16))
-        self.patience = UploadRetrier(changed=self.changed, on_change=self.changed.notify_all, later=Later())
+        self.pool = WorkPool(self.threads, FairQueue(16))
+        self.retrier = UploadRetrier(
+            changed=self.changed, on_change=self.changed.notify_all, later=DelayedCalls()
+        )
 
     def begin(self, task: TaskRun) -> TaskRun:
         def work() -> None:
             with self._counted(task):
                 store = open_store(
-                    task.plan.storage, allow_files=False, allowed_networks=("127.0.0.0/8",), patience=TIMEOUTS
+                    task.plan.storage, allow_files=False, allowed_networks=("127.0.0.0/8",), timeouts=TIMEOUTS
                 )
                 store.write(f"{task.plan.output_uri}/x", task.plan.name.encode())
 
@@ -110,9 +112,9 @@ class Uploads:
                 self.stored[task.plan.name] = time.monotonic()
                 self.changed.notify_all()
 
-        self.patience.begin(
-            self.lane,
-            Attempt(task, "uploading", work, done, pytest.fail, store=lambda: output_place(task.plan)),
+        self.retrier.begin(
+            self.pool,
+            Attempt(task, "uploading", work, done, pytest.fail, store=lambda: output_store(task.plan)),
         )
         return task
 
@@ -173,7 +175,7 @@ def test_64_uploads_to_a_silent_store_delay_no_other_and_are_made_when_it_answer
     assert uploads.wait_until(lambda: denied.blocked is not None, SOON)
     with uploads.changed:
         denied.plan = upload("denied", "b", local_s3.endpoint).plan
-        uploads.patience.look_again({"denied"})
+        uploads.retrier.look_again({"denied"})
     assert uploads.wait_until(lambda: "denied" in uploads.stored, SOON)
     silent.drop()
     assert uploads.wait_until(lambda: uploads.at_work == 0, SOON)

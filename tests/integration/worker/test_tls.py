@@ -40,8 +40,8 @@ class Plans:
     def __init__(self) -> None:
         self.taken: list[int] = []
 
-    def set_plan(self, plan: Plan, beyond: object = None) -> bool:
-        del beyond
+    def set_plan(self, plan: Plan, unsupported: object = None) -> bool:
+        del unsupported
         self.taken.append(plan.generation)
         return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket
+from mlora_worker.coordinator.uploads.fair_queue import FairQueue, Ticket
 from mlora_worker.data.tokenizing.sandbox_process import MOST_MEMORY
 from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate
 from mlora_worker.preparing import bounds
@@ -20,7 +20,7 @@ MIB = 2**20
 def test_the_most_that_they_take_is_told() -> None:
     lanes = 2  # new rows, and rows of tasks that have trained
     many = [Ticket("one namespace", number) for number in range(99)]
-    turns = StoreTurns(first.PREPARING)
+    turns = FairQueue(first.PREPARING)
     for ticket in many:
         turns.enter(ticket, 0.0)
     most, of_one = lanes * first.PREPARING, lanes * len(turns.begin(0.0))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME
-from mlora_worker.storage.base_model.safetensors_reader import BrokenModel, Entry, read_header
+from mlora_worker.storage.base_model.safetensors_reader import BrokenModel, TensorEntry, read_header
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.first_bytes import ENOUGH, named
 from mlora_worker.storage.object_store.file_store import FileStore
@@ -20,12 +20,12 @@ _AGAIN = "fetch the adapter again"
 _SHOWN = 100  # characters of a value
 
 
-class Refused(Exception):
+class UnusableAdapter(Exception):
     """Why there is nothing to export, and what to do."""
 
 
 def check_adapter(folder: Path) -> None:
-    """Reads the configuration, and of the weights the header. Raises Refused."""
+    """Reads the configuration, and of the weights the header. Raises UnusableAdapter."""
     config = json_object(folder / CONFIG_NAME)
     _check_config(folder / CONFIG_NAME, config)
     path = folder / WEIGHTS_NAME
@@ -35,56 +35,62 @@ def check_adapter(folder: Path) -> None:
             if (folder / "adapter_model.bin").exists()
             else ""
         )
-        raise Refused(f"{folder} has no {WEIGHTS_NAME}{pickled}: {_AGAIN}, or save it with safetensors")
+        raise UnusableAdapter(
+            f"{folder} has no {WEIGHTS_NAME}{pickled}: {_AGAIN}, or save it with safetensors"
+        )
     try:
         entries = read_header(FileStore(), path.absolute().as_uri())
     except BrokenModel as error:
-        raise Refused(str(error).replace(path.absolute().as_uri(), str(path))) from None
+        raise UnusableAdapter(str(error).replace(path.absolute().as_uri(), str(path))) from None
     except StorageError as error:
-        raise Refused(f"{path} cannot be read: {error}") from None
+        raise UnusableAdapter(f"{path} cannot be read: {error}") from None
     if not entries:
-        raise Refused(f"{path} holds no tensors: {_AGAIN}")
+        raise UnusableAdapter(f"{path} holds no tensors: {_AGAIN}")
     _check_pairs(path, entries)
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Raises Refused, also for a number without a value."""
+    """Raises UnusableAdapter, also for a number without a value."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror or error}") from None
+        raise UnusableAdapter(f"{path} cannot be read: {error.strerror or error}") from None
     found = named(data[:ENOUGH])
     if found is not None:
-        raise Refused(f"{path} {found}")
+        raise UnusableAdapter(f"{path} {found}")
     try:
         made = plain_json(data)
     except ValueError as error:
-        raise Refused(f"{path} is not JSON ({error}): it is damaged; {_AGAIN}") from None
+        raise UnusableAdapter(f"{path} is not JSON ({error}): it is damaged; {_AGAIN}") from None
     if not isinstance(made, dict):
-        raise Refused(f"{path} is not a JSON object: it is damaged; {_AGAIN}")
+        raise UnusableAdapter(f"{path} is not a JSON object: it is damaged; {_AGAIN}")
     return made
 
 
 def positive(path: Path, config: Mapping[str, Any], name: str, kind: type = int) -> None:
-    """Raises Refused where the field is no number above 0."""
+    """Raises UnusableAdapter where the field is no number above 0."""
     value = config.get(name)
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not is_number or not float(value or 0) > 0:
         shown = json.dumps(value)[:40]
-        raise Refused(f"{path} has {name} {shown}, which is not a number above 0: it is damaged; {_AGAIN}")
+        raise UnusableAdapter(
+            f"{path} has {name} {shown}, which is not a number above 0: it is damaged; {_AGAIN}"
+        )
 
 
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if not isinstance(config.get("peft_type"), str):
-        raise Refused(f"{path} has no peft_type and is not the configuration of a PEFT adapter: {_AGAIN}")
+        raise UnusableAdapter(
+            f"{path} has no peft_type and is not the configuration of a PEFT adapter: {_AGAIN}"
+        )
     if config["peft_type"] != "LORA":
-        raise Refused(
+        raise UnusableAdapter(
             f"{path} has peft_type {json.dumps(config['peft_type'])[:_SHOWN]}, and only LORA can be exported: give the "
             f"folder of a LoRA adapter"
         )
     unknown = unknown_field(config)
     if unknown is not None:
-        raise Refused(
+        raise UnusableAdapter(
             f"{path} has {unknown[:_SHOWN]} {json.dumps(config[unknown])[:_SHOWN]}, which is not supported: use an adapter "
             f"of plain LoRA"
         )
@@ -93,25 +99,27 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     for name in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(name) or {}
         if not isinstance(pattern, dict):
-            raise Refused(f"{path} has a {name} that is not an object: it is damaged; {_AGAIN}")
+            raise UnusableAdapter(f"{path} has a {name} that is not an object: it is damaged; {_AGAIN}")
         for module in pattern:
             positive(path, pattern, module, float)
 
 
-def _check_pairs(path: Path, entries: Mapping[str, Entry]) -> None:
+def _check_pairs(path: Path, entries: Mapping[str, TensorEntry]) -> None:
     for name, entry in entries.items():
         for mine, other, side, its_side in ((_A, _B, 0, 1), (_B, _A, 1, 0)):
             if not name.endswith(mine):
                 continue
             if len(entry.shape) != 2 or 0 in entry.shape:
-                raise Refused(
+                raise UnusableAdapter(
                     f"{path}: {name} has the shape {list(entry.shape)}, and is not a matrix: {_AGAIN}"
                 )
             partner = entries.get(name.removesuffix(mine) + other)
             if partner is None:
-                raise Refused(f"{path} has {name} and not its {other[1:7]}: it is not whole; {_AGAIN}")
+                raise UnusableAdapter(
+                    f"{path} has {name} and not its {other[1:7]}: it is not whole; {_AGAIN}"
+                )
             if len(partner.shape) == 2 and partner.shape[its_side] != entry.shape[side]:
-                raise Refused(
+                raise UnusableAdapter(
                     f"{path}: {name} has rank {entry.shape[side]}, its {other[1:7]} {partner.shape[its_side]}: "
                     f"{_AGAIN}"
                 )

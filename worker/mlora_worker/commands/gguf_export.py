@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from mlora_worker.commands.adapter_check import Refused, json_object, positive
+from mlora_worker.commands.adapter_check import UnusableAdapter, json_object, positive
 from mlora_worker.commands.merge import check_folders, failure
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
@@ -55,10 +55,10 @@ def export(question: MergeQuestion) -> MergeAnswer:
     adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
     try:
         if importlib.util.find_spec("gguf") is None:
-            raise Refused("the library gguf is not installed: pip install 'mlora-operator[gguf]'")
+            raise UnusableAdapter("the library gguf is not installed: pip install 'mlora-operator[gguf]'")
         check_folders(adapter, base, target)
         if question.dtype == "bfloat16":
-            raise Refused("adapters in GGUF must be float32 or float16")
+            raise UnusableAdapter("adapters in GGUF must be float32 or float16")
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as held:
@@ -66,7 +66,7 @@ def export(question: MergeQuestion) -> MergeAnswer:
             _write(adapter, base, made, question.dtype or "float32")
             size = made.stat().st_size
             made.rename(target)
-    except Refused as error:
+    except UnusableAdapter as error:
         return failure(str(error))
     except Exception as error:  # damaged weights break the libraries anywhere, with any error
         return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
@@ -88,7 +88,9 @@ def _write(adapter: Path, base: Path, made: Path, dtype: str) -> None:
     for module, a, b in _products(load_file(adapter / WEIGHTS_NAME), config):
         name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if name is None:
-            raise Refused(f"GGUF has no name for {module} in a model of architecture {shape.architecture}")
+            raise UnusableAdapter(
+                f"GGUF has no name for {module} in a model of architecture {shape.architecture}"
+            )
         if shape.permuted and module.endswith(("q_proj", "k_proj")):
             b = as_llama_orders(b, shape.heads if module.endswith("q_proj") else shape.key_heads)
         writer.add_tensor(f"{name}.lora_a", np.ascontiguousarray(a.astype(dtype)))
@@ -112,7 +114,7 @@ def _base_shape(base: Path) -> _BaseShape:
     config = json_object(base / "config.json")
     kind = config.get("model_type")
     if kind not in _ARCHITECTURES:
-        raise Refused(
+        raise UnusableAdapter(
             f"adapters of {kind} models cannot be written as GGUF, only those of {', '.join(_ARCHITECTURES)}: merge "
             f"it into "
             "its base with --merged, and convert the merged model with llama.cpp's convert_hf_to_gguf.py"
@@ -132,18 +134,18 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         ("fan_in_fan_out", False),
     ):
         if config.get(name, plain) != plain:
-            raise Refused(f"the adapter has {name}, which GGUF does not support")
+            raise UnusableAdapter(f"the adapter has {name}, which GGUF does not support")
 
 
 def _products(
     tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Array, Array]]:
-    """Module, A and B in float32, so that alpha / rank x B A is what PEFT adds to its weight. Raises Refused."""
+    """Module, A and B in float32, so that alpha / rank x B A is what PEFT adds to its weight. Raises UnusableAdapter."""
     alphas: Mapping[str, float] = config.get("alpha_pattern") or {}
     for key, a in tensors.items():
         if not key.endswith(_LORA_A):
             if not key.endswith(_LORA_B):
-                raise Refused(f"{key} does not belong to a LoRA adapter of linear modules")
+                raise UnusableAdapter(f"{key} does not belong to a LoRA adapter of linear modules")
             continue
         module = key.removeprefix(_PREFIX).removesuffix(_LORA_A)
         b = tensors[key.removesuffix(_LORA_A) + _LORA_B]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.commands.adapter_check import Refused, check_adapter, json_object
+from mlora_worker.commands.adapter_check import UnusableAdapter, check_adapter, json_object
 from mlora_worker.commands.stdio import reply
 from mlora_worker.protocol import (
     MANIFEST_NAME,
@@ -42,7 +42,7 @@ def merge(question: MergeQuestion) -> MergeAnswer:
     adapter, base, target = Path(question.adapter), Path(question.base), Path(question.output)
     try:
         if importlib.util.find_spec("peft") is None:
-            raise Refused("merging needs PEFT: run pip install peft")
+            raise UnusableAdapter("merging needs PEFT: run pip install peft")
         listed = check_folders(adapter, base, target)
         target.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it comes to its name whole or not at all.
@@ -52,7 +52,7 @@ def merge(question: MergeQuestion) -> MergeAnswer:
             _copy_small_files(adapter, base, made, listed)
             size = sum(path.stat().st_size for path in made.iterdir())
             made.rename(target)
-    except Refused as error:
+    except UnusableAdapter as error:
         return failure(str(error))
     except Exception as error:  # damaged weights of the base break the libraries anywhere, with any error
         return failure(f"{base} or {adapter} cannot be read: {type(error).__name__}: {str(error)[:1000]}")
@@ -60,18 +60,18 @@ def merge(question: MergeQuestion) -> MergeAnswer:
 
 
 def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
-    """The names of the adapter's files: what else lies there is none of it. Raises Refused for what is no adapter or no
-    base, is damaged, or would be written over.
+    """The names of the adapter's files: other files there are ignored. Raises UnusableAdapter for what is not an adapter
+    or not a base, is damaged, or would be written over.
     """
     for folder, name, what in (
         (adapter, CONFIG_NAME, "an adapter: download it first with mlora fetch"),
         (base, "config.json", "a base model: give the folder of the model that the adapter was trained on"),
     ):
         if not (folder / name).is_file():
-            raise Refused(f"{folder} has no {name} and is not the folder of {what}")
+            raise UnusableAdapter(f"{folder} has no {name} and is not the folder of {what}")
     json_object(base / "config.json")
     if target.exists():
-        raise Refused(f"{target} already exists: choose another path, or remove it")
+        raise UnusableAdapter(f"{target} already exists: choose another path, or remove it")
     manifest = adapter / MANIFEST_NAME
     if not manifest.is_file():  # PEFT's own folders have none
         check_adapter(adapter)
@@ -79,11 +79,11 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
     try:
         files = read_document(AdapterManifest, manifest.read_bytes()).files
     except ValueError:
-        raise Refused(f"{manifest} is not the manifest of an adapter: fetch it again") from None
+        raise UnusableAdapter(f"{manifest} is not the manifest of an adapter: fetch it again") from None
     for file in files:
         path = adapter / file.name
         if not path.is_file() or sha256_of(path) != file.sha256:
-            raise Refused(f"{path} does not match the adapter's manifest: fetch it again")
+            raise UnusableAdapter(f"{path} does not match the adapter's manifest: fetch it again")
     check_adapter(adapter)
     return frozenset(file.name for file in files)
 
@@ -95,7 +95,7 @@ def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
 
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
-        raise Refused("the base model is quantised: use the model with plain float weights")
+        raise UnusableAdapter("the base model is quantised: use the model with plain float weights")
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = wished or stored
     model = AutoModelForCausalLM.from_pretrained(
@@ -109,7 +109,7 @@ def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
 
 
 def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
-    """Raises Refused when the adapter is of another model: PEFT would only say which tensor has which size."""
+    """Raises UnusableAdapter when the adapter is of another model: PEFT would only say which tensor has which size."""
     from safetensors import safe_open
 
     modules = dict(model.named_modules())
@@ -119,7 +119,7 @@ def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
             weight = getattr(modules.get(path), "weight", None)
             side = file.get_slice(name).get_shape()[1 if which == "lora_A" else 0]
             if weight is None or side not in weight.shape:
-                raise Refused(
+                raise UnusableAdapter(
                     f"the adapter belongs to another base model: {path} does not fit; give the base model that it "
                     f"was trained on"
                 )

@@ -18,7 +18,7 @@ from mlora_worker.protocol import Failure, FailureReason, Message, StorageAccess
 from mlora_worker.storage.base_model.model_source import RemoteAccess
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
-from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.object_store.s3_client import S3Options
 from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
 
 Question = TypeVar("Question", bound=Message)
@@ -40,7 +40,7 @@ def reply(program: str, kind: type[Question], answer: Callable[[Question], Messa
 
 def users_store(
     access: StorageAccess,
-    patience: S3Timeouts = DEFAULT_TIMEOUTS,
+    timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
     missing: FailureReason = FailureReason.INVALID_SPEC,
 ) -> Store:
     """With the keys of ``access``, or without any there with those of the machine. ``missing``: the reason of what is not
@@ -56,17 +56,17 @@ def users_store(
             access.region,
             None,
             allow_files=True,
-            patience=patience,
+            timeouts=timeouts,
             missing=missing,
-            manners=Manners.of(access),
+            options=S3Options.of(access),
         )
     return open_store(
-        access, allow_files=True, allowed_networks=ALL_NETWORKS, patience=patience, missing=missing
+        access, allow_files=True, allowed_networks=ALL_NETWORKS, timeouts=timeouts, missing=missing
     )
 
 
 def users_remote(
-    access: StorageAccess, hub_endpoint: str, patience: S3Timeouts = DEFAULT_TIMEOUTS
+    access: StorageAccess, hub_endpoint: str, timeouts: S3Timeouts = DEFAULT_TIMEOUTS
 ) -> RemoteAccess:
     """For a model on a hub or on the web, of which configuration and tokenizer are read."""
     token = access.hub_token.get_secret_value().strip() if access.hub_token is not None else ""
@@ -74,7 +74,7 @@ def users_remote(
         hub_endpoint=hub_endpoint,
         hub_token=lambda: token or None,
         allowed_networks=ALL_NETWORKS,
-        patience=patience,
+        timeouts=timeouts,
     )
 
 

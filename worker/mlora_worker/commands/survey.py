@@ -35,7 +35,7 @@ from mlora_worker.storage.remote.dataset_source import open_sources
 from mlora_worker.stream.fit import misfit
 
 # Somebody waits for the answer, which does not need the rows.
-_PATIENCE = S3Timeouts(connect_seconds=2.0, read_seconds=10.0, attempts=1)
+_TIMEOUTS = S3Timeouts(connect_seconds=2.0, read_seconds=10.0, attempts=1)
 # Of a store that a cluster may reach where this machine does not, or with other keys.
 _UNREAD = (FailureReason.STORAGE_UNREACHABLE, FailureReason.ACCESS_DENIED)
 
@@ -59,8 +59,8 @@ def survey(question: SurveyQuestion) -> SurveyAnswer:
 
 
 def _folder(question: SurveyQuestion) -> Path:
-    store = users_store(question.storage, _PATIENCE)
-    remote = users_remote(question.storage, question.hub_endpoint, _PATIENCE)
+    store = users_store(question.storage, _TIMEOUTS)
+    remote = users_remote(question.storage, question.hub_endpoint, _TIMEOUTS)
     return open_model(store, question.model, Path(question.cache_dir), remote).folder()
 
 
@@ -78,9 +78,9 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
     try:
         access = task.storage or StorageAccess()
         source = open_sources(
-            open_store(access, allow_files=True, allowed_networks=ALL_NETWORKS, patience=_PATIENCE),
+            open_store(access, allow_files=True, allowed_networks=ALL_NETWORKS, timeouts=_TIMEOUTS),
             access,
-            patience=_PATIENCE,
+            timeouts=_TIMEOUTS,
         )
         prepared = prepare(
             task.dataset,

@@ -1,7 +1,7 @@
 """The part of rank 0 that talks to the operator, prepares data and issues work.
 
 ``service``     the plan comes in, the report goes out; owns the threads
-``surroundings`` what it works with
+``parts``       what it works with
 ``dispatch``    tasks become items of the stream; the stream's results become progress
 ``metrics``     what it counts
 

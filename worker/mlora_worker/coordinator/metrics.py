@@ -47,7 +47,7 @@ class Meter(Protocol):
         """Around each try to bring something to a store."""
 
 
-class Unmetered:
+class NullMeter:
     """Where nobody measures."""
 
     def stepped(self, seconds: float) -> None: ...
@@ -63,7 +63,7 @@ class RankMetrics(Collector):
     def __init__(
         self, pipeline: str, stage: int, busy: Callable[[], Mapping[Kind, float]], registry: CollectorRegistry
     ) -> None:
-        self._place = place_of(pipeline)
+        self._labels = labels_of(pipeline)
         self._stage, self._busy = stage, busy
         # Of the whole process: one more series for each counter, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class RankMetrics(Collector):
             labels=(*PIPELINE, "stage", "kind"),
         )
         for kind, seconds in self._busy().items():
-            busy.add_metric((*self._place, str(self._stage), kind), seconds)
+            busy.add_metric((*self._labels, str(self._stage), kind), seconds)
         yield busy
 
 
@@ -94,7 +94,7 @@ class PipelineMetrics(Collector):
         registry: CollectorRegistry,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._place = place_of(pipeline)
+        self._labels = labels_of(pipeline)
         self._report, self._clock = report, clock
         self._lock = threading.Lock()
         self._trained = 0.0  # seconds
@@ -105,7 +105,7 @@ class PipelineMetrics(Collector):
             PIPELINE,
             buckets=STEP_SECONDS,
             registry=registry,
-        ).labels(*self._place)
+        ).labels(*self._labels)
         self._stores = Histogram(
             "mlora_worker_upload_duration_seconds",
             "Attempts to upload an adapter or a checkpoint",
@@ -134,7 +134,7 @@ class PipelineMetrics(Collector):
             yield
             result = "ok"
         finally:
-            self._stores.labels(*self._place, what, result).observe(self._clock() - begun)
+            self._stores.labels(*self._labels, what, result).observe(self._clock() - begun)
 
     # --- Collector ---
 
@@ -162,8 +162,8 @@ class PipelineMetrics(Collector):
             "Bytes between stages: hidden states and gradients, and what describes them",
             labels=(*PIPELINE, "what"),
         )
-        sent.add_metric((*self._place, "payload"), wire.payload_bytes)
-        sent.add_metric((*self._place, "descriptor"), wire.descriptor_bytes)
+        sent.add_metric((*self._labels, "payload"), wire.payload_bytes)
+        sent.add_metric((*self._labels, "descriptor"), wire.descriptor_bytes)
         yield sent
         yield from self._of_stages(report)
         phases = Counts(task.phase for task in report.tasks)
@@ -171,7 +171,7 @@ class PipelineMetrics(Collector):
             "mlora_worker_tasks", "Tasks in the coordinator's plan", labels=(*PIPELINE, "phase")
         )
         for phase in TaskPhase:
-            tasks.add_metric((*self._place, phase.value), phases[phase])
+            tasks.add_metric((*self._labels, phase.value), phases[phase])
         yield tasks
 
     def _of_stages(self, report: Report) -> Iterator[Metric]:
@@ -195,7 +195,7 @@ class PipelineMetrics(Collector):
             if not sample.calibration:
                 peaks[sample.stage] = max(peaks.get(sample.stage, 0), sample.used_bytes)
         for stage in report.stages:
-            here = (*self._place, str(stage.stage))
+            here = (*self._labels, str(stage.stage))
             capacity.add_metric(here, stage.capacity_bytes)
             resident.add_metric(here, stage.resident_bytes)
             if peaks.get(stage.stage):
@@ -204,11 +204,11 @@ class PipelineMetrics(Collector):
 
     def _counter(self, name: str, help_: str, value: float) -> Metric:
         metric = CounterMetricFamily(name, help_, labels=PIPELINE)
-        metric.add_metric(self._place, value)
+        metric.add_metric(self._labels, value)
         return metric
 
 
-def place_of(pipeline: str) -> tuple[str, str]:
+def labels_of(pipeline: str) -> tuple[str, str]:
     namespace, _, name = pipeline.partition("/")
     return namespace, name
 

@@ -1,7 +1,7 @@
-"""The coordinator: plans come in, reports go out, tasks move. Owns the lock, the lanes and the dispatcher.
+"""The coordinator: plans come in, reports go out, tasks move. Owns the lock, the pools and the dispatcher.
 
 Three kinds of threads meet here, all under the mailbox's condition: HTTP (``set_plan``, ``wait_report``), rank 0's loop and
-the links (``supply``, ``returned``, ``exported``, ``faulted``), and the lanes in which tasks are prepared and stored.
+the links (``supply``, ``returned``, ``exported``, ``faulted``), and the pools in which tasks are prepared and stored.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from types import MappingProxyType
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.dispatcher import Dispatcher
-from mlora_worker.coordinator.dispatch.memory_lack import LOOK_AGAIN
+from mlora_worker.coordinator.dispatch.evictions import LOOK_AGAIN
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import prepare_task
-from mlora_worker.coordinator.preparation.texts import Texts
-from mlora_worker.coordinator.surroundings import Surroundings
-from mlora_worker.coordinator.task.failure_reason import told_of
+from mlora_worker.coordinator.preparation.texts import PlanTexts
+from mlora_worker.coordinator.task.failure_reason import reason_of
 from mlora_worker.coordinator.task.known_plan import not_understood, with_what_is_known
 from mlora_worker.coordinator.task.prepared import InitialState, PreparedTask
 from mlora_worker.coordinator.task.report import safe_report
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.checkpoints import Checkpoints
+from mlora_worker.coordinator.uploads.checkpoints import CheckpointTransfer
 from mlora_worker.coordinator.uploads.publisher import Publisher
 from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, UploadRetrier, Withdrawn
-from mlora_worker.coordinator.uploads.store_identity import PIPELINES_OWN, Place, input_places, output_place
+from mlora_worker.coordinator.uploads.store_identity import (
+    PIPELINE_STORE,
+    StoreIdentity,
+    input_stores,
+    output_store,
+)
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -61,88 +66,90 @@ CHECKPOINTS_FOLDER = "checkpoints"  # below a task's output
 class Coordinator:
     """``changed`` guards all state; it is the mailbox's condition too, so that every change wakes rank 0's loop."""
 
-    def __init__(self, surroundings: Surroundings, changed: threading.Condition) -> None:
-        self._with = surroundings
+    def __init__(self, parts: CoordinatorParts, changed: threading.Condition) -> None:
+        self._parts = parts
         self._changed = changed
         self._tasks: dict[str, TaskRun] = {}
         self._names: dict[str, str] = {}  # of all tasks that were ever planned, by uid
         self._generation = 0
-        # In force, with what is beyond it; a number does not identify what two operators sent.
-        self._wish: tuple[Plan, Mapping[str, str]] | None = None
-        self._beyond: Mapping[str, str] = {}  # of tasks that are not here for it, by uid
+        # With what was unsupported in it; a number does not identify what two operators sent.
+        self._in_force: tuple[Plan, Mapping[str, str]] | None = None
+        self._unsupported: Mapping[str, str] = {}  # of tasks that are not here for it, by uid
         self._sequence = 0
-        self._texts = Texts()
-        self._patience = UploadRetrier(
-            changed=changed, on_change=self._note_change, later=surroundings.later, clock=surroundings.clock
+        self._texts = PlanTexts()
+        self._retrier = UploadRetrier(
+            changed=changed, on_change=self._note_change, later=parts.later, clock=parts.clock
         )
-        self._open_place = surroundings.checkpoint_place or self._below_output
-        self._checkpoints = Checkpoints(
-            stages=surroundings.stages,
+        self._open_checkpoints = parts.open_checkpoints or self._below_output
+        self._checkpoints = CheckpointTransfer(
+            stages=parts.stages,
             tasks=self._tasks,
-            open_place=self._open_place,
-            place=self._checkpoint_place,
+            open_checkpoints=self._open_checkpoints,
+            identity=self._checkpoint_store,
             shapes_of=self._shapes_of,
-            kept=surroundings.kept,
-            kept_bytes=surroundings.kept_bytes,
-            aside=surroundings.aside,
-            lane=surroundings.storing,
-            patience=self._patience,
+            spool=parts.spool,
+            kept_bytes=parts.kept_bytes,
+            aside=parts.aside,
+            pool=parts.storing,
+            retrier=self._retrier,
             changed=changed,
             on_change=self._note_change,
-            meter=surroundings.meter,
+            meter=parts.meter,
         )
         self._publisher = Publisher(
-            base=surroundings.base,
-            open_store=surroundings.open_store,
-            kept=surroundings.kept,
-            aside=surroundings.aside,
-            lane=surroundings.storing,
-            patience=self._patience,
-            meter=surroundings.meter,
+            base=parts.base,
+            open_store=parts.open_store,
+            spool=parts.spool,
+            aside=parts.aside,
+            pool=parts.storing,
+            retrier=self._retrier,
+            meter=parts.meter,
             checkpoints=self._checkpoints,
             changed=changed,
             on_change=self._note_change,
             on_lost=self._lost,
         )
         self._dispatcher = Dispatcher(
-            stages=len(surroundings.stages),
-            budget=surroundings.microbatch_tokens,
+            stages=len(parts.stages),
+            budget=parts.microbatch_tokens,
             tasks=self._tasks,
-            announce=surroundings.announce,
+            announce=parts.announce,
             on_change=self._note_change,
-            on_pipeline_fault=surroundings.end,
-            clock=surroundings.clock,
+            on_pipeline_fault=parts.end,
+            clock=parts.clock,
             on_wanted=self._checkpoints.want,
-            costs=surroundings.costs,
-            on_stepped=surroundings.meter.stepped,
-            held=surroundings.held,
-            look_again=lambda: surroundings.later(LOOK_AGAIN, self.held_changed),
+            costs=parts.costs,
+            on_stepped=parts.meter.stepped,
+            held=parts.held,
+            look_again=lambda: parts.later(LOOK_AGAIN, self.held_changed),
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
 
-    def set_plan(self, plan: Plan, beyond: Mapping[str, str] = MappingProxyType({})) -> bool:
+    def set_plan(self, plan: Plan, unsupported: Mapping[str, str] = MappingProxyType({})) -> bool:
         """Take a plan; False when a newer one is known already, or another one of the same number: whoever sent it then
         takes the next number. The same plan twice changes nothing.
 
-        ``beyond``: what is not understood of tasks that are in the plan, too, by uid. One that is here goes on as it was
-        told last; another one fails here, and nothing of it was touched.
+        ``unsupported``: by uid, fields of further tasks in the plan that this version does not know. A task that is here
+        keeps its former plan; another one fails, and nothing of it was touched.
         """
         with self._changed:
-            wish = plan, dict(beyond)
-            taken = self._wish is not None and plan.generation == self._generation and wish != self._wish
+            sent = plan, dict(unsupported)
+            taken = (
+                self._in_force is not None and plan.generation == self._generation and sent != self._in_force
+            )
             if plan.generation < self._generation or taken:
                 return False
-            self._generation, self._wish = plan.generation, wish
-            self._beyond = {uid: what for uid, what in beyond.items() if uid not in self._tasks}
+            self._generation, self._in_force = plan.generation, sent
+            self._unsupported = {uid: what for uid, what in unsupported.items() if uid not in self._tasks}
             wanted = {task.uid: task for task in plan.tasks}
             elsewhere = set()  # what is stored for them goes elsewhere now, or nowhere
             allowed = set()  # they may replace what lies at their outputs from now on
             for task in self._tasks.values():
-                task.withdrawn = task.uid not in wanted and task.uid not in beyond
+                task.withdrawn = task.uid not in wanted and task.uid not in unsupported
                 if task.withdrawn:
                     elsewhere.add(task.uid)
-                    self._with.rows.cancel(task.uid)
+                    self._parts.rows.cancel(task.uid)
             for uid, task_plan in wanted.items():
                 if uid in self._tasks:
                     former = self._tasks[uid].plan
@@ -163,7 +170,7 @@ class Coordinator:
                         self._prepare(task)
             self._texts.reorder(wanted)
             self._prepare_complete()
-            self._patience.look_again(elsewhere | allowed, at_once=allowed)
+            self._retrier.look_again(elsewhere | allowed, at_once=allowed)
             self._note_change()
             return True
 
@@ -185,7 +192,7 @@ class Coordinator:
         it is called without the lock. Raises ``Unanswered``."""
         with self._changed:
             names = dict(self._names)
-        return self._with.timeline(names, newest)
+        return self._parts.timeline(names, newest)
 
     def wind_down(self) -> None:
         """Let the steps that have begun come back, bring every task's checkpoint to the store, then stop the stream."""
@@ -213,7 +220,7 @@ class Coordinator:
             if task is None or task.phase is not TaskPhase.SAVING:
                 return
             task.flight.parts[stage] = tensors
-            if len(task.flight.parts) == len(self._with.stages):
+            if len(task.flight.parts) == len(self._parts.stages):
                 gathered = task.flight.take_parts()
                 if task.best is not None:
                     gathered = task.best.parts
@@ -237,9 +244,9 @@ class Coordinator:
     def checkpointed(self, stage: int, uid: str, number: int, part: StageState) -> None:
         """A stage's part of a checkpoint; with the last part it is written in the background."""
         with self._changed:
-            self._checkpoints.heard(stage, uid, number, part)
+            self._checkpoints.receive(stage, uid, number, part)
 
-    # --- lanes --------------------------------------------------------------------------------------------------
+    # --- pools --------------------------------------------------------------------------------------------------
 
     def _prepare_complete(self) -> None:
         """Those whose texts are here now. With the lock held."""
@@ -251,15 +258,15 @@ class Coordinator:
         """A task that has trained before is not failed by a store that is away or refuses it for a while; any other one is,
         so that a wrong address is known at once."""
         started = task.plan.started
-        self._patience.begin(
-            self._with.resuming if started else self._with.preparing,
+        self._retrier.begin(
+            self._parts.resuming if started else self._parts.preparing,
             Attempt(
                 task,
                 "fetching its rows and checkpoint" if started else "fetching its rows",
                 work=partial(self._found, task),
                 done=partial(self._prepared, task),
                 lost=partial(self._lost, task),
-                store=lambda: (*input_places(task.plan), self._checkpoint_place(task.plan)),
+                store=lambda: (*input_stores(task.plan), self._checkpoint_store(task.plan)),
                 tries=None if started else FEW,
             ),
         )
@@ -267,17 +274,17 @@ class Coordinator:
     def _found(self, task: TaskRun) -> tuple[Found, int, TaskState | None]:
         """With the step of its newest checkpoint, 0 without one, and with a newer state that never got there."""
         plan = task.plan
-        _, folder = self._open_place(plan)
-        store = self._with.open_store(plan.storage)
+        _, folder = self._open_checkpoints(plan)
+        store = self._parts.open_store(plan.storage)
         made = prepare_task(
             plan,
-            self._with.base,
+            self._parts.base,
             store,
             checkpoints=folder,
-            kept=self._with.kept,
-            rows=self._with.rows,
+            spool=self._parts.spool,
+            rows=self._parts.rows,
             wanted=lambda: not task.withdrawn,
-            day=lambda: self._checkpoints.day(plan) or self._with.today(),
+            day=lambda: self._checkpoints.day(plan) or self._parts.today(),
         )
         if not isinstance(made, PreparedTask):
             return made, 0, None
@@ -288,7 +295,7 @@ class Coordinator:
 
     def _laid_aside(self, initial: InitialState) -> InitialState:
         """A task may wait for long with it."""
-        aside = self._with.aside
+        aside = self._parts.aside
         payloads = {stage: aside.put_bytes(part) for stage, part in initial.payloads.items()}
         return InitialState(aside.put(initial.own), payloads)
 
@@ -318,19 +325,19 @@ class Coordinator:
         self._texts.done(task.uid)
 
     def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, int]]:
-        return expected_tensors(resolve_targets(self._with.base.facts, task.lora))
+        return expected_tensors(resolve_targets(self._parts.base.facts, task.lora))
 
-    def _checkpoint_place(self, task: TaskPlan) -> Place:
-        return output_place(task) if self._with.checkpoint_place is None else PIPELINES_OWN
+    def _checkpoint_store(self, task: TaskPlan) -> StoreIdentity:
+        return output_store(task) if self._parts.open_checkpoints is None else PIPELINE_STORE
 
     def _below_output(self, task: TaskPlan) -> tuple[Store, str]:
-        return self._with.open_store(task.storage), join(task.output_uri, CHECKPOINTS_FOLDER)
+        return self._parts.open_store(task.storage), join(task.output_uri, CHECKPOINTS_FOLDER)
 
     def _lost(self, task: TaskRun, error: Exception) -> None:
         """It cannot be prepared or published, or nobody wants that any more."""
         if isinstance(error, Withdrawn | Cancelled):
             return
-        reason, message = told_of(error)
+        reason, message = reason_of(error)
         unknown = error if reason is FailureReason.INTERNAL_ERROR else None
         with self._changed:
             task.fail(reason, message)
@@ -351,27 +358,27 @@ class Coordinator:
                 task.checkpoint = task.checkpoint.found(0)
                 self._publisher.forget(task)
         self._sequence += 1
-        self._with.meter.training(any(task.in_stream for task in self._tasks.values()))
+        self._parts.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()
 
     def _report(self) -> Report:
-        payload, descriptors = self._with.wire()
+        payload, descriptors = self._parts.wire()
         reports = [safe_report(task) for task in self._tasks.values()]
         if any(failed for _, failed in reports):
             self._note_change()
         return Report(
-            run_id=self._with.run_id,
+            run_id=self._parts.run_id,
             sequence=self._sequence,
             plan_generation=self._generation,
             ready=True,
-            facts=self._with.base.facts,
-            stages=self._with.stages,
+            facts=self._parts.base.facts,
+            stages=self._parts.stages,
             tasks=(
                 *(report for report, _ in reports),
-                *(not_understood(uid, what) for uid, what in self._beyond.items()),
+                *(not_understood(uid, what) for uid, what in self._unsupported.items()),
             ),
-            memory=self._with.memory(),
-            held=held if any(held := self._with.held()) else None,
+            memory=self._parts.memory(),
+            held=held if any(held := self._parts.held()) else None,
             exhausted=self._dispatcher.exhausted,
             lacks=self._texts.lacks,
             wire=WireReport(

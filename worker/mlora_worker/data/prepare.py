@@ -20,8 +20,8 @@ from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.reading.row_types import Drop
 from mlora_worker.data.reading.selection import select
 from mlora_worker.data.reading.tally import Tally, nothing_left, selected_counts
-from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRefused
-from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRejected
+from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate
 from mlora_worker.data.tokenizing.tokenize import encoded_rows
 from mlora_worker.data.training_rows.row_cache import RowCache, key_of, tokenizer_hash
@@ -43,7 +43,7 @@ from mlora_worker.protocol import (
     without_credentials,
 )
 from mlora_worker.storage.errors import UselessAnswer
-from mlora_worker.storage.remote.dataset_source import Source
+from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.stream.fit import check_length
 from mlora_worker.stream.targets import Misfit
 
@@ -65,7 +65,7 @@ def prepare(
     dataset: Dataset,
     training: Training,
     tokenizer: Any,
-    source: Source,
+    source: DatasetSource,
     max_positions: int,
     *,
     text: str | None = None,
@@ -80,7 +80,7 @@ def prepare(
     ``vocabulary`` how many rows its embedding has: a tokenizer may know more tokens (None: rows are not held against it).
 
     ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
-    ``day``: what a template that writes the date is told; None: today.
+    ``day``: what a template that writes the date is message; None: today.
     ``cache``: where tokenised rows are kept, and looked for first; without it they are in memory. ``most_rows``: stop
     after so many rows, to look at a large file. ``most_text``: bytes of the texts of one row.
 
@@ -114,7 +114,7 @@ def _renderer_hash(tokenizer: Any, template: str | None, day: date) -> str:
     parts = [tokenizer_hash(tokenizer)]
     if template is not None:
         parts.append(hashlib.sha256(template.encode()).hexdigest())
-    if tells_the_date(tokenizer, template):
+    if uses_date(tokenizer, template):
         parts.append(day.isoformat())
     return " ".join(parts)
 
@@ -139,13 +139,13 @@ def _checked_encoder(
             tokenizer, dataset.supervised, template, templated=templated, day=day, most_text=most_text
         )
     except InvalidTemplate as error:
-        told = (
+        message = (
             f"dataset.chatTemplate: {error}"
             if template is not None
             else f"the base model's chat template is invalid: {error}; correct it in the model's folder, or give "
             f"the task its own template (dataset.chatTemplate)"
         )
-        raise DataError(FailureReason.INVALID_SPEC, told) from None
+        raise DataError(FailureReason.INVALID_SPEC, message) from None
     with closing(encoder):
         if dataset.format is DatasetFormat.TEXT:
             encoder.check_plain()
@@ -217,12 +217,12 @@ def _tokenised(
                         tally.drop(made, line, shown)
                         continue
                     if vocabulary is not None and made.ids.max() >= vocabulary:
-                        raise RowRefused(line, _unknown_token(made.ids, vocabulary, encoder))
+                        raise RowRejected(line, _unknown_token(made.ids, vocabulary, encoder))
                     writer.add(made.ids, made.supervised, made.labels, made.count, made.weight)
                     tally.use(truncated=made.truncated, special=made.special)
                     if tally.used == files.most_used:
                         break
-        except RowRefused as error:
+        except RowRejected as error:
             raise DataError(error.reason, f"{file.name}, {file.unit} {error.line} {error}") from None
         if tally.used == files.most_used:
             break
@@ -254,7 +254,7 @@ class _Learnable:
 
 
 def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable | Drop:
-    """Applies the length policy, then drops what has no label left. Raises RowRefused with ``overlong: fail``."""
+    """Applies the length policy, then drops what has no label left. Raises RowRejected with ``overlong: fail``."""
     ids, supervised = row.ids, row.supervised
     limit, length = training.max_seq_length, len(ids)
     if length > limit:
@@ -262,7 +262,7 @@ def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable 
             case Overlong.SKIP:
                 return Drop.TOO_LONG
             case Overlong.FAIL:
-                raise RowRefused(
+                raise RowRejected(
                     row.line,
                     f"has {length} tokens, training.maxSeqLength is {limit}; raise it, "
                     "shorten the row, or set training.overlong to truncate or skip",

@@ -11,7 +11,7 @@ from mlora_worker.data.training_rows.row_files import open_rows
 from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import HUB_ENDPOINT, StorageAccess, WorkerConfig
 from mlora_worker.storage.object_store.store import Store
-from mlora_worker.storage.remote.dataset_source import Source, open_sources
+from mlora_worker.storage.remote.dataset_source import DatasetSource, open_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Reading:
     allowed_networks: tuple[str, ...] = ()
     hub_endpoint: str = HUB_ENDPOINT
 
-    def source(self, store: Store, access: StorageAccess) -> Source:
+    def source(self, store: Store, access: StorageAccess) -> DatasetSource:
         """Of one task, whose own store and keys these are."""
         return open_sources(
             store, access, allowed_networks=self.allowed_networks, hub_endpoint=self.hub_endpoint

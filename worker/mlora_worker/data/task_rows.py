@@ -14,7 +14,7 @@ from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.training_rows.row_cache import RowCache
 from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import DataCounts, Dataset, FailureReason, TaskPlan
-from mlora_worker.storage.remote.dataset_source import Source
+from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.stream.planner import TaskLoad, load_of, rows_per_step
 
 
@@ -29,7 +29,7 @@ class TaskRows:
 def task_rows(
     task: TaskPlan,
     tokenizer: Any,
-    source: Source,
+    source: DatasetSource,
     max_positions: int,
     *,
     day: date | None = None,

@@ -27,7 +27,7 @@ from mlora_worker.pipeline.faults import Fault, OnFault, Phase, fault_of, is_fat
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
 from mlora_worker.pipeline.results import Evaluated, StageState
 from mlora_worker.pipeline.trace import Record, unrecorded
-from mlora_worker.pipeline.transport import STATS, Returned
+from mlora_worker.pipeline.transport import STATS, BackwardMessage
 from mlora_worker.stream.items import Checkpoint, Evaluate, Keep, Load, Save, Segment, Stop, Train, Unload
 
 log = logging.getLogger(__name__)
@@ -92,9 +92,9 @@ class StageLoop:
         while self._do(self._mailbox.take()):
             pass  # nothing of what was done is held while there is nothing to do: it may be a task's whole state
 
-    def _do(self, work: Returned | Entry) -> bool:
+    def _do(self, work: BackwardMessage | Entry) -> bool:
         """False once the stream has stopped."""
-        if isinstance(work, Returned):
+        if isinstance(work, BackwardMessage):
             self._backward(work.number, work.gradient, work.stats)
             return True
         item = work.item

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mlora_worker.pipeline.frames import Payload
-from mlora_worker.pipeline.transport import Forwarded, Returned
+from mlora_worker.pipeline.transport import BackwardMessage, ForwardMessage
 from mlora_worker.storage.artifacts.aside import tensors_in
 from mlora_worker.stream.items import Evaluate, Item, Load, Train
 from mlora_worker.stream.turns import Turns
@@ -57,8 +57,8 @@ class Mailbox:
         self._clock = clock
         self._handed_out: float | None = None  # when the forward or backward that the loop does now began
         self._items: deque[Entry] = deque()
-        self._forwarded: deque[Forwarded] = deque()
-        self._returned: deque[Returned] = deque()
+        self._forwarded: deque[ForwardMessage] = deque()
+        self._returned: deque[BackwardMessage] = deque()
         self._error: Exception | None = None
 
     def put_item(self, item: Item, payload: Payload) -> None:
@@ -72,12 +72,12 @@ class Mailbox:
             self._items.append(Entry(item, labels=labels, state=state))
             self.changed.notify_all()
 
-    def put_forward(self, message: Forwarded) -> None:
+    def put_forward(self, message: ForwardMessage) -> None:
         with self.changed:
             self._forwarded.append(message)
             self.changed.notify_all()
 
-    def put_backward(self, message: Returned) -> None:
+    def put_backward(self, message: BackwardMessage) -> None:
         with self.changed:
             self._returned.append(message)
             self.changed.notify_all()
@@ -92,7 +92,7 @@ class Mailbox:
     def failed(self) -> bool:
         return self._error is not None
 
-    def take(self) -> Returned | Entry:
+    def take(self) -> BackwardMessage | Entry:
         """Block until there is work. Raises what ``fail`` was told."""
         with self.changed:
             until = self._no_forward_before()

@@ -43,13 +43,13 @@ STATS = 3  # of a segment: loss sum, squared gradient norm, faults of the microb
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardMessage:
     number: int
     hidden: Tensor  # [tokens, hidden]
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class BackwardMessage:
     number: int
     gradient: Tensor  # [tokens, hidden]
     stats: Tensor  # [segments, STATS] float64, on the device
@@ -67,8 +67,8 @@ class Transport:
         dtype: torch.dtype,
         device: torch.device,
         backend: Backend,
-        deliver_forward: Callable[[Forwarded], None],
-        deliver_backward: Callable[[Returned], None],
+        deliver_forward: Callable[[ForwardMessage], None],
+        deliver_backward: Callable[[BackwardMessage], None],
         on_error: Callable[[Exception], None],
         announced: bool | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class Transport:
         peer, shape = self._rank - 1, (tokens, self._hidden)
 
         def job(line: Line) -> None:
-            self._deliver_forward(Forwarded(number, line.receive(shape, self._dtype, peer)))
+            self._deliver_forward(ForwardMessage(number, line.receive(shape, self._dtype, peer)))
 
         self._put("forward", peer, job)
 
@@ -125,7 +125,7 @@ class Transport:
         def job(line: Line) -> None:
             gradient = line.receive(shape, self._dtype, peer)
             stats = line.receive((segments, STATS), torch.float64, peer)
-            self._deliver_backward(Returned(number, gradient, stats))
+            self._deliver_backward(BackwardMessage(number, gradient, stats))
 
         self._put("backward", self._rank, job)
 

@@ -21,14 +21,14 @@ import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.data.task_rows import TaskRows
-from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.training_rows.row_files import array_in, rows_in
 from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.preparing import bounds
 from mlora_worker.preparing.errors import error_of
 from mlora_worker.preparing.handle import ProcessHandle
 from mlora_worker.preparing.maker import Cancelled
-from mlora_worker.preparing.messages import Answer, Ended, Job, Made, Setup, View, receive, send
+from mlora_worker.preparing.messages import Ended, Made, ProcessAnswer, RowJob, RowsView, Setup, receive, send
 from mlora_worker.protocol import FailureReason, TaskPlan
 from mlora_worker.stream.planner import TaskLoad
 
@@ -63,13 +63,13 @@ class RowProcess:
 
     def set_up(self, setup: Setup) -> None:
         """As ``ProcessHandle.set_up``."""
-        self._tells_the_date = self._handle.set_up(setup).tells_the_date
+        self._tells_the_date = self._handle.set_up(setup).uses_date
 
     def close(self) -> None:
         self._handle.close()
 
-    def tells_the_date(self, template: str | None) -> bool:
-        return self._tells_the_date if template is None else tells_the_date(None, template)
+    def uses_date(self, template: str | None) -> bool:
+        return self._tells_the_date if template is None else uses_date(None, template)
 
     def make(self, task: TaskPlan, day: date | None, wanted: Callable[[], bool]) -> TaskRows:
         """Raises Interrupted also where the job's process was killed or the preparation process ended: a further try may go
@@ -85,7 +85,7 @@ class RowProcess:
                         raise Cancelled(task.name)
                     self._handle.hand_over(other)
                 with contextlib.suppress(ConnectionError):  # what has happened is read
-                    send(own, Job(task=task, day=day))
+                    send(own, RowJob(task=task, day=day))
                 return _rows_of(own)
         except DataError:
             if job.cancelled:
@@ -112,7 +112,7 @@ def _rows_of(connection: socket.socket) -> TaskRows:
         )
     frame, files = heard
     try:
-        answer = Answer.model_validate_json(frame)
+        answer = ProcessAnswer.model_validate_json(frame)
         if answer.made is not None:
             return _task_rows(answer.made, files)
         if answer.failed is not None:
@@ -133,7 +133,7 @@ def _task_rows(made: Made, files: Sequence[int]) -> TaskRows:
         rows_in([next(left) for _ in range(count)], digests.get(at)) for at, count in enumerate(made.sets)
     ]
 
-    def rows(view: View) -> TokenRows:
+    def rows(view: RowsView) -> TokenRows:
         whole = sets[view.set]
         return whole.chosen(_numbers(next(left), len(whole)), view.digest) if view.some else whole
 

@@ -24,7 +24,7 @@ class Unexpected(Exception):
     reason = FailureReason.INTERNAL_ERROR
 
 
-def told(error: BaseException) -> Failed:
+def failed_message(error: BaseException) -> Failed:
     kind = next((one.__name__ for one in type(error).__mro__ if _KNOWN.get(one.__name__) is one), None)
     if kind is not None:
         return Failed(
@@ -41,7 +41,7 @@ def told(error: BaseException) -> Failed:
 
 
 def error_of(failed: Failed, out_of_memory: str) -> Exception:
-    """``out_of_memory``: what is told where memory lacked."""
+    """``out_of_memory``: the message where memory lacked."""
     known = _KNOWN.get(failed.kind)
     if known is not None:
         error = known.__new__(known)

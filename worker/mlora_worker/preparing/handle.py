@@ -17,7 +17,7 @@ import mlora_worker
 from mlora_worker.data.errors import Interrupted
 from mlora_worker.preparing import bounds
 from mlora_worker.preparing.errors import error_of
-from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
+from mlora_worker.preparing.messages import ProcessAnswer, Ready, Setup, receive, send
 from mlora_worker.protocol import FailureReason
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class ProcessHandle:
             self._control.settimeout(None)
         except TimeoutError:
             heard = None
-        answer = Answer.model_validate_json(heard[0]) if heard is not None else None
+        answer = ProcessAnswer.model_validate_json(heard[0]) if heard is not None else None
         if answer is None or answer.ready is None:
             self._end()
             if answer is not None and answer.failed is not None:

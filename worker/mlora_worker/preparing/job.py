@@ -21,8 +21,8 @@ from mlora_worker.data.task_rows import TaskRows, task_rows
 from mlora_worker.data.training_rows.row_files import open_files, open_rows
 from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.preparing import bounds
-from mlora_worker.preparing.errors import told
-from mlora_worker.preparing.messages import Answer, Job, Load, Made, View, receive, send
+from mlora_worker.preparing.errors import failed_message
+from mlora_worker.preparing.messages import LoadFigures, Made, ProcessAnswer, RowJob, RowsView, receive, send
 from mlora_worker.protocol import StorageAccess
 from mlora_worker.runtime.log_lines import about
 from mlora_worker.storage.object_store.store import Store
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class JobRunner:
     """What all jobs work with."""
 
     tokenizer: Any
@@ -45,21 +45,21 @@ class Workshop:
         asked = receive(connection)
         if asked is None:
             return
-        job = Job.model_validate_json(asked[0])
+        job = RowJob.model_validate_json(asked[0])
         with about(job.task):
             try:
                 held = _Held()
                 made = self._rows(job, held)
             except (Exception, MemoryError) as error:
-                failed = told(error)
+                failed = failed_message(error)
                 if not failed.kind:
                     log.exception("the rows of %s cannot be prepared", job.task.name)
-                send(connection, Answer(failed=failed))
+                send(connection, ProcessAnswer(failed=failed))
                 return
             answer, files = _packed(made, held, self.reading.cache_folder)
-            send(connection, Answer(made=answer), files)
+            send(connection, ProcessAnswer(made=answer), files)
 
-    def _rows(self, job: Job, held: _Held) -> TaskRows:
+    def _rows(self, job: RowJob, held: _Held) -> TaskRows:
         access = job.task.storage
         source = self.reading.source(self.open_store(access), access)
         cache = self.reading.cache(job.task.namespace, opened=held.open)
@@ -94,17 +94,17 @@ def _packed(made: TaskRows, held: _Held, scratch: Path | None) -> tuple[Made, li
     sets: list[list[int]] = []
     chosen: list[int] = []
 
-    def view(rows: TokenRows) -> View:
+    def view(rows: TokenRows) -> RowsView:
         files = held.files[id(rows.whole)]
         if files not in sets:
             sets.append(files)
         if rows.taken is not None:
             chosen.append(_written(rows.taken, scratch))
-        return View(set=sets.index(files), some=rows.taken is not None, digest=rows.digest())
+        return RowsView(set=sets.index(files), some=rows.taken is not None, digest=rows.digest())
 
     train = view(made.train)
     evaluation = view(made.evaluation) if made.evaluation is not None else None
-    load = Load(tokens=made.load.tokens, rows=made.load.rows, spread=made.load.spread)
+    load = LoadFigures(tokens=made.load.tokens, rows=made.load.rows, spread=made.load.spread)
     answer = Made(
         counts=made.counts, load=load, sets=tuple(map(len, sets)), train=train, evaluation=evaluation
     )

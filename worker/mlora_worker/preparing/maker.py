@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mlora_worker.data.row_access import Reading
 from mlora_worker.data.task_rows import TaskRows, task_rows
-from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.protocol import StorageAccess, TaskPlan
 from mlora_worker.storage.object_store.store import Store
 
@@ -21,7 +21,7 @@ class Cancelled(Exception):
 class RowMaker(Protocol):
     """For many threads."""
 
-    def tells_the_date(self, template: str | None) -> bool:
+    def uses_date(self, template: str | None) -> bool:
         """Whether rows may become other tokens on another day. ``template``: a task's own."""
         ...
 
@@ -47,8 +47,8 @@ class RowsHere:
     open_store: Callable[[StorageAccess], Store]
     reading: Reading = field(default_factory=Reading)
 
-    def tells_the_date(self, template: str | None) -> bool:
-        return tells_the_date(self.tokenizer, template)
+    def uses_date(self, template: str | None) -> bool:
+        return uses_date(self.tokenizer, template)
 
     def make(self, task: TaskPlan, day: date | None, wanted: Callable[[], bool]) -> TaskRows:
         if not wanted():

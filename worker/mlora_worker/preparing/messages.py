@@ -1,8 +1,9 @@
 """What a rank and its preparation process say to each other: small JSON in frames, and open files beside it.
 
 Over the control connection: ``Setup`` to the process, ``Ready`` or ``Failed`` back, then one byte and a connection for each
-job. Over a job's connection: ``Job`` to the process that does it, ``Made`` with the files of its rows or ``Failed`` back;
-``Ended`` instead where that process ended without an answer. Keys of tasks are in ``Job`` alone.
+job. Over a job's connection: ``RowJob`` to the process that does it, ``Made`` with the files of its rows or ``Failed``
+back;
+``Ended`` instead where that process ended without an answer. Keys of tasks are in ``RowJob`` alone.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ class Setup(Message):
 
 
 class Ready(Message):
-    tells_the_date: bool  # whether the tokenizer's chat template does
+    uses_date: bool  # whether the tokenizer's chat template does
 
 
-class Job(Message):
+class RowJob(Message):
     task: TaskPlan
     day: date | None = None
 
 
-class View(Message):
+class RowsView(Message):
     """Some rows of a set."""
 
     set: Amount
@@ -45,7 +46,7 @@ class View(Message):
     digest: str
 
 
-class Load(Message):
+class LoadFigures(Message):
     """``stream.planner.TaskLoad``."""
 
     tokens: Amount
@@ -58,10 +59,10 @@ class Made(Message):
     those of ``train`` and of ``evaluation`` that say which rows these are."""
 
     counts: DataCounts
-    load: Load
+    load: LoadFigures
     sets: tuple[Amount, ...]
-    train: View
-    evaluation: View | None = None
+    train: RowsView
+    evaluation: RowsView | None = None
 
 
 class Failed(Message):
@@ -83,7 +84,7 @@ class Ended(Message):
     crowded: bool = False
 
 
-class Answer(Message):
+class ProcessAnswer(Message):
     """One of these."""
 
     ready: Ready | None = None

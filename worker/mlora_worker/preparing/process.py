@@ -9,14 +9,14 @@ from pathlib import Path
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.row_access import Reading, reading_of
-from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.tokenizing.sandbox_process import PACKAGES
 from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.data.training_rows.row_cache import sweep
 from mlora_worker.preparing.bounds import lift_limits
-from mlora_worker.preparing.errors import told
-from mlora_worker.preparing.job import Workshop
-from mlora_worker.preparing.messages import Answer, Ready, Setup, receive, send
+from mlora_worker.preparing.errors import failed_message
+from mlora_worker.preparing.job import JobRunner
+from mlora_worker.preparing.messages import ProcessAnswer, Ready, Setup, receive, send
 from mlora_worker.preparing.server import Server
 from mlora_worker.runtime.fences import tried
 from mlora_worker.runtime.log_lines import set_up_logging
@@ -39,13 +39,13 @@ def main(file: int) -> None:
     try:
         tokenizer = load_tokenizer(Path(setup.folder))
     except (DataError, MemoryError) as error:
-        send(control, Answer(failed=told(error)))
+        send(control, ProcessAnswer(failed=failed_message(error)))
         return
     new_client(
         "http://127.0.0.1", "us-east-1", None, DEFAULT_TIMEOUTS
     )  # what the SDK reads for that, a job has by its fork
     reading = reading_of(config)
-    workshop = Workshop(
+    workshop = JobRunner(
         tokenizer,
         setup.max_positions,
         setup.vocabulary,
@@ -54,7 +54,7 @@ def main(file: int) -> None:
         ),
         reading,
     )
-    send(control, Answer(ready=Ready(tells_the_date=tells_the_date(tokenizer))))
+    send(control, ProcessAnswer(ready=Ready(uses_date=uses_date(tokenizer))))
     log.info("chat templates of tasks are rendered behind these fences: %s", tried(PACKAGES))
     Server(control, workshop.do, partial(_clean, reading)).serve()
 

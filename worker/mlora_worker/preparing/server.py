@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from mlora_worker.preparing import bounds
-from mlora_worker.preparing.messages import Answer, Ended, send
+from mlora_worker.preparing.messages import Ended, ProcessAnswer, send
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class Server:
     def _tell(self, connection: socket.socket, ended: Ended) -> None:
         """To whoever still listens, which nobody does after an answer."""
         with connection, contextlib.suppress(OSError):
-            send(connection, Answer(ended=ended), flags=socket.MSG_DONTWAIT)
+            send(connection, ProcessAnswer(ended=ended), flags=socket.MSG_DONTWAIT)
 
     def _keep_to_bounds(self) -> None:
         """Ends the largest job where all together have more than they may; looks again once it is gone."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from mlora_worker.coordinator.http.server import coordinator_app, serve_in_thread
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
-from mlora_worker.coordinator.uploads.fair_queue import StoreTurns
-from mlora_worker.coordinator.uploads.retrier import Lane
-from mlora_worker.coordinator.uploads.timer import Later
+from mlora_worker.coordinator.uploads.fair_queue import FairQueue
+from mlora_worker.coordinator.uploads.retrier import WorkPool
+from mlora_worker.coordinator.uploads.timer import DelayedCalls
 from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of
 from mlora_worker.pipeline import collect
@@ -49,7 +49,7 @@ from mlora_worker.rank.parts import (
     tls_of,
     turns_of,
 )
-from mlora_worker.rank.stores import aside_of, checkpoint_place, kept_bytes, kept_work
+from mlora_worker.rank.stores import aside_of, kept_bytes, local_spool, open_checkpoints
 from mlora_worker.runtime.termination import Termination
 from mlora_worker.runtime.threads import started_pool
 from mlora_worker.storage.artifacts.aside import tensors_in
@@ -89,8 +89,8 @@ class FirstRank:
     def run(self, termination: Termination) -> None:
         config, run_id = self._config, uuid.uuid4().hex
         # Before the memory has a limit that a new thread would not find room in.
-        preparing, resuming = _lane(PREPARING, "prepare"), _lane(PREPARING, "resume")
-        storing, later = _lane(STORING, "store"), Later().start()
+        preparing, resuming = _pool(PREPARING, "prepare"), _pool(PREPARING, "resume")
+        storing, later = _pool(STORING, "store"), DelayedCalls().start()
         rows = RowProcess().start()
         app = coordinator_app(lambda: self._coordinator, self._group.token)
         host = None if has_own_network() else config.coordinator_host
@@ -152,10 +152,10 @@ class FirstRank:
                 hub.broadcast(question, {})
 
         recorder = SpanRecorder(0, marks_of(self._device))
-        meter = serve_metrics(config, 0, recorder, self._told)
+        meter = serve_metrics(config, 0, recorder, self._current_report)
         self._spans = collect.SpanCollector(recorder, config.stages, ask)
         coordinator = Coordinator(
-            Surroundings(
+            CoordinatorParts(
                 base=BaseModel(config.model, architecture, facts),
                 stages=tuple(self._ready[index] for index in sorted(self._ready)),
                 run_id=run_id,
@@ -170,8 +170,8 @@ class FirstRank:
                 storing=storing,
                 later=later,
                 end=mailbox.fail,
-                checkpoint_place=checkpoint_place(config),
-                kept=kept_work(config),
+                open_checkpoints=open_checkpoints(config),
+                spool=local_spool(config),
                 aside=self._aside,
                 held=self._held_bytes,
                 kept_bytes=kept_bytes(config, self._device),
@@ -204,7 +204,7 @@ class FirstRank:
         with self._changed:  # a link that is closed with something unread in it may lose what was sent last
             self._changed.wait_for(lambda: config.stages == 1 or mailbox.failed, _PEERS_LEAVE)
 
-    def _told(self) -> Report | None:
+    def _current_report(self) -> Report | None:
         return self._coordinator.wait_report(-1, 0.0) if self._coordinator is not None else None
 
     def _held_bytes(self) -> tuple[int, ...]:
@@ -259,5 +259,5 @@ class FirstRank:
                 self._coordinator.faulted(Fault.model_validate(header["fault"]))
 
 
-def _lane(threads: int, name: str) -> Lane:
-    return Lane(started_pool(threads, name), StoreTurns(threads))
+def _pool(threads: int, name: str) -> WorkPool:
+    return WorkPool(started_pool(threads, name), FairQueue(threads))

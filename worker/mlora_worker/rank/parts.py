@@ -11,7 +11,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from mlora_worker.coordinator.http.server import serve_in_thread
-from mlora_worker.coordinator.metrics import Meter, PipelineMetrics, RankMetrics, Unmetered, metrics_app
+from mlora_worker.coordinator.metrics import Meter, NullMeter, PipelineMetrics, RankMetrics, metrics_app
 from mlora_worker.model.stage import Stage
 from mlora_worker.pipeline.budget import limit_memory
 from mlora_worker.pipeline.calibrate import calibrate
@@ -38,16 +38,16 @@ def tls_of(config: WorkerConfig) -> ssl.SSLContext | None:
 
 
 def serve_metrics(
-    config: WorkerConfig, rank: int, recorder: SpanRecorder, told: Callable[[], Report | None] | None
+    config: WorkerConfig, rank: int, recorder: SpanRecorder, report: Callable[[], Report | None] | None
 ) -> Meter:
-    """Where the configuration names a port. ``told``: the coordinator's report, which rank 0 alone has."""
+    """Where the configuration names a port. ``report``: the coordinator's report, which rank 0 alone has."""
     if config.metrics_port is None:
-        return Unmetered()
+        return NullMeter()
     own = has_own_network()
     host, port = (None, config.metrics_port) if own else (config.coordinator_host, config.metrics_port + rank)
     registry = CollectorRegistry()
     RankMetrics(config.pipeline, rank, recorder.busy, registry)
-    meter = PipelineMetrics(config.pipeline, told, registry) if told is not None else Unmetered()
+    meter = PipelineMetrics(config.pipeline, report, registry) if report is not None else NullMeter()
     serve_in_thread(metrics_app(registry, recorder.busy), host, port)
     return meter
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenPlace
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenCheckpoints
 from mlora_worker.protocol import (
     TaskPlan,
     WorkerConfig,
 )
 from mlora_worker.storage.artifacts.aside import Aside
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from mlora_worker.storage.object_store.s3_client import S3Options
 from mlora_worker.storage.object_store.store import Store, open_store_from_files
 from mlora_worker.storage.uri import join
 
@@ -26,11 +26,11 @@ def pipelines_store(config: WorkerConfig) -> Store:
         config.storage_region,
         config.storage_keys_dir,
         allow_files=True,
-        manners=Manners.of_pipeline(config),
+        options=S3Options.of_pipeline(config),
     )
 
 
-def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
+def open_checkpoints(config: WorkerConfig) -> OpenCheckpoints | None:
     """The pipeline's own place for checkpoints, with the keys of its model; None where each task has its own."""
     root = config.checkpoints_uri
     if root is None:
@@ -42,9 +42,9 @@ def checkpoint_place(config: WorkerConfig) -> OpenPlace | None:
     return place
 
 
-def kept_work(config: WorkerConfig) -> KeptWork:
+def local_spool(config: WorkerConfig) -> LocalSpool:
     """Where finished work waits for a store that refuses it: beside the model's files, cleaned of what is left over."""
-    kept = KeptWork(Path(config.cache_dir) / "kept")
+    kept = LocalSpool(Path(config.cache_dir) / "kept")
     kept.clean(time.time())
     return kept
 

@@ -42,7 +42,7 @@ def about(task: TaskPlan) -> Iterator[None]:
         _about.reset(former)
 
 
-class JsonLines(logging.Formatter):
+class RankJsonFormatter(logging.Formatter):
     """One JSON object a line. ``pipeline``: namespace/name."""
 
     def __init__(self, rank: int, pipeline: str) -> None:
@@ -65,7 +65,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry)  # in ASCII: nothing in it ends a line anywhere
 
 
-class TextLines(logging.Formatter):
+class RankTextFormatter(logging.Formatter):
     """Time, rank, level and message."""
 
     def __init__(self, rank: int) -> None:
@@ -94,5 +94,5 @@ def set_up_logging(
     style: Literal["text", "json"], rank: int, pipeline: str, stream: TextIO = sys.stderr
 ) -> None:
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines(rank, pipeline) if style == "json" else TextLines(rank))
+    handler.setFormatter(RankJsonFormatter(rank, pipeline) if style == "json" else RankTextFormatter(rank))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -25,14 +25,14 @@ _MOST_READ = 2000  # characters of a header
 
 def asked_seconds(headers: Mapping[str, str], now: datetime) -> float | None:
     """None when the answer says nothing of it. ``now``: for an answer without a date of its own."""
-    told = {name.lower(): value[:_MOST_READ].strip() for name, value in headers.items()}
-    then = _date(told.get("date", "")) or now
-    found = _after(told.get("retry-after", ""), then)
-    if found is None and "ratelimit" in told:
-        found = _quota(told["ratelimit"])
+    named = {name.lower(): value[:_MOST_READ].strip() for name, value in headers.items()}
+    then = _date(named.get("date", "")) or now
+    found = _after(named.get("retry-after", ""), then)
+    if found is None and "ratelimit" in named:
+        found = _quota(named["ratelimit"])
     for name in ("ratelimit-reset", "x-ratelimit-reset"):
         if found is None:
-            found = _after(told.get(name, ""), then)
+            found = _after(named.get(name, ""), then)
     return None if found is None else max(0.0, min(found, LONGEST))
 
 

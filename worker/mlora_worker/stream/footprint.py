@@ -54,7 +54,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class InputGroup:
+class ModuleGroup:
     """Modules of one decoder layer that read the same input."""
 
     layer: int
@@ -64,7 +64,7 @@ class InputGroup:
 
 def input_groups(
     facts: ModelFacts, stage: int, names: Sequence[Sequence[str]] = ()
-) -> tuple[InputGroup, ...]:
+) -> tuple[ModuleGroup, ...]:
     """The groups of ``stage``, layer by layer, in the order of their calls. ``names``: those of a layer as the stage
     reports them; what is not named there is taken to read an input of its own, which is never too little."""
     return _input_groups(facts, stage, tuple(map(tuple, names)))
@@ -73,7 +73,7 @@ def input_groups(
 @lru_cache(maxsize=256)
 def _input_groups(
     facts: ModelFacts, stage: int, names: tuple[tuple[str, ...], ...]
-) -> tuple[InputGroup, ...]:
+) -> tuple[ModuleGroup, ...]:
     groups = []
     own = (module for module in modules_of(facts) if module.stage == stage)
     for layer, members in groupby(own, key=lambda module: module.layer):
@@ -83,9 +83,9 @@ def _input_groups(
             group = {m.path: m for name in told for m in ends.get(name, ()) if m.path in left}
             if group:
                 first = next(iter(group.values()))
-                groups.append(InputGroup(layer, first.in_features, tuple(group)))
+                groups.append(ModuleGroup(layer, first.in_features, tuple(group)))
                 left = {path: module for path, module in left.items() if path not in group}
-        groups += [InputGroup(layer, module.in_features, (module.path,)) for module in left.values()]
+        groups += [ModuleGroup(layer, module.in_features, (module.path,)) for module in left.values()]
     return tuple(groups)
 
 
@@ -101,7 +101,7 @@ def _by_end(modules: Iterable[Module]) -> Mapping[str, list[Module]]:
     return found
 
 
-def low_rank(ranks: Ranks, group: InputGroup) -> int:
+def low_rank(ranks: Ranks, group: ModuleGroup) -> int:
     """Low-rank activations of a token that an adapter leaves in ``group``; 0: it adapts none of its modules."""
     return sum(ranks.get(path, 0) for path in group.paths)
 
@@ -109,7 +109,7 @@ def low_rank(ranks: Ranks, group: InputGroup) -> int:
 def exact_parts(
     parts: Sequence[tuple[Ranks, int]],
     tokens: int,
-    groups: Sequence[InputGroup],
+    groups: Sequence[ModuleGroup],
     *,
     input_bytes: int,
     low_bytes: int,
@@ -124,7 +124,7 @@ def exact_parts(
     the second figure is that of the layer that has most.
     """
 
-    def of(group: InputGroup) -> int:
+    def of(group: ModuleGroup) -> int:
         lows = [(low_rank(ranks, group), own) for ranks, own in parts]
         adapted = any(low for low, _ in lows)
         low = sum(low * own for low, own in lows)
@@ -143,7 +143,7 @@ def floor_bytes(parameters: int, hidden_bytes: int) -> int:
     return 8 * parameters + 3 * hidden_bytes
 
 
-def lowest_adapted(adapters: Iterable[Ranks], groups: Sequence[InputGroup]) -> int:
+def lowest_adapted(adapters: Iterable[Ranks], groups: Sequence[ModuleGroup]) -> int:
     """Position in its layer of the first group that any of ``adapters`` adapts, where that is in the first layer; beyond
     all of them otherwise."""
     every = list(adapters)

@@ -15,7 +15,7 @@ from mlora_operator.reconcile.loop import Loop
 from mlora_operator.reconcile.ports import Endpoint, Gone, Objects
 from mlora_operator.reconcile.state.decision import Event, Workers
 from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
-from mlora_worker.coordinator.preparation.texts import Texts
+from mlora_worker.coordinator.preparation.texts import PlanTexts
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
 TOY = Key("team-a", "toy")
@@ -50,7 +50,7 @@ class Coordinator:
     sequence: int = 0
     tasks: dict[str, TaskReport] = field(default_factory=dict)
     trained: list[str] = field(default_factory=list)
-    texts: Texts = field(default_factory=Texts)
+    texts: PlanTexts = field(default_factory=PlanTexts)
     received: list[tuple[str | None, str | None]] = field(default_factory=list)  # rows and template
 
     def put(self, plan: Plan) -> None:

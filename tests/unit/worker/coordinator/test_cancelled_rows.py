@@ -10,12 +10,12 @@ from typing import NoReturn
 
 import pytest
 
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.preparing.maker import Cancelled
 from mlora_worker.protocol import Plan, StageReport, TaskPhase, TaskPlan
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from tests.fixtures.inline import after, inline_lane, lane
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from tests.fixtures.inline import after, inline_pool, pool
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, TASK
 
@@ -29,7 +29,7 @@ class Endless:
         self.begun, self.cancelled = threading.Event(), threading.Event()
         self.wanted: Callable[[], bool] = bool
 
-    def tells_the_date(self, template: str | None) -> bool:
+    def uses_date(self, template: str | None) -> bool:
         del template
         return False
 
@@ -51,13 +51,13 @@ def test_they_are_cancelled_and_their_task_does_not_fail_for_it() -> None:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
-    with ThreadPoolExecutor(1) as pool:
-        surroundings = Surroundings(
+    with ThreadPoolExecutor(1) as threads:
+        parts = CoordinatorParts(
             base=BASE, rows=rows, stages=(stage,), run_id="run", microbatch_tokens=100,
-            open_store=lambda _: MemoryStore(), announce=lambda *_: None, preparing=lane(pool), resuming=inline_lane(),
-            storing=inline_lane(), end=pytest.fail, kept=KeptWork(None), later=after(lambda _: pytest.fail("no pause")),
+            open_store=lambda _: MemoryStore(), announce=lambda *_: None, preparing=pool(threads), resuming=inline_pool(),
+            storing=inline_pool(), end=pytest.fail, spool=LocalSpool(None), later=after(lambda _: pytest.fail("no pause")),
         )  # fmt: skip
-        one = Coordinator(surroundings, threading.Condition(threading.RLock()))
+        one = Coordinator(parts, threading.Condition(threading.RLock()))
         assert one.set_plan(Plan(generation=1, tasks=(TASK,)))
         assert rows.begun.wait(SECONDS)
         assert one.set_plan(Plan(generation=2, tasks=(TASK,)))

@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.preparing.maker import RowsHere
 from mlora_worker.protocol import (
@@ -33,9 +33,9 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.artifacts.checkpoint import write_checkpoint
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from mlora_worker.storage.artifacts.task_state import Progress, TaskState
-from tests.fixtures.inline import after, inline_lane
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from mlora_worker.storage.artifacts.task_state import SavedProgress, TaskState
+from tests.fixtures.inline import after, inline_pool
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.tiny_model import CHATML, byte_level_tokenizer
 
@@ -67,10 +67,16 @@ def rows(dated: bool, store: MemoryStore) -> RowsHere:
 def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:
     """Of the first step, as a run of ``day`` has it."""
     made = prepare_task(
-        task, BASE, store, checkpoints=FOLDER, kept=KeptWork(None), rows=rows(dated, store), day=lambda: day
+        task,
+        BASE,
+        store,
+        checkpoints=FOLDER,
+        spool=LocalSpool(None),
+        rows=rows(dated, store),
+        day=lambda: day,
     )
     assert isinstance(made, PreparedTask)
-    progress = Progress(
+    progress = SavedProgress(
         step=1, total_steps=made.steps.total_steps, updates=1, epoch=0, epoch_step=1, learning_rate=0.1, last=None,
         tokens=1, seconds=1.0, task_uid="a", task="n/a", fingerprint=made.fingerprint,
     )  # fmt: skip
@@ -83,17 +89,17 @@ def without_its_day(state: TaskState) -> TaskState:
     return replace(state, progress=state.progress.model_copy(update={"fingerprint": facts}))
 
 
-def reported(store: MemoryStore, kept: KeptWork, today: date, dated: bool) -> TaskReport:
+def reported(store: MemoryStore, kept: LocalSpool, today: date, dated: bool) -> TaskReport:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
-    surroundings = Surroundings(
+    parts = CoordinatorParts(
         base=BASE, rows=rows(dated, store), stages=(stage,), run_id="run", microbatch_tokens=100,
         open_store=lambda _: store,
-        announce=lambda *_: None, preparing=inline_lane(), resuming=inline_lane(), storing=inline_lane(),
-        end=pytest.fail, kept=kept, later=after(lambda _: pytest.fail("no pause")), today=lambda: today,
+        announce=lambda *_: None, preparing=inline_pool(), resuming=inline_pool(), storing=inline_pool(),
+        end=pytest.fail, spool=kept, later=after(lambda _: pytest.fail("no pause")), today=lambda: today,
     )  # fmt: skip
-    one = Coordinator(surroundings, threading.Condition(threading.RLock()))
+    one = Coordinator(parts, threading.Condition(threading.RLock()))
     one.set_plan(Plan(generation=1, tasks=(TASK,)))
     [report] = one.wait_report(-1, 0).tasks
     return report
@@ -102,7 +108,7 @@ def reported(store: MemoryStore, kept: KeptWork, today: date, dated: bool) -> Ta
 @pytest.mark.parametrize("dated", [True, False], ids=["with the date", "without"])
 @pytest.mark.parametrize("place", ["the store", "rank 0's volume"])
 def test_a_task_goes_on_from_a_checkpoint_of_another_day(tmp_path: Path, place: str, dated: bool) -> None:
-    store, kept = MemoryStore(), KeptWork(tmp_path)
+    store, kept = MemoryStore(), LocalSpool(tmp_path)
     if place == "the store":
         write_checkpoint(store, FOLDER, state(store, FIRST, dated))
     else:
@@ -116,7 +122,7 @@ def test_a_task_goes_on_from_a_checkpoint_of_another_day(tmp_path: Path, place: 
 def test_a_checkpoint_that_does_not_tell_its_day_is_gone_on_from_if_the_rows_are_the_same(
     tmp_path: Path, place: str
 ) -> None:
-    store, kept = MemoryStore(), KeptWork(tmp_path)
+    store, kept = MemoryStore(), LocalSpool(tmp_path)
     former = without_its_day(state(store, FIRST, True))
     if place == "the store":
         write_checkpoint(store, FOLDER, former)
@@ -145,4 +151,4 @@ def test_a_task_that_begins_anew_has_todays_date() -> None:
     assert facts["dataset.date"] == "2026-03-04"
     assert facts["dataset.sha256"] != state(store, FIRST, True).progress.fingerprint["dataset.sha256"]
     assert "dataset.date" not in state(store, LATER, False).progress.fingerprint
-    assert reported(store, KeptWork(None), LATER, True).phase is TaskPhase.PREPARED
+    assert reported(store, LocalSpool(None), LATER, True).phase is TaskPhase.PREPARED

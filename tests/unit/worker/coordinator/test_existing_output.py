@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.uploads.publish import upload
 from mlora_worker.protocol import (
     Failure,
@@ -27,12 +27,12 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.artifacts.adapter import find_published
 from mlora_worker.storage.artifacts.existing_output import OutputExists
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from tests.fixtures.inline import inline_lane
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from tests.fixtures.inline import inline_pool
 from tests.fixtures.makers import NoRows
 from tests.fixtures.memory_store import MemoryStore
 
-from .test_kept_work import TASK, base, finished, keep
+from .test_local_spool import TASK, base, finished, keep
 
 NEW = TASK.model_copy(update={"started": False})
 OTHER = TASK.model_copy(update={"uid": "other", "name": "other"})
@@ -40,22 +40,22 @@ OTHER = TASK.model_copy(update={"uid": "other", "name": "other"})
 
 def with_adapter_of(task: TaskPlan, store: MemoryStore | None = None) -> MemoryStore:
     store = store or MemoryStore()
-    upload(task.model_copy(update={"output_overwrite": True}), finished(), cast(Any, store), KeptWork(None))
+    upload(task.model_copy(update={"output_overwrite": True}), finished(), cast(Any, store), LocalSpool(None))
     store.calls.clear()
     return store
 
 
-def coordinator(store: MemoryStore, kept: KeptWork, later: list[Callable[[], None]]) -> Coordinator:
+def coordinator(store: MemoryStore, kept: LocalSpool, later: list[Callable[[], None]]) -> Coordinator:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
-    surroundings = Surroundings(
+    parts = CoordinatorParts(
         base=base(), rows=NoRows(), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
-        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_lane(),
-        resuming=inline_lane(), storing=inline_lane(), end=pytest.fail, kept=kept,
+        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_pool(),
+        resuming=inline_pool(), storing=inline_pool(), end=pytest.fail, spool=kept,
         later=lambda _, call: later.append(call),
     )  # fmt: skip
-    return Coordinator(surroundings, threading.Condition(threading.RLock()))
+    return Coordinator(parts, threading.Condition(threading.RLock()))
 
 
 def reported(one: Coordinator) -> Any:
@@ -73,7 +73,7 @@ def test_a_task_that_is_deleted_and_made_again_fails_before_anything_is_read_or_
 ) -> None:
     store = with_adapter_of(TASK)
     later: list[Callable[[], None]] = []
-    one = coordinator(store, KeptWork(None), later)
+    one = coordinator(store, LocalSpool(None), later)
     assert one.set_plan(Plan(generation=1, tasks=(NEW.model_copy(update={"uid": "again", **change}),)))
     report = reported(one)
     assert (report.phase, report.failure.reason) == (TaskPhase.FAILED, FailureReason.OUTPUT_EXISTS)
@@ -92,13 +92,13 @@ def test_one_that_says_so_goes_on_to_its_rows() -> None:
     replacing = NEW.model_copy(update={"output_overwrite": True})
     with pytest.raises(pytest.fail.Exception, match="rows of a are made"):
         prepare_task(
-            replacing, base(), cast(Any, store), checkpoints="s3://b/c", kept=KeptWork(None), rows=NoRows()
+            replacing, base(), cast(Any, store), checkpoints="s3://b/c", spool=LocalSpool(None), rows=NoRows()
         )
 
 
 def test_its_own_published_adapter_ends_it_at_once() -> None:
     store = with_adapter_of(TASK)
-    one = coordinator(store, KeptWork(None), [])
+    one = coordinator(store, LocalSpool(None), [])
     assert one.set_plan(Plan(generation=1, tasks=(TASK,)))
     assert reported(one).phase is TaskPhase.SUCCEEDED
 
@@ -136,7 +136,7 @@ def test_it_goes_on_by_itself_when_the_place_is_free_again(tmp_path: Path) -> No
 def test_an_adapter_that_came_meanwhile_is_not_replaced_by_the_upload() -> None:
     store = with_adapter_of(OTHER)
     with pytest.raises(OutputExists):
-        upload(TASK, finished(), cast(Any, store), KeptWork(None))
+        upload(TASK, finished(), cast(Any, store), LocalSpool(None))
 
 
 @pytest.mark.parametrize(

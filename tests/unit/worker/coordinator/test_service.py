@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
 from mlora_worker.coordinator.task.known_plan import with_what_is_known
-from mlora_worker.coordinator.uploads.retrier import CallLater, Lane
+from mlora_worker.coordinator.uploads.retrier import CallLater, WorkPool
 from mlora_worker.data.errors import DataError, Interrupted
 from mlora_worker.protocol import (
     Dataset,
@@ -28,9 +28,9 @@ from mlora_worker.protocol import (
     TaskPlan,
     Training,
 )
-from mlora_worker.storage.artifacts.task_state import Progress, TaskState
+from mlora_worker.storage.artifacts.task_state import SavedProgress, TaskState
 from mlora_worker.storage.errors import AccessRefused, StorageError, StoreUnreachable
-from tests.fixtures.inline import Waiting, after, inline_lane, lane
+from tests.fixtures.inline import Waiting, after, inline_pool, pool
 from tests.fixtures.makers import NoRows
 
 
@@ -50,13 +50,13 @@ def coordinator(
     open_store: Failing,
     pauses: list[float],
     later: CallLater | None = None,
-    preparing: Lane | None = None,
-    resuming: Lane | None = None,
+    preparing: WorkPool | None = None,
+    resuming: WorkPool | None = None,
 ) -> Coordinator:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=1, device="cpu", resident_bytes=0, capacity_bytes=0
     )
-    surroundings = Surroundings(
+    parts = CoordinatorParts(
         base=cast(BaseModel, SimpleNamespace(facts=None)),
         stages=(stage,),
         run_id="run",
@@ -64,14 +64,14 @@ def coordinator(
         open_store=open_store,
         rows=NoRows(),
         announce=lambda *_: None,
-        preparing=preparing or inline_lane(),
-        resuming=resuming or inline_lane(),
-        storing=inline_lane(),
+        preparing=preparing or inline_pool(),
+        resuming=resuming or inline_pool(),
+        storing=inline_pool(),
         end=pytest.fail,
         clock=lambda: 0.0,
         later=later or after(pauses.append),
     )
-    return Coordinator(surroundings, threading.Condition(threading.RLock()))
+    return Coordinator(parts, threading.Condition(threading.RLock()))
 
 
 def task(uid: str = "a") -> TaskPlan:
@@ -125,7 +125,7 @@ def test_started_tasks_whose_store_refuses_them_hold_nobody_up() -> None:
 
 def test_tasks_that_have_trained_do_not_wait_for_new_rows_of_others() -> None:
     new, old = Waiting(), Waiting()
-    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(new), resuming=lane(old))
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=pool(new), resuming=pool(old))
     known = task("b").model_copy(update={"started": True})
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), known)))
     assert (len(new.waiting), len(old.waiting)) == (1, 1)
@@ -166,11 +166,11 @@ def test_plans_are_idempotent_older_ones_are_refused_and_what_is_not_listed_is_f
 def test_what_a_task_has_done_is_brought_to_the_store_though_a_plan_left_it_out_for_a_moment() -> None:
     """It is in the stream until its step is back. Its state stayed in memory alone, and it was never Preempted."""
     store = Failing(AccessRefused("no"))
-    one = coordinator(store, [], later=lambda *_: None, preparing=lane(Waiting()))
+    one = coordinator(store, [], later=lambda *_: None, preparing=pool(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task(),)))
     here = one._tasks["a"]
     here.phase, here.in_stream = TaskPhase.TRAINING, True
-    progress = Progress(
+    progress = SavedProgress(
         step=3, total_steps=9, updates=3, epoch=0, epoch_step=3, learning_rate=0.1, last=None, tokens=1, seconds=1.0,
         task_uid="a", task="n/a", fingerprint={},
     )  # fmt: skip
@@ -189,7 +189,7 @@ def test_a_report_waits_for_news() -> None:
 
 
 def test_a_task_that_isnot_understood_fails_alone_and_one_that_is_here_goes_on() -> None:
-    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=pool(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), task("b"))))
     beyond = {"a": "training.sparsity: unknown field", "c": "lora.kind: unknown field"}
     assert one.set_plan(Plan(generation=2, tasks=(task("b"),)), beyond)

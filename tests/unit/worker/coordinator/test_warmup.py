@@ -11,7 +11,7 @@ from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import Dataset, FailureReason, TaskPlan, Training
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
 
@@ -33,7 +33,7 @@ def prepared(task: TaskPlan) -> object:
         BASE,
         store,
         checkpoints=FOLDER,
-        kept=KeptWork(None),
+        spool=LocalSpool(None),
         rows=rows(False, store),
         day=lambda: date(2026, 1, 1),
     )

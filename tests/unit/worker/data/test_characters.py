@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import processors
 
-from mlora_worker.data.reading.row_types import Chat, Drop, Text, Turn
+from mlora_worker.data.reading.row_types import Chat, Drop, PlainText, Turn
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
 
@@ -123,14 +123,17 @@ def test_without_a_template_too_the_end_token_is_learnt_once(ending: str) -> Non
     tokenizer = tokenizer_of(BY_NAME["GPT-2"])
     eos = tokenizer.eos_token_id
     one, two = ChatEncoder(tokenizer).encode(
-        [Text(1, f"It is two.{ending}"), Chat(2, (Turn("user", "2?"), Turn("assistant", f" two{ending}")))]
+        [
+            PlainText(1, f"It is two.{ending}"),
+            Chat(2, (Turn("user", "2?"), Turn("assistant", f" two{ending}"))),
+        ]
     )
     for row in (one, two):
         assert isinstance(row, Encoded)
         assert row.ids.tolist().count(eos) == 1
         assert row.ids[-1] == eos
     empty = ChatEncoder(tokenizer).encode(
-        [Text(1, ending), Chat(2, (Turn("user", "2?"), Turn("assistant", ending)))]
+        [PlainText(1, ending), Chat(2, (Turn("user", "2?"), Turn("assistant", ending)))]
     )
     assert empty == [Drop.EMPTY_TEXT, Drop.NO_ANSWER]
 

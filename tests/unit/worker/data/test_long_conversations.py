@@ -10,9 +10,9 @@ import pytest
 from mlora_worker.data.reading.row_types import Chat, Drop, Turn
 from mlora_worker.data.tokenizing import answer_spans, answer_tokens, conversations
 from mlora_worker.data.tokenizing.answer_spans import MOST_PROVEN, Mismatch
-from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRejected
 from mlora_worker.data.tokenizing.conversations import MOST_CHARACTERS, MOST_TURNS
-from mlora_worker.data.tokenizing.rendering import ChatTemplate, Refused
+from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
 from mlora_worker.protocol import FailureReason, TrainOn
 from tests.unit.worker.data.conftest import tiny_tokenizer
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
@@ -69,7 +69,7 @@ def test_a_long_conversation_without_added_tokens_is_cut_at_each_answer(
 class CountedTemplate(ChatTemplate):
     characters = 0
 
-    def render_all(self, asked: Sequence[tuple[Sequence[Turn], bool]]) -> list[str | Refused]:
+    def render_all(self, asked: Sequence[tuple[Sequence[Turn], bool]]) -> list[str | ConversationRejected]:
         made = super().render_all(asked)
         CountedTemplate.characters += sum(len(one) for one in made if isinstance(one, str))
         return made
@@ -179,7 +179,7 @@ def test_answers_that_follow_one_another_directly_are_rendered_on_their_own() ->
 def test_a_conversation_beyond_the_bound_is_refused_with_its_line(
     chat: Chat, told: str, train_on: TrainOn
 ) -> None:
-    with pytest.raises(RowRefused, match=told) as caught:
+    with pytest.raises(RowRejected, match=told) as caught:
         ChatEncoder(tokenizer_of(QWEN), train_on).encode([rounds(1), chat])
     assert caught.value.line == 7
     assert caught.value.reason is FailureReason.INVALID_ROW
@@ -191,7 +191,9 @@ def test_little_is_rendered_together_whatever_the_rows(monkeypatch: pytest.Monke
     sizes: list[int] = []
 
     class Watched(ChatTemplate):
-        def render_all(self, asked: Sequence[tuple[Sequence[Turn], bool]]) -> list[str | Refused]:
+        def render_all(
+            self, asked: Sequence[tuple[Sequence[Turn], bool]]
+        ) -> list[str | ConversationRejected]:
             made = super().render_all(asked)
             sizes.append(sum(len(one) for one in made if isinstance(one, str)))
             return made

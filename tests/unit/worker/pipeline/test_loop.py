@@ -20,7 +20,7 @@ from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
-from mlora_worker.pipeline.transport import Returned
+from mlora_worker.pipeline.transport import BackwardMessage
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload, Update
 
@@ -71,12 +71,12 @@ class Sent:
         self.backward.append((gradient, stats))
 
 
-def run(engine: StageEngine, *work: Entry | Returned) -> Sent:
+def run(engine: StageEngine, *work: Entry | BackwardMessage) -> Sent:
     """Let the loop of ``engine``'s rank do ``work``, in this order."""
     sent, rest = Sent(), [*work, Entry(Stop(number=99))]
 
     class Script(Mailbox):
-        def take(self) -> Returned | Entry:
+        def take(self) -> BackwardMessage | Entry:
             return rest.pop(0)
 
     StageLoop(
@@ -208,7 +208,7 @@ def odd(stage: Stage, *phases: Phase) -> Odd:
 def test_a_forward_that_failed_hands_on_zeros_and_its_way_back_counts_one_fault(stages: Any) -> None:
     first, _ = stages(2)
     item = train(1, "a")
-    back = Returned(1, torch.ones(12, 32), torch.zeros(1, 3, dtype=torch.float64))
+    back = BackwardMessage(1, torch.ones(12, 32), torch.zeros(1, 3, dtype=torch.float64))
     sent = run(odd(first, Phase.FORWARD), load("a"), Entry(item, token_ids=IDS), back)
     assert [tuple(hidden.shape) for hidden in sent.forward] == [(12, 32)]
     assert not sent.forward[0].any()
@@ -230,7 +230,7 @@ def test_faults_of_several_stages_add_up_on_the_way(stages: Any) -> None:
         odd(first, Phase.BACKWARD),
         load("a"),
         Entry(train(1, "a"), token_ids=IDS),
-        Returned(1, gradient, stats),
+        BackwardMessage(1, gradient, stats),
     )
     assert sent.returned[1][0, 2] == 2
 

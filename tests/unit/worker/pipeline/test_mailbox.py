@@ -9,7 +9,7 @@ import torch
 
 from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
-from mlora_worker.pipeline.transport import Forwarded, Returned
+from mlora_worker.pipeline.transport import BackwardMessage, ForwardMessage
 from mlora_worker.stream.items import Segment, Train, Unload
 from mlora_worker.stream.turns import Turns
 
@@ -19,18 +19,18 @@ def train(number: int) -> Train:
     return Train(number=number, segments=(segment,))
 
 
-def hidden(number: int) -> Forwarded:
-    return Forwarded(number, torch.zeros(2, 3))
+def hidden(number: int) -> ForwardMessage:
+    return ForwardMessage(number, torch.zeros(2, 3))
 
 
-def gradient(number: int) -> Returned:
-    return Returned(number, torch.zeros(2, 3), torch.zeros(1, 2))
+def gradient(number: int) -> BackwardMessage:
+    return BackwardMessage(number, torch.zeros(2, 3), torch.zeros(1, 2))
 
 
 def numbers(mailbox: Mailbox, count: int) -> list[tuple[str, int]]:
     taken = [mailbox.take() for _ in range(count)]
     return [
-        ("back", work.number) if isinstance(work, Returned) else (work.item.kind, work.item.number)
+        ("back", work.number) if isinstance(work, BackwardMessage) else (work.item.kind, work.item.number)
         for work in taken
     ]
 

@@ -102,17 +102,17 @@ CROWD = """
 import sys, time
 sys.modules["torch"] = None
 from mlora_worker.preparing import bounds, job, process
-from mlora_worker.preparing.messages import Job, receive
+from mlora_worker.preparing.messages import RowJob, receive
 
 bounds._MOST_OF_ALL = 300 * 2**20
 bounds._LEAST_OF_ONE = 1
 
 def do(self, connection):
-    asked = Job.model_validate_json(receive(connection)[0])
+    asked = RowJob.model_validate_json(receive(connection)[0])
     kept = bytearray(int(asked.task.name) * 2**20)
     time.sleep(600)
 
-job.Workshop.do = do
+job.JobRunner.do = do
 process.main(int(sys.argv[1]))
 """
 

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from mlora_worker.coordinator.task.failure_reason import is_the_machines, told_of
+from mlora_worker.coordinator.task.failure_reason import is_the_machines, reason_of
 from mlora_worker.data.errors import DataError, Interrupted
-from mlora_worker.preparing.errors import error_of, told
+from mlora_worker.preparing.errors import error_of, failed_message
 from mlora_worker.preparing.messages import Failed
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import (
@@ -37,23 +37,23 @@ from mlora_worker.storage.errors import (
     ids=lambda error: type(error).__name__,
 )
 def test_the_rank_has_the_same_error_as_if_it_had_been_raised_there(error: Exception) -> None:
-    crossed = Failed.model_validate_json(told(error).to_json())
+    crossed = Failed.model_validate_json(failed_message(error).to_json())
     arrived = error_of(crossed, "too much memory")
     assert type(arrived) is type(error)
-    assert told_of(arrived) == told_of(error)
+    assert reason_of(arrived) == reason_of(error)
     assert is_the_machines(arrived) == is_the_machines(error)
     assert getattr(arrived, "seconds", None) == getattr(error, "seconds", None)
 
 
 def test_memory_that_a_job_may_not_have_is_its_own_want() -> None:
-    arrived = error_of(told(MemoryError()), "too much memory")
-    assert told_of(arrived) == (FailureReason.OUT_OF_MEMORY, "too much memory")
+    arrived = error_of(failed_message(MemoryError()), "too much memory")
+    assert reason_of(arrived) == (FailureReason.OUT_OF_MEMORY, "too much memory")
     assert not is_the_machines(arrived)
 
 
 def test_what_nobody_foresaw_is_an_internal_error_in_its_own_words() -> None:
-    arrived = error_of(told(ValueError("half a character: \ud800")), "")
-    assert told_of(arrived) == (
+    arrived = error_of(failed_message(ValueError("half a character: \ud800")), "")
+    assert reason_of(arrived) == (
         FailureReason.INTERNAL_ERROR,
         "ValueError: half a character: \\ud800",
     )

@@ -36,7 +36,7 @@ class Hostile:
             endpoint=server.url,
             region="us-east-1",
             keys=lambda: keys,
-            patience=HURRY,
+            timeouts=HURRY,
             part=2**19,
             clock=lambda: self.now,
         )

@@ -15,20 +15,20 @@ from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable, TooLarge, UselessAnswer
 from mlora_worker.storage.object_store.s3_client import S3Timeouts
 from mlora_worker.storage.remote.http import WebFiles
-from mlora_worker.storage.remote.hub import Hub, HubAddress
+from mlora_worker.storage.remote.hub import HubClient, RepositoryPath
 from tests.fixtures.hostile_server import Answer, Asked, HostileServer, endless, hostile, said
 
 HURRY = S3Timeouts(connect_seconds=2, read_seconds=5, attempts=1)
 MUCH = bytes(2**16)
-AT = HubAddress("acme", "rows", "main", "")
+AT = RepositoryPath("acme", "rows", "main", "")
 
 
 def web() -> WebFiles:
     return WebFiles(Destinations(("127.0.0.0/8",)), HURRY, pause=lambda _: None)
 
 
-def hub(server: HostileServer) -> Hub:
-    return Hub(web(), None, server.url)
+def hub(server: HostileServer) -> HubClient:
+    return HubClient(web(), None, server.url)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mlora_worker.protocol import Addressing, Checksums, FailureReason, StorageA
 from mlora_worker.storage.artifacts.write_probe import probe_output
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StorageError, StoreUnreachable
 from mlora_worker.storage.object_store.s3 import S3Store
-from mlora_worker.storage.object_store.s3_client import Keys, Manners, S3Timeouts, new_client
+from mlora_worker.storage.object_store.s3_client import Keys, S3Options, S3Timeouts, new_client
 from mlora_worker.storage.object_store.store import Store, open_store, open_store_from_files
 from tests.fixtures.served import Answering
 
@@ -206,7 +206,7 @@ def store_of(server: OddServer) -> S3Store:
         endpoint=server.endpoint,
         region="us-east-1",
         keys=lambda: Keys("AKIDKEY", "topsecret"),
-        patience=HURRY,
+        timeouts=HURRY,
         part=PART,
     )
 
@@ -215,7 +215,7 @@ def task_store(endpoint: str) -> Store:
     access = StorageAccess(
         endpoint=endpoint, access_key=SecretStr("AKIDKEY\n"), secret_key=SecretStr(" topsecret")
     )
-    return open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY)
+    return open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY)
 
 
 @pytest.fixture
@@ -275,19 +275,19 @@ def test_a_stores_own_certificate_is_trusted_when_its_secret_brings_it(
     with odd_server(certificate=certificate) as server:
         server.objects["/bucket/x"] = b"x"
         access = StorageAccess(endpoint=server.endpoint)
-        store = open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY)
+        store = open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY)
         with pytest.raises(
             StoreUnreachable, match=r"certificate of https://127.* is not trusted; put .* into ca\.crt"
         ):
             store.read("s3://bucket/x", MOST)
         trusting = access.model_copy(update={"ca_certificate": pem})
         assert (
-            open_store(trusting, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+            open_store(trusting, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY).read(
                 "s3://bucket/x", MOST
             )
             == b"x"
         )
-        mounted = open_store_from_files(server.endpoint, "us-east-1", keys, allow_files=False, patience=HURRY)
+        mounted = open_store_from_files(server.endpoint, "us-east-1", keys, allow_files=False, timeouts=HURRY)
         with pytest.raises(StoreUnreachable, match="is not trusted"):
             mounted.read("s3://bucket/x", MOST)
         (keys / "ca.crt").write_text(pem + "\n")
@@ -301,7 +301,7 @@ def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
     with pytest.raises(
         StorageError, match=r"ca\.crt of the storage Secret is not a PEM certificate"
     ) as caught:
-        open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+        open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY).read(
             "s3://bucket/x", MOST
         )
     assert caught.value.reason is FailureReason.INVALID_SPEC
@@ -321,7 +321,7 @@ def test_what_is_no_certificate_is_a_mistake_in_the_secret() -> None:
 def test_buckets_are_addressed_as_the_store_wants_it_however_its_endpoint_is_spelt(
     endpoint: str | None, addressing: Addressing, host: str
 ) -> None:
-    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, Manners(addressing=addressing))
+    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, S3Options(addressing=addressing))
     url = client.generate_presigned_url("get_object", Params={"Bucket": "bucket", "Key": "key"})
     assert url.partition("?")[0].partition("://")[2].replace(":443", "") == host
 
@@ -338,7 +338,7 @@ def test_buckets_are_addressed_as_the_store_wants_it_however_its_endpoint_is_spe
 def test_checksum_headers_are_sent_where_they_are_known_or_wished(
     endpoint: str | None, checksums: Checksums, calculation: str
 ) -> None:
-    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, Manners(checksums=checksums))
+    client = new_client(endpoint, "us-east-1", Keys("a", "b"), HURRY, S3Options(checksums=checksums))
     assert client.meta.config.request_checksum_calculation == calculation
     assert client.meta.config.response_checksum_validation == calculation
 
@@ -348,7 +348,7 @@ def test_a_server_without_checksums_refuses_a_store_that_was_told_to_send_them()
     with odd_server() as server:
         access = StorageAccess(endpoint=server.endpoint, checksums=Checksums.WHEN_SUPPORTED)
         with pytest.raises(StorageError, match="501 NotImplemented"):
-            open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).write(
+            open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY).write(
                 "s3://bucket/x", b"x"
             )
 
@@ -375,12 +375,12 @@ def test_a_pods_own_role_is_used_for_a_pipeline_without_a_secret_and_never_for_a
         monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(token))
         monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::1:role/trainer")
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{server.endpoint}/sts")
-        store = open_store_from_files(server.endpoint, "us-east-1", None, allow_files=False, patience=HURRY)
+        store = open_store_from_files(server.endpoint, "us-east-1", None, allow_files=False, timeouts=HURRY)
         assert store.read("s3://bucket/x", MOST) == b"x"
         assert server.keys_seen == ["OFTHEROLE"]
         access = StorageAccess(endpoint=server.endpoint)
         assert (
-            open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY).read(
+            open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY).read(
                 "s3://bucket/x", MOST
             )
             == b"x"
@@ -525,7 +525,7 @@ def test_nobody_at_the_endpoint_is_said_soon() -> None:
         StorageAccess(endpoint="http://127.0.0.1:9"),
         allow_files=False,
         allowed_networks=LOCAL,
-        patience=S3Timeouts(attempts=1),
+        timeouts=S3Timeouts(attempts=1),
     )
     with pytest.raises(StoreUnreachable, match=r"no connection to http://127\.0\.0\.1:9") as caught:
         probe_output(store, "s3://bucket/out")
@@ -545,7 +545,7 @@ def test_without_keys_requests_are_unsigned() -> None:
     with odd_server() as server:
         server.objects["/bucket/x"] = b"public"
         store = open_store(
-            StorageAccess(endpoint=server.endpoint), allow_files=False, allowed_networks=LOCAL, patience=HURRY
+            StorageAccess(endpoint=server.endpoint), allow_files=False, allowed_networks=LOCAL, timeouts=HURRY
         )
         assert store.read("s3://bucket/x", MOST) == b"public"
         assert server.keys_seen == []
@@ -557,7 +557,7 @@ def test_rotated_key_files_are_taken_up_at_the_next_use(tmp_path: Path) -> None:
     with odd_server() as server:
         server.objects["/bucket/x"] = b"x"
         store = open_store_from_files(
-            server.endpoint, "us-east-1", tmp_path, allow_files=False, patience=HURRY
+            server.endpoint, "us-east-1", tmp_path, allow_files=False, timeouts=HURRY
         )
         store.read("s3://bucket/x", MOST)
         (tmp_path / "AWS_ACCESS_KEY_ID").write_text("SECOND\n")

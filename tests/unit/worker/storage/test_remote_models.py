@@ -22,7 +22,7 @@ from mlora_worker.storage.errors import AccessRefused, StorageError, StoreBusy, 
 from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.http import WebFiles
-from mlora_worker.storage.remote.hub import Hub, HubAddress, HubFile, model_address
+from mlora_worker.storage.remote.hub import HubClient, HubFile, RepositoryPath, model_address
 from tests.fixtures.hub_server import WebServer, put_model, serving
 
 LOCAL = ("127.0.0.0/8",)
@@ -61,7 +61,7 @@ def access(hub: WebServer, token: str | None = None, cache: int = 2**30) -> Remo
         hub_token=lambda: token,
         allowed_networks=LOCAL,
         cache_bytes=cache,
-        patience=HURRY,
+        timeouts=HURRY,
     )
 
 
@@ -127,8 +127,8 @@ def test_a_branch_that_moves_while_the_ranks_start_changes_none_of_them(
     ],
 )
 def test_a_hub_other_than_the_public_one_is_told_apart(endpoint: str, told: str) -> None:
-    class Empty(Hub):
-        def entries(self, at: HubAddress, commit: str) -> list[HubFile]:
+    class Empty(HubClient):
+        def entries(self, at: RepositoryPath, commit: str) -> list[HubFile]:
             del at, commit
             return []
 
@@ -413,7 +413,7 @@ def test_addresses_that_only_a_worker_can_reach_are_refused(hub: WebServer, tmp_
     put_model(hub, hub, "acme/tiny", "c0ffee", shards())
     for one in (source(), on_web(hub, shards())):
         with pytest.raises(StorageError, match=r"is refused: 127.0.0.1"):
-            open_model(STORE, one, tmp_path, RemoteAccess(hub_endpoint=hub.url, patience=HURRY))
+            open_model(STORE, one, tmp_path, RemoteAccess(hub_endpoint=hub.url, timeouts=HURRY))
 
 
 def test_a_folder_on_the_web_without_a_model_is_told(hub: WebServer) -> None:

@@ -3,5 +3,5 @@
 ``dispatcher``  what comes next, and what a result means
 ``issuing``     items: made, numbered, announced
 ``evaluations`` microbatches of evaluations
-``memory_lack`` tasks that leave because memory ran out, and come back
+``evictions``   tasks that leave because memory ran out, and come back
 """

@@ -18,7 +18,7 @@ A step of which any microbatch came back with a fault is void: no update follows
 discard what it left behind. ``fault_attribution.py`` finds out whose fault it was.
 
 A task whose adapter cannot be made, updated or saved is broken on that stage. It fails; but when memory lacked, it leaves,
-and goes on from its newest checkpoint when there is more room. (``memory_lack``).
+and goes on from its newest checkpoint when there is more room. (``evictions``).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.evaluations import Evaluations
+from mlora_worker.coordinator.dispatch.evictions import Evictions
 from mlora_worker.coordinator.dispatch.issuing import Announce, InStream, Issuer
-from mlora_worker.coordinator.dispatch.memory_lack import MemoryLack
 from mlora_worker.coordinator.task.fault_attribution import Charge, Trials
 from mlora_worker.coordinator.task.fault_message import explain
-from mlora_worker.coordinator.task.known_good import WITNESS, witness
+from mlora_worker.coordinator.task.probe import PROBE, probe_task
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
@@ -87,7 +87,7 @@ class Dispatcher:
             clock=clock,
         )
         self._evaluations = Evaluations(stages, self._rule, self._inside, self._issuer)
-        self._lack = MemoryLack(self._inside, self._issuer, held, look_again, clock)
+        self._evictions = Evictions(self._inside, self._issuer, held, look_again, clock)
         self._on_change, self._clock = on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
         self._on_stepped = on_stepped
@@ -99,7 +99,7 @@ class Dispatcher:
             int, Tensor
         ] = {}  # stats that are back before all their faults have been told
         self._trials = Trials()
-        self._witness: TaskRun | None = None  # one that was made up, while it is in the stream
+        self._probe: TaskRun | None = None  # one that was made up, while it is in the stream
         self.tokens = self.microbatches = 0  # that came back whole
         self.concurrent_tasks = 0
 
@@ -116,11 +116,11 @@ class Dispatcher:
                 return self._unload(task)
             if task.checkpoint.snapshot is None:
                 return self._issuer.checkpoint(task)
-        if self._witness is not None and self._trials.next != WITNESS and self._rule.is_idle(WITNESS):
-            return self._dismiss()
+        if self._probe is not None and self._trials.next != PROBE and self._rule.is_idle(PROBE):
+            return self._unload_probe()
         if self._winding_down:
             return self._wind_down()
-        self._lack.welcome_back()
+        self._evictions.welcome_back()
         for task in self._inside:
             if task.at_end and self._rule.is_idle(task.uid):
                 return self._issuer.save(task)
@@ -131,8 +131,8 @@ class Dispatcher:
         for task in self._inside:
             if task.checkpoint_is_due and self._rule.is_idle(task.uid):
                 return self._issuer.checkpoint(task)
-        if self._trials.next == WITNESS and self._witness is None:
-            return self._call_witness()
+        if self._trials.next == PROBE and self._probe is None:
+            return self._load_probe()
         if self._trials.next is not None:
             parts = self._rule.next_alone(self._trials.next, self._row_lengths)
         else:
@@ -151,7 +151,7 @@ class Dispatcher:
     @property
     def exhausted(self) -> tuple[MemoryExhausted, ...]:
         """Where memory ran out, newest last."""
-        return tuple(self._lack.exhausted)
+        return tuple(self._evictions.exhausted)
 
     @property
     def stopped(self) -> bool:
@@ -176,9 +176,9 @@ class Dispatcher:
             step.squared_norm += squared_norm
             step.void |= bool(faults)
             for fault in faults:
-                if fault.task == segment.task != WITNESS:
+                if fault.task == segment.task != PROBE:
                     step.own_fault = fault
-                elif fault.task in (None, WITNESS):
+                elif fault.task in (None, PROBE):
                     step.accept(Charge(fault, train.tokens, sum(len(s.lengths) for s in train.segments)))
         for uid in self._rule.returned([segment.task for segment in train.segments]):
             self._finish_step(self._run(uid))
@@ -221,7 +221,7 @@ class Dispatcher:
         )
         if not (lacks_parts or (task.phase is TaskPhase.TRAINING and task.in_stream)):
             return
-        if not self._lack.may_pass(task, fault):
+        if not self._evictions.may_pass(task, fault):
             self._fail(task, fault)
         elif self._rule.is_idle(task.uid) and not task.flight.broken:
             self._roll_back(task, fault)
@@ -238,7 +238,7 @@ class Dispatcher:
                 self._on_stepped(self._clock() - step.issued)
             task.finish_step(self._clock())
         elif step.own_fault is not None:
-            if self._lack.may_pass(task, step.own_fault):
+            if self._evictions.may_pass(task, step.own_fault):
                 self._roll_back(task, step.own_fault)
             else:
                 self._fail(task, step.own_fault)
@@ -256,7 +256,7 @@ class Dispatcher:
             task.repeat_step()
 
     def _judge(self) -> None:
-        verdict = self._trials.verdict([task.uid for task in self._inside if task.may_step], WITNESS)
+        verdict = self._trials.verdict([task.uid for task in self._inside if task.may_step], PROBE)
         if verdict is None:
             return
         if verdict.pipeline is not None:
@@ -266,36 +266,36 @@ class Dispatcher:
             )
         for uid, fault in verdict.convicted.items():
             task = self._tasks[uid]
-            if not self._lack.may_pass(task, fault):
+            if not self._evictions.may_pass(task, fault):
                 self._fail(task, fault)
-            elif self._lack.is_alone(task, fault):
-                self._lack.evict(task, fault)
+            elif self._evictions.is_alone(task, fault):
+                self._evictions.evict(task, fault)
             else:
-                self._lack.make_room(fault, (task,))
+                self._evictions.make_room(fault, (task,))
         for uid, tokens in verdict.narrowed.items():
             self._narrow(self._tasks[uid], tokens)
         if verdict.full is not None:
-            self._lack.make_room(verdict.full, [self._tasks[uid] for uid in verdict.accused])
+            self._evictions.make_room(verdict.full, [self._tasks[uid] for uid in verdict.accused])
 
     def _run(self, uid: str) -> TaskRun:
-        return self._witness if uid == WITNESS and self._witness is not None else self._tasks[uid]
+        return self._probe if uid == PROBE and self._probe is not None else self._tasks[uid]
 
-    def _call_witness(self) -> Entry | None:
+    def _load_probe(self) -> Entry | None:
         """Every task fails in the same way: one that was made up is loaded, once nothing else is in the pipeline."""
         if self._rule.in_flight:
             return None
-        self._witness = witness()
-        return self._issuer.load_witness(self._witness)
+        self._probe = probe_task()
+        return self._issuer.load_probe(self._probe)
 
-    def _dismiss(self) -> Entry:
-        self._witness = None
-        return self._issuer.unload_witness()
+    def _unload_probe(self) -> Entry:
+        self._probe = None
+        return self._issuer.unload_probe()
 
     def _roll_back(self, task: TaskRun, fault: Fault) -> None:
         """Memory ran out for its adapter, which is broken on a stage: it leaves, and comes back as above, but goes on from
         the newest checkpoint that there is already."""
         self._trials.drop(task.uid)
-        self._lack.evict(task, fault)
+        self._evictions.evict(task, fault)
         task.roll_back()
 
     def _narrow(self, task: TaskRun, tokens: int) -> None:

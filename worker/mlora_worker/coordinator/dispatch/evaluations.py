@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
-from mlora_worker.coordinator.task.evaluation import Assessment
+from mlora_worker.coordinator.task.evaluation import EvaluationInFlight
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.stream.rule import IssueRule
 
@@ -16,7 +16,7 @@ class Evaluations:
     def __init__(self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer) -> None:
         self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
-        self._out: dict[int, Assessment] = {}  # by number of the item
+        self._out: dict[int, EvaluationInFlight] = {}  # by number of the item
 
     def next(self) -> Entry | None:
         """None when there is none, or enough of them are on their way."""

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mlora_worker.coordinator.task.evaluation import Assessment, Best
+from mlora_worker.coordinator.task.evaluation import Best, EvaluationInFlight
 from mlora_worker.coordinator.task.in_flight import InFlight
-from mlora_worker.coordinator.task.known_good import WITNESS
-from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.outcome import PendingCheckpoint
+from mlora_worker.coordinator.task.probe import PROBE
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.pipeline.frames import Payload
 from mlora_worker.pipeline.mailbox import Entry
@@ -100,17 +100,17 @@ class Issuer:
         self._tell(item, restoration.payloads)
         return Entry(item, state=restoration.own)
 
-    def load_witness(self, made: TaskRun) -> Entry:
-        """A task that was made up (``known_good``)."""
+    def load_probe(self, made: TaskRun) -> Entry:
+        """A task that was made up (``probe``)."""
         assert made.prepared is not None
-        self._rule.join(WITNESS, made.prepared.load.tokens, made.prepared.load.rows)
+        self._rule.join(PROBE, made.prepared.load.tokens, made.prepared.load.rows)
         return self._issue(
-            Load(number=self._next_number(), task=WITNESS, lora=made.plan.lora, training=made.plan.training)
+            Load(number=self._next_number(), task=PROBE, lora=made.plan.lora, training=made.plan.training)
         )
 
-    def unload_witness(self) -> Entry:
-        self._rule.leave(WITNESS)
-        return self._issue(Unload(number=self._next_number(), task=WITNESS))
+    def unload_probe(self) -> Entry:
+        self._rule.leave(PROBE)
+        return self._issue(Unload(number=self._next_number(), task=PROBE))
 
     def unload(self, task: TaskRun) -> Entry:
         """The rule knows it no longer."""
@@ -125,7 +125,9 @@ class Issuer:
         item = Checkpoint(number=self._next_number(), task=task.uid, update=task.flight.take_update())
         progress = task.saved_progress()
         task.checkpoint = task.checkpoint.begun(
-            Snapshot(item.number, progress, best=task.best, history=task.history.lines(progress.step))
+            PendingCheckpoint(
+                item.number, progress, best=task.best, history=task.history.lines(progress.step)
+            )
         )
         return self._issue(item)
 
@@ -141,7 +143,7 @@ class Issuer:
         task.phase = TaskPhase.SAVING
         return self._issue(Save(number=self._next_number(), task=task.uid, update=task.flight.take_update()))
 
-    def evaluate(self, task: TaskRun, found: Assessment) -> tuple[Evaluate, Entry]:
+    def evaluate(self, task: TaskRun, found: EvaluationInFlight) -> tuple[Evaluate, Entry]:
         """The next microbatch of ``found``."""
         assert task.prepared is not None
         assert task.prepared.evaluation is not None

@@ -18,33 +18,33 @@ from mlora_worker.protocol import Plan, TaskPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
+class ParsedPlan:
     plan: Plan
-    beyond: Mapping[str, str] = field(
+    unsupported: Mapping[str, str] = field(
         default_factory=dict
     )  # what is not understood, by uid of tasks left out
 
 
-def understand(body: bytes) -> Understood:
+def parse_plan(body: bytes) -> ParsedPlan:
     """Raises ``ValidationError`` for what is wrong with the plan as a whole, or with a task that does not say who it is."""
     try:
-        return Understood(Plan.model_validate_json(body))
+        return ParsedPlan(Plan.model_validate_json(body))
     except ValidationError as whole:
         raw = _without_tasks(body)
         if raw is None:
             raise
         rest, tasks = raw
         good: list[TaskPlan] = []
-        beyond: dict[str, str] = {}
+        unsupported: dict[str, str] = {}
         for one in tasks:
             try:
                 good.append(TaskPlan.model_validate_json(json.dumps(one)))
             except ValidationError as error:
                 if not _says_who_it_is(one):
                     raise whole from None
-                beyond[one["uid"]] = without_values(error)
+                unsupported[one["uid"]] = without_values(error)
         plan = Plan.model_validate_json(json.dumps({**rest, "tasks": []}))
-        return Understood(plan.model_copy(update={"tasks": tuple(good)}), beyond)
+        return ParsedPlan(plan.model_copy(update={"tasks": tuple(good)}), unsupported)
 
 
 def without_values(error: ValidationError) -> str:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from mlora_worker.bounds import MOST_TEXT
 from mlora_worker.coordinator.http.gate import Gate, Guarded
-from mlora_worker.coordinator.http.plan_parsing import understand, without_values
+from mlora_worker.coordinator.http.plan_parsing import parse_plan, without_values
 from mlora_worker.coordinator.service import Coordinator
 from mlora_worker.pipeline.collect import Unanswered
 from mlora_worker.protocol import REPORT_HEADER
@@ -52,12 +52,12 @@ def coordinator_app(current: Callable[[], Coordinator | None], token: Callable[[
 
     async def put_plan(request: web.Request) -> web.Response:
         try:
-            understood = understand(await request.read())
+            parsed = parse_plan(await request.read())
         except ValidationError as error:
             text = f"the plan is not valid: {without_values(error)}"
             raise web.HTTPUnprocessableEntity(text=text) from None
-        plan = understood.plan
-        taken = await asyncio.to_thread(coordinator().set_plan, plan, understood.beyond)
+        plan = parsed.plan
+        taken = await asyncio.to_thread(coordinator().set_plan, plan, parsed.unsupported)
         if not taken:
             raise web.HTTPConflict(
                 text=f"generation {plan.generation} is in use, or older than the current plan"

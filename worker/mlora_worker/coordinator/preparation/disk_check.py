@@ -9,7 +9,7 @@ from mlora_worker.protocol import TaskPlan
 from mlora_worker.storage import uri as address
 from mlora_worker.storage.artifacts.checkpoint import KEPT
 from mlora_worker.storage.artifacts.task_state import PREFIXES
-from mlora_worker.storage.object_store.disk_space import Need, Volume, check_space, volume_of
+from mlora_worker.storage.object_store.disk_space import SpaceNeed, Volume, check_space, volume_of
 from mlora_worker.stream.targets import Target
 
 _ELEMENT = 4  # bytes: adapters are stored in float32
@@ -20,7 +20,7 @@ def weights_bytes(targets: Iterable[Target]) -> int:
     return sum(_ELEMENT * target.parameters for target in targets)
 
 
-def check_room(
+def check_disk_space(
     task: TaskPlan,
     targets: Sequence[Target],
     *,
@@ -39,9 +39,9 @@ def check_room(
     adapter = weights_bytes(targets)
     best = task.evaluation is not None and task.evaluation.keep_best
     state = (len(PREFIXES) + best) * adapter
-    needs = [Need(scratch(state), state, "files that wait for their upload")]
+    needs = [SpaceNeed(scratch(state), state, "files that wait for their upload")]
     if address.scheme(task.output_uri) == address.FILE:
-        needs.append(Need(address.file_path(task.output_uri), adapter, "the adapter"))
+        needs.append(SpaceNeed(address.file_path(task.output_uri), adapter, "the adapter"))
     if address.scheme(checkpoints) == address.FILE:
-        needs.append(Need(address.file_path(checkpoints), (KEPT + 1) * state, f"{KEPT + 1} checkpoints"))
+        needs.append(SpaceNeed(address.file_path(checkpoints), (KEPT + 1) * state, f"{KEPT + 1} checkpoints"))
     check_space(reversed(needs), volume)  # an output is what its user knows

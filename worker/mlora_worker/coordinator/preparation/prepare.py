@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 
-from mlora_worker.coordinator.preparation.disk_check import check_room
+from mlora_worker.coordinator.preparation.disk_check import check_disk_space
 from mlora_worker.coordinator.preparation.fingerprint import fingerprint_of
 from mlora_worker.coordinator.preparation.initial import read_initial
 from mlora_worker.coordinator.task.evaluation import EvaluationRows
@@ -38,7 +38,7 @@ from mlora_worker.storage.artifacts.adapter import (
     same_config,
 )
 from mlora_worker.storage.artifacts.existing_output import check_free
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from mlora_worker.storage.artifacts.task_state import DAY
 from mlora_worker.storage.artifacts.write_probe import probe_output
 from mlora_worker.storage.object_store.store import Store
@@ -60,7 +60,7 @@ def prepare_task(
     store: Store,
     *,
     checkpoints: str,
-    kept: KeptWork,
+    spool: LocalSpool,
     rows: RowMaker,
     wanted: Callable[[], bool] = lambda: True,
     day: Callable[[], date] = date.today,
@@ -85,7 +85,7 @@ def prepare_task(
         )
     adapted = resolve_targets(base.facts, task.lora)
     targets = published_names(base.facts, adapted)
-    finished = kept.adapter(task.uid, fingerprint(task))
+    finished = spool.adapter(task.uid, fingerprint(task))
     config = adapter_config(
         task.lora,
         *named_base(task, base.source),
@@ -95,14 +95,14 @@ def prepare_task(
     if finished is not None and same_config(finished.config, config):
         return finished
     check_free(store, task.output_uri, task)
-    check_room(task, adapted, checkpoints=checkpoints, scratch=kept.scratch_folder_for)
+    check_disk_space(task, adapted, checkpoints=checkpoints, scratch=spool.scratch_folder_for)
     probe_output(store, task.output_uri)
     initial = None
     if task.init_from is not None:
         initial = read_initial(store, task.init_from.uri, task.lora, adapted)
 
     templated = task.dataset.format is not DatasetFormat.TEXT
-    today = day() if templated and rows.tells_the_date(task.chat_template) else None
+    today = day() if templated and rows.uses_date(task.chat_template) else None
     made = rows.make(task, today, wanted)
     evaluation = None
     if task.evaluation is not None and made.evaluation is not None:

@@ -16,7 +16,7 @@ from mlora_worker.protocol import TaskPlan
 AT_ONCE = 16  # texts that are asked for, or held for tasks whose rows are being prepared
 
 
-class Texts:
+class PlanTexts:
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
         self._waiting: dict[str, TaskPlan] = {}  # by uid, in the order of the plan

@@ -11,6 +11,6 @@
 ``history``           its curve
 ``report``            what the operator reads of it
 ``fault_attribution`` who is to blame for a fault that came out of computing several tasks together
-``known_good``        a task that was made up, to tell a task's fault from the pipeline's
+``probe``             a task that was made up, to tell a task's fault from the pipeline's
 ``fault_message``     what a user reads of a fault; ``failure_reason``: its reason; ``failure_text``: without credentials
 """

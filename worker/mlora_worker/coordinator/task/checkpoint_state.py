@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.prepared import Restoration
 from mlora_worker.storage.artifacts.task_state import TaskState
 
@@ -17,7 +17,7 @@ from mlora_worker.storage.artifacts.task_state import TaskState
 class CheckpointState:
     """A task without any checkpoint has a new one; each method gives the one that follows."""
 
-    snapshot: Snapshot | None = None  # its parts are on their way from the stages
+    snapshot: PendingCheckpoint | None = None  # its parts are on their way from the stages
     state: TaskState | None = None  # the newest in memory: being uploaded, or kept for the task's return
     restoration: Restoration | None = None  # ready for the next Load
     taken_step: int = 0  # up to where a checkpoint item was issued, or the task was resumed; 0: never
@@ -38,7 +38,7 @@ class CheckpointState:
         """The newest state is not in the store."""
         return self.state is not None and self.state.progress.step > self.stored_step
 
-    def begun(self, snapshot: Snapshot) -> CheckpointState:
+    def begun(self, snapshot: PendingCheckpoint) -> CheckpointState:
         return replace(self, snapshot=snapshot, taken_step=snapshot.progress.step)
 
     def gathered(self, state: TaskState) -> CheckpointState:

@@ -35,12 +35,12 @@ class EvaluationRows:
     def __post_init__(self) -> None:
         self._sizes = _sizes_of(self.rows)
 
-    def begin(self, step: int, budget: int) -> Assessment:
+    def begin(self, step: int, budget: int) -> EvaluationInFlight:
         """An evaluation after ``step``. ``budget``: most tokens of a microbatch; a longer row travels alone."""
         if self._cut is None or self._cut[0] != budget:
             self._cut = budget, _cut(self._sizes.lengths, budget)
         sizes = self._sizes
-        return Assessment(
+        return EvaluationInFlight(
             step, list(reversed(self._cut[1])), sizes.supervised, sizes.weighted, sizes.row_weights
         )
 
@@ -66,7 +66,7 @@ class EvaluationRows:
 
 
 @dataclass(slots=True)
-class Assessment:
+class EvaluationInFlight:
     """One evaluation on its way."""
 
     step: int

@@ -17,7 +17,7 @@ def is_the_machines(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "can't start new thread" in str(error)
 
 
-def told_of(error: Exception) -> tuple[FailureReason, str]:
+def reason_of(error: Exception) -> tuple[FailureReason, str]:
     """Reason and message of an error, in a report."""
     reason = getattr(error, "reason", None)
     if isinstance(reason, FailureReason):
@@ -34,7 +34,7 @@ def told_of(error: Exception) -> tuple[FailureReason, str]:
 
 def blocked_by(task: TaskRun, error: Exception) -> tuple[FailureReason, str]:
     """The same, of what is tried again."""
-    reason, message = told_of(error)
+    reason, message = reason_of(error)
     if isinstance(error, Interrupted):  # it is not the rows' fault as long as it is tried again
         reason = FailureReason.INTERNAL_ERROR
     elif reason is FailureReason.DATASET_NOT_FOUND and task.phase is not TaskPhase.PREPARING:

@@ -59,7 +59,7 @@ class Trials:
         self._waiting: deque[str] = deque()
         self._accused: dict[str, Charge] = {}  # of this case: who waits, who is convicted, who is cleared
         self._convicted: dict[str, Fault] = {}
-        self._witness: str | None = None
+        self._probe: str | None = None
         self._passed = False  # somebody has, in this case
         self._narrowed: set[str] = set()  # by an earlier verdict
 
@@ -71,8 +71,8 @@ class Trials:
     def accuse(self, task: str, charge: Charge) -> int | None:
         """A step of ``task`` came back with a fault. Gives the tokens to which its microbatches must be narrowed before
         it tries again, where that is so."""
-        if task == self._witness:
-            self._witness = None
+        if task == self._probe:
+            self._probe = None
             self._accused[task] = charge  # and it tries again, as everybody may
             return None
         if task not in self._waiting:
@@ -112,7 +112,7 @@ class Trials:
             spare = (made_up,) if made_up is not None and len(convicted) > 1 else ()
             witness = next((task for task in (*others, *spare) if task not in accused), None)
             if witness is not None:
-                self._witness = witness
+                self._probe = witness
                 self._waiting.append(witness)
                 return None
         self._accused, self._convicted, self._passed = {}, {}, False
@@ -133,5 +133,5 @@ class Trials:
     def _remove(self, task: str) -> None:
         if task in self._waiting:
             self._waiting.remove(task)
-        if task == self._witness:
-            self._witness = None
+        if task == self._probe:
+            self._probe = None

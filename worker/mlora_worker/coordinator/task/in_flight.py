@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from mlora_worker.coordinator.task.evaluation import Assessment
+from mlora_worker.coordinator.task.evaluation import EvaluationInFlight
 from mlora_worker.coordinator.task.step import StepInFlight
 from mlora_worker.stream.items import Update
 
@@ -20,7 +20,7 @@ class InFlight:
     step: StepInFlight | None = None
     update: Update | None = None  # closes the last returned step; travels with the next item
     discard: bool = False  # its step is issued again; the next segment says so
-    assessment: Assessment | None = None  # the evaluation that is in the pipeline
+    assessment: EvaluationInFlight | None = None  # the evaluation that is in the pipeline
     keep_is_due: bool = False  # the stages shall send their parts of the best adapter
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter
     broken: bool = False  # a stage holds wrong tensors of it: it leaves without a checkpoint

@@ -11,22 +11,22 @@ from mlora_worker.protocol import (
     EvaluationRecord,
     StepRecord,
 )
-from mlora_worker.storage.artifacts.task_state import Progress
+from mlora_worker.storage.artifacts.task_state import SavedProgress
 
 
 @dataclass(slots=True)
-class Snapshot:
+class PendingCheckpoint:
     """A checkpoint whose parts are on their way from the stages to rank 0."""
 
     number: int  # of the item
-    progress: Progress
+    progress: SavedProgress
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors
     best: Best | None = None
     history: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingResult:
     """What a task has come to, but for its weights. ``step`` and ``evaluation`` are of the weights that are published."""
 
     step: int

@@ -15,7 +15,7 @@ from mlora_worker.pipeline.frames import Payload
 from mlora_worker.protocol import (
     DataCounts,
 )
-from mlora_worker.storage.artifacts.task_state import Fingerprint, Progress
+from mlora_worker.storage.artifacts.task_state import Fingerprint, SavedProgress
 from mlora_worker.stream.planner import TaskLoad
 
 
@@ -45,7 +45,7 @@ class InitialState:
 class Restoration:
     """What a Load brings along so that the task goes on from a checkpoint."""
 
-    progress: Progress
+    progress: SavedProgress
     own: Mapping[str, Tensor]  # stage 0's part
     payloads: Mapping[int, Payload]  # of each other stage, as safetensors
     best: Mapping[str, Tensor] = field(default_factory=dict)

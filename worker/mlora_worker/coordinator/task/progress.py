@@ -8,7 +8,7 @@ from mlora_worker.coordinator.task.evaluation import after
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.training_rows.learning_rate import learning_rate
 from mlora_worker.protocol import Evaluation, EvaluationRecord, StepRecord, TaskPlan
-from mlora_worker.storage.artifacts.task_state import EvaluationProgress, Progress
+from mlora_worker.storage.artifacts.task_state import EvaluationProgress, SavedProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class TrainingProgress:
         """The steps after ``step`` are void. The rest is corrected when its checkpoint is loaded."""
         return replace(self, step=step)
 
-    def saved(self, plan: TaskPlan, prepared: PreparedTask) -> Progress:
+    def saved(self, plan: TaskPlan, prepared: PreparedTask) -> SavedProgress:
         """As a checkpoint holds it, once the last update is applied."""
         epoch, epoch_step = divmod(self.step, prepared.steps.steps_per_epoch)
         total = prepared.steps.total_steps
-        return Progress(
+        return SavedProgress(
             step=self.step,
             total_steps=total,
             updates=self.updates,
@@ -61,7 +61,7 @@ class TrainingProgress:
         )
 
 
-def progress_of(saved: Progress) -> TrainingProgress:
+def progress_of(saved: SavedProgress) -> TrainingProgress:
     """The opposite of ``TrainingProgress.saved``."""
     return TrainingProgress(
         step=saved.step,

@@ -29,7 +29,7 @@ from mlora_worker.coordinator.task.eviction import Eviction
 from mlora_worker.coordinator.task.failure_text import failure_of
 from mlora_worker.coordinator.task.history import History
 from mlora_worker.coordinator.task.in_flight import InFlight
-from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.outcome import TrainingResult
 from mlora_worker.coordinator.task.prepared import PreparedTask, Restoration
 from mlora_worker.coordinator.task.progress import TrainingProgress, progress_of
 from mlora_worker.coordinator.task.step import StepInFlight, step_of
@@ -44,7 +44,7 @@ from mlora_worker.protocol import (
     TaskReport,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter
-from mlora_worker.storage.artifacts.task_state import Progress
+from mlora_worker.storage.artifacts.task_state import SavedProgress
 from mlora_worker.stream.items import Update
 
 _HINT = "A lower learningRate, more warmupSteps or a maxGradNorm usually helps"
@@ -219,21 +219,23 @@ class TaskRun:
         self.history.add_evaluation(record)
         self.flight.keep_is_due = spec.keep_best and self.progress.evaluated.best != former
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TrainingResult:
         """Of ``best`` where that is kept, else of the last step."""
         evaluation, step = self.progress.evaluated.last, self.progress.step
         if self.best is not None:
             evaluation, step = self.best.record, self.best.record.step
         elif evaluation is not None and evaluation.step != step:
             evaluation = None
-        return Outcome(step, self.progress.last, self.progress.updates, evaluation, self.history.lines())
+        return TrainingResult(
+            step, self.progress.last, self.progress.updates, evaluation, self.history.lines()
+        )
 
     def repeat_step(self) -> None:
         """The step came back void: the same rows again. The update before it was applied, so this alone is discarded."""
         assert self.flight.step is not None
         self.flight.step, self.flight.discard = self.flight.step.again(), True
 
-    def saved_progress(self) -> Progress:
+    def saved_progress(self) -> SavedProgress:
         """Where it stands once its last update is applied."""
         assert self.prepared is not None
         return self.progress.saved(self.plan, self.prepared)

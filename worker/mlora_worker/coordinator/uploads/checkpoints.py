@@ -14,14 +14,14 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 
-from mlora_worker.coordinator.metrics import Meter, Unmetered
+from mlora_worker.coordinator.metrics import Meter, NullMeter
 from mlora_worker.coordinator.preparation.fingerprint import day_in
 from mlora_worker.coordinator.task.history import History
-from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.prepared import Restoration
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.retrier import Attempt, Lane, UploadRetrier, Withdrawn
-from mlora_worker.coordinator.uploads.store_identity import output_place
+from mlora_worker.coordinator.uploads.retrier import Attempt, UploadRetrier, Withdrawn, WorkPool
+from mlora_worker.coordinator.uploads.store_identity import output_store
 from mlora_worker.pipeline.results import OutOfOrder, StageState
 from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.agreement import check_progress
@@ -35,7 +35,7 @@ from mlora_worker.storage.artifacts.checkpoint import (
     stage_part,
     write_saved,
 )
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Fingerprint, TaskState, Wanted
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.scratch import scratch_folder
@@ -43,7 +43,7 @@ from mlora_worker.storage.object_store.store import Store
 
 log = logging.getLogger(__name__)
 
-OpenPlace = Callable[
+OpenCheckpoints = Callable[
     [TaskPlan], tuple[Store, str]
 ]  # where a task's checkpoints lie, opened with the newest keys
 
@@ -52,39 +52,39 @@ ShapesOf = Callable[[TaskPlan], Mapping[str, tuple[int, int]]]  # of the tensors
 KEPT_BYTES = 2**30  # of tasks that wait for their return, in rank 0's memory
 
 
-class Checkpoints:
-    """``changed`` guards the tasks' state. ``on_change`` is called with it held. Nothing here blocks but in a lane."""
+class CheckpointTransfer:
+    """``changed`` guards the tasks' state. ``on_change`` is called with it held. Nothing here blocks but in a pool."""
 
     def __init__(
         self,
         *,
         stages: Sequence[StageReport],
         tasks: Mapping[str, TaskRun],
-        open_place: OpenPlace,
-        lane: Lane,
-        patience: UploadRetrier,
+        open_checkpoints: OpenCheckpoints,
+        pool: WorkPool,
+        retrier: UploadRetrier,
         changed: threading.Condition,
         on_change: Callable[[], None],
-        place: Callable[[TaskPlan], Hashable] = output_place,
+        identity: Callable[[TaskPlan], Hashable] = output_store,
         shapes_of: ShapesOf,
-        kept: KeptWork | None = None,
+        spool: LocalSpool | None = None,
         kept_bytes: int = KEPT_BYTES,
         aside: Aside | None = None,
         meter: Meter | None = None,
     ) -> None:
         self._layers = [range(stage.first_layer, stage.last_layer + 1) for stage in stages]
         self._tasks = tasks
-        self._open, self._place, self._lane, self._patience = open_place, place, lane, patience
+        self._open, self._identity, self._pool, self._retrier = open_checkpoints, identity, pool, retrier
         self._changed, self._on_change = changed, on_change
         self._shapes_of = shapes_of
-        self._kept = kept or KeptWork(None)
+        self._spool = spool or LocalSpool(None)
         self._kept_bytes = kept_bytes
         self._aside = aside or Aside()
-        self._meter = meter or Unmetered()
+        self._meter = meter or NullMeter()
 
     # --- with the lock held -------------------------------------------------------------------------------------
 
-    def heard(self, stage: int, uid: str, number: int, part: StageState) -> None:
+    def receive(self, stage: int, uid: str, number: int, part: StageState) -> None:
         """A stage's part of the checkpoint with that item number. Raises ``OutOfOrder`` when it is of another step."""
         task = self._tasks.get(uid)
         snapshot = task.checkpoint.snapshot if task is not None else None
@@ -100,15 +100,15 @@ class Checkpoints:
 
     def want(self, task: TaskRun) -> None:
         """Make the restoration of a task."""
-        self._patience.begin(
-            self._lane,
+        self._retrier.begin(
+            self._pool,
             Attempt(
                 task,
                 "fetching a checkpoint",
                 work=partial(self._fetched, task),
                 done=partial(self._restored, task),
                 lost=partial(self._not_restored, task),
-                store=lambda: self._place(task.plan),
+                store=lambda: self._identity(task.plan),
             ),
         )
 
@@ -123,7 +123,7 @@ class Checkpoints:
             task.writing = True
             self._write(task)
 
-    def _gathered(self, task: TaskRun, snapshot: Snapshot) -> None:
+    def _gathered(self, task: TaskRun, snapshot: PendingCheckpoint) -> None:
         parts = snapshot.parts
         tensors = {name: tensor for stage in sorted(parts) for name, tensor in parts[stage].items()}
         if len(tensors) != sum(map(len, parts.values())):
@@ -149,7 +149,7 @@ class Checkpoints:
             held -= size
             task.checkpoint = task.checkpoint.released()
 
-    # --- in a lane -----------------------------------------------------------------------------------------------
+    # --- in a pool -----------------------------------------------------------------------------------------------
 
     def find(self, task: TaskPlan, fingerprint: Fingerprint) -> int:
         """Step of the newest checkpoint of ``task``; 0 when there is none. Raises ``CheckpointMismatch``, StorageError."""
@@ -162,12 +162,12 @@ class Checkpoints:
 
     def day(self, task: TaskPlan) -> date | None:
         """On which the rows of ``task`` were rendered first, if that is written down. Raises as ``find`` does."""
-        found = newest_progress(*self._open(task)) or self._kept.progress(task.uid)
+        found = newest_progress(*self._open(task)) or self._spool.progress(task.uid)
         return day_in(found.fingerprint) if found is not None else None
 
     def kept_state(self, task: TaskPlan, fingerprint: Fingerprint, newer_than: int) -> TaskState | None:
         """What an earlier run could not bring to the store, if it is of a later step. Raises ``CheckpointMismatch``."""
-        state = self._kept.state(task.uid, newer_than)
+        state = self._spool.state(task.uid, newer_than)
         if state is not None:
             check_progress(state.progress, fingerprint, "rank 0's own volume")
         return state
@@ -175,8 +175,8 @@ class Checkpoints:
     def forget(self, task: TaskRun) -> None:
         """Remove what lies in the store of a task that is at its end. What cannot be removed costs nothing but room. With
         the lock held or without it."""
-        self._patience.begin(
-            self._lane,
+        self._retrier.begin(
+            self._pool,
             Attempt(
                 task,
                 "removing its checkpoints",
@@ -185,7 +185,7 @@ class Checkpoints:
                 lost=lambda error: log.warning(
                     "the checkpoints of %s cannot be removed: %s", task.name, error
                 ),
-                store=lambda: self._place(task.plan),
+                store=lambda: self._identity(task.plan),
                 tries=1,
                 cleans=True,
             ),
@@ -193,15 +193,15 @@ class Checkpoints:
 
     def _write(self, task: TaskRun) -> None:
         """Bring the newest state of ``task`` to the store, again if a newer one comes meanwhile."""
-        self._patience.begin(
-            self._lane,
+        self._retrier.begin(
+            self._pool,
             Attempt(
                 task,
                 "writing a checkpoint",
                 work=partial(self._write_newest, task),
                 done=partial(self._written, task),
                 lost=partial(self._not_written, task),
-                store=lambda: self._place(task.plan),
+                store=lambda: self._identity(task.plan),
                 keep=partial(self._keep_newest, task),
             ),
         )
@@ -225,7 +225,7 @@ class Checkpoints:
 
     def _not_written(self, task: TaskRun, _: Exception) -> None:
         """Nobody wants it any more; or somebody does again, who was too late to stop this."""
-        self._kept.forget_states(task.uid)
+        self._spool.forget_states(task.uid)
         with self._changed:
             task.writing = False
             self.come_back(task)
@@ -235,7 +235,7 @@ class Checkpoints:
         with self._changed:
             state = task.checkpoint.state
         if state is not None:
-            self._kept.keep_state(task.uid, state)
+            self._spool.keep_state(task.uid, state)
 
     def _write_newest(self, task: TaskRun) -> int:
         """The step that was written."""
@@ -256,13 +256,13 @@ class Checkpoints:
             log.exception("a checkpoint of %s cannot be written", task.name)
             self._keep_newest(task)
             raise StorageError(FailureReason.INTERNAL_ERROR, f"{type(error).__name__}: {error}") from error
-        self._kept.forget_states(task.uid)
+        self._spool.forget_states(task.uid)
         return saved.progress.step
 
     def _scratch_of(self, task: TaskRun) -> Path | None:
         with self._changed:
             state = task.checkpoint.state
-        return self._kept.scratch_for(state.bytes if state is not None else 0)
+        return self._spool.scratch_for(state.bytes if state is not None else 0)
 
     def _saved(self, task: TaskRun, folder: Path) -> SavedState:
         """Its newest state, in a file."""

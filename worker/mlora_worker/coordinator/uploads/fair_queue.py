@@ -72,7 +72,7 @@ class _Tenant:
     last_turn: int = -1
 
 
-class StoreTurns:
+class FairQueue:
     """Not thread-safe."""
 
     def __init__(self, threads: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.outcome import TrainingResult
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.protocol import AdapterDtype, AdapterInfo, FailureReason, TaskPlan
@@ -23,7 +23,7 @@ from mlora_worker.storage.artifacts.adapter import (
     publish_adapter,
 )
 from mlora_worker.storage.artifacts.aside import Aside
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.store import Store
 
@@ -42,7 +42,7 @@ def join_parts(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 def finished_adapter(
     task: TaskPlan,
     prepared: PreparedTask,
-    outcome: Outcome,
+    outcome: TrainingResult,
     parts: Sequence[dict[str, Tensor]],
     base: BaseModel,
     aside: Aside | None = None,
@@ -73,10 +73,10 @@ def finished_adapter(
     )
 
 
-def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, kept: KeptWork) -> AdapterInfo:
+def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, spool: LocalSpool) -> AdapterInfo:
     """Its manifest goes last. Raises StorageError, and may be called again after one."""
     try:
-        with kept.weights(task.uid, fingerprint(task), finished) as weights:
+        with spool.weights(task.uid, fingerprint(task), finished) as weights:
             return publish_adapter(
                 store,
                 task.output_uri,

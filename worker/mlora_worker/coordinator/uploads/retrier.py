@@ -1,7 +1,7 @@
 """Trying again what may pass, a store's refusal or what the machine lacks: with growing pauses, with the newest keys, for
 as long as the task is wanted.
 
-Nobody sleeps in a pool, and nobody waits for another's store: ``store_turns`` says who may try next. Whoever waits for a
+Nobody sleeps in a pool, and nobody waits for another's store: ``fair_queue`` says who may try next. Whoever waits for a
 store that gives no answer says so in its task's report, and keeps what it has on this rank's own volume meanwhile: its turn
 may be long in coming.
 """
@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from mlora_worker.coordinator.task.failure_reason import blocked_by, is_the_machines
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.fair_queue import StoreTurns, Ticket, pauses
+from mlora_worker.coordinator.uploads.fair_queue import FairQueue, Ticket, pauses
 from mlora_worker.runtime.log_lines import about
 from mlora_worker.storage.errors import StorageError, StoreBusy, StoreUnreachable, UselessAnswer
 
@@ -39,17 +39,17 @@ class Withdrawn(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class WorkPool:
     """Threads for one kind of work, and who may have one."""
 
     threads: Executor
-    turns: StoreTurns
+    queue: FairQueue
     wakes_at: float | None = None  # a call is put off until then
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt(Generic[Result]):
-    """What is to be done for a task. All its functions are called in a lane's threads, without the lock, but ``store``."""
+    """What is to be done for a task. All its functions are called in a pool's threads, without the lock, but ``store``."""
 
     task: TaskRun
     what: str  # such as "uploading the adapter"
@@ -74,7 +74,7 @@ class Attempt(Generic[Result]):
 @dataclass(slots=True, eq=False)
 class _Try:
     attempt: Attempt[Any]
-    lane: Lane
+    pool: WorkPool
     ticket: Ticket
     pauses: Iterator[float] = field(init=False)  # that are left
     keeps: bool = False  # it goes to no store now
@@ -106,23 +106,23 @@ class UploadRetrier:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._changed, self._on_change, self._later, self._clock = changed, on_change, later, clock
-        self._lock = threading.Lock()  # guards the lanes' turns and all below
+        self._lock = threading.Lock()  # guards the pools' queues and all below
         self._now = 0.0  # never earlier than what was put off until then
         self._tries: dict[Ticket, _Try] = {}
 
-    def begin(self, lane: Lane, attempt: Attempt[Result]) -> None:
+    def begin(self, pool: WorkPool, attempt: Attempt[Result]) -> None:
         """With the lock held or without it."""
-        one = _Try(attempt, lane, Ticket(attempt.task.plan.namespace, None))
+        one = _Try(attempt, pool, Ticket(attempt.task.plan.namespace, None))
         one.want_store()
         with self._lock:
             self._tries[one.ticket] = one
-            silence = lane.turns.silence_of(one.ticket)
+            silence = pool.queue.silence_of(one.ticket)
             if silence is not None and attempt.keep is not None:
                 one.want_store(keeps=True)
-            lane.turns.enter(one.ticket, self._time())
+            pool.queue.enter(one.ticket, self._time())
         if silence is not None:
             self._block([one], silence, _WAITS)
-        self._advance(lane)
+        self._advance(pool)
 
     def look_again(self, tasks: Collection[str], at_once: Collection[str] = ()) -> None:
         """These tasks' plans have changed: whoever waits for a store that is no longer wanted, or with keys that are new,
@@ -132,38 +132,38 @@ class UploadRetrier:
             found = [one for one in self._tries.values() if one.attempt.task.uid in tasks]
             for one in found:
                 former = one.ticket.store
-                if one.keeps or not one.lane.turns.leave(one.ticket):
+                if one.keeps or not one.pool.queue.leave(one.ticket):
                     continue
                 one.want_store()
                 if one.ticket.store != former or one.attempt.task.uid in at_once:
                     one.ticket.rests_until = now
-                one.lane.turns.enter(one.ticket, now)
-        for lane in dict.fromkeys(one.lane for one in found):
-            self._advance(lane)
+                one.pool.queue.enter(one.ticket, now)
+        for pool in dict.fromkeys(one.pool for one in found):
+            self._advance(pool)
 
     # --- who is next ------------------------------------------------------------------------------------------------
 
-    def _advance(self, lane: Lane, at: float = 0.0) -> None:
+    def _advance(self, pool: WorkPool, at: float = 0.0) -> None:
         """Give threads to those that may have one. ``at``: it is no earlier."""
         with self._lock:
             now = self._now = max(at, self._time())
-            if lane.wakes_at is not None and lane.wakes_at <= now:
-                lane.wakes_at = None
-            begun = [self._tries[ticket] for ticket in lane.turns.begin(now)]
-            wake = lane.turns.wake_at(now)
-            if wake is not None and lane.wakes_at is not None and lane.wakes_at <= wake:
+            if pool.wakes_at is not None and pool.wakes_at <= now:
+                pool.wakes_at = None
+            begun = [self._tries[ticket] for ticket in pool.queue.begin(now)]
+            wake = pool.queue.wake_at(now)
+            if wake is not None and pool.wakes_at is not None and pool.wakes_at <= wake:
                 wake = None
             elif wake is not None:
-                lane.wakes_at = wake
+                pool.wakes_at = wake
         for one in begun:
-            lane.threads.submit(self._run, one)
+            pool.threads.submit(self._run, one)
         if wake is not None:
-            self._later(wake - now, partial(self._advance, lane, wake))
+            self._later(wake - now, partial(self._advance, pool, wake))
 
     def _time(self) -> float:
         return max(self._now, self._clock())
 
-    # --- in a lane's thread -------------------------------------------------------------------------------------------
+    # --- in a pool's thread -------------------------------------------------------------------------------------------
 
     def _run(self, one: _Try) -> None:
         with about(one.attempt.task.plan):
@@ -173,7 +173,7 @@ class UploadRetrier:
                 else:
                     self._try(one)
             finally:
-                self._advance(one.lane)
+                self._advance(one.pool)
 
     def _kept(self, one: _Try) -> None:
         assert one.attempt.keep is not None
@@ -182,9 +182,9 @@ class UploadRetrier:
         except Exception:  # its own try may go better
             log.exception("the state of %s is only in memory", one.attempt.task.name)
         with self._lock:
-            one.lane.turns.ended(one.ticket, self._time())
+            one.pool.queue.ended(one.ticket, self._time())
             one.want_store()
-            one.lane.turns.enter(one.ticket, self._time())
+            one.pool.queue.enter(one.ticket, self._time())
 
     def _try(self, one: _Try) -> None:
         attempt, task = one.attempt, one.attempt.task
@@ -208,10 +208,10 @@ class UploadRetrier:
     def _end(self, one: _Try, *, answered: bool) -> None:
         with self._lock:
             del self._tries[one.ticket]
-            one.lane.turns.ended(one.ticket, self._time(), answered=answered)
+            one.pool.queue.ended(one.ticket, self._time(), answered=answered)
 
     def _failed(self, one: _Try, error: Exception) -> None:
-        attempt, turns = one.attempt, one.lane.turns
+        attempt, queue = one.attempt, one.pool.queue
         rest = error.seconds if isinstance(error, StoreBusy) else None
         seconds = rest
         if rest is None:
@@ -222,7 +222,7 @@ class UploadRetrier:
         with self._lock:
             now = self._time()
             answered = silence is None and isinstance(error, StorageError)
-            waiting = turns.ended(one.ticket, now, answered=answered, silence=silence, rest=rest or 0.0)
+            waiting = queue.ended(one.ticket, now, answered=answered, silence=silence, rest=rest or 0.0)
             others = [self._tries[ticket] for ticket in waiting]
             if seconds is None:
                 del self._tries[one.ticket]
@@ -230,7 +230,7 @@ class UploadRetrier:
                 one.ticket.failures += 1
                 one.ticket.rests_until = now + seconds
                 one.want_store()
-                turns.enter(one.ticket, now)
+                queue.enter(one.ticket, now)
         if seconds is not None:
             message = blocked_by(attempt.task, error)[1]
             log.warning(
@@ -242,11 +242,11 @@ class UploadRetrier:
             )
             self._block([one], error, _FAILED if rest is None else _WAITS)
         if silence is not None:
-            self._say_silent(others, silence)
+            self._announce_silence(others, silence)
         if seconds is None:
             attempt.lost(error)
 
-    def _say_silent(self, waiting: list[_Try], silence: Exception) -> None:
+    def _announce_silence(self, waiting: list[_Try], silence: Exception) -> None:
         """To those that wait for a store that was found silent: it is as if each had tried itself."""
         self._block(waiting, silence, _WAITS)
         for one in waiting:
@@ -257,9 +257,9 @@ class UploadRetrier:
                     one.attempt.lost(silence)
         with self._lock:
             for one in waiting:
-                if one.attempt.keep is not None and one.lane.turns.leave(one.ticket):
+                if one.attempt.keep is not None and one.pool.queue.leave(one.ticket):
                     one.want_store(keeps=True)
-                    one.lane.turns.enter(one.ticket, self._time())
+                    one.pool.queue.enter(one.ticket, self._time())
 
     def _block(self, waiting: list[_Try], error: Exception, how: str) -> None:
         """Those of them that still wait: whoever goes on says so itself, after this."""
@@ -272,7 +272,7 @@ class UploadRetrier:
             for one in speaking:
                 attempt = one.attempt
                 with self._lock:
-                    waits = one.lane.turns.waits(one.ticket)
+                    waits = one.pool.queue.waits(one.ticket)
                 if waits:
                     reason, message = blocked_by(attempt.task, error)
                     attempt.task.block(reason, f"{attempt.what} {how}: {message}")
@@ -280,7 +280,7 @@ class UploadRetrier:
 
     def _taken_out(self, one: _Try) -> bool:
         with self._lock:
-            if not one.lane.turns.leave(one.ticket):
+            if not one.pool.queue.leave(one.ticket):
                 return False
             del self._tries[one.ticket]
             return True

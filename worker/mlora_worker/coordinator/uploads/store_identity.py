@@ -14,26 +14,30 @@ from mlora_worker.protocol import StorageAccess, TaskPlan
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.uri import FILE, S3, file_path, normal_endpoint, s3_address
 
-Place = tuple[str, ...]
-PIPELINES_OWN: Place = ("pipeline",)  # its place for the checkpoints of all its tasks, with its own keys
+StoreIdentity = tuple[str, ...]
+PIPELINE_STORE: StoreIdentity = (
+    "pipeline",
+)  # its place for the checkpoints of all its tasks, with its own keys
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
-def output_place(plan: TaskPlan) -> Place:
+def output_store(plan: TaskPlan) -> StoreIdentity:
     """Where its adapter goes."""
-    return place_of(plan.output_uri, plan.storage)
+    return store_of(plan.output_uri, plan.storage)
 
 
-def input_places(plan: TaskPlan) -> tuple[Place, ...]:
+def input_stores(plan: TaskPlan) -> tuple[StoreIdentity, ...]:
     """All that is asked before it may train: its output, its rows, what it starts from."""
     rows, evaluation = plan.dataset, plan.evaluation
     found = [plan.output_uri, rows.uri, *(rows.uris or ())]
     found.append(evaluation.uri if evaluation is not None else None)
     found.append(plan.init_from.uri if plan.init_from is not None else None)
-    return tuple(sorted({place_of(uri, plan.storage) for uri in found if uri is not None}))
+    return tuple(sorted({store_of(uri, plan.storage) for uri in found if uri is not None}))
 
 
-def place_of(uri: str, access: StorageAccess, mounts: Callable[[], str] = lambda: _read(_MOUNTS)) -> Place:
+def store_of(
+    uri: str, access: StorageAccess, mounts: Callable[[], str] = lambda: _read(_MOUNTS)
+) -> StoreIdentity:
     """Equal where one silence says something of the other. Never raises: what is no address is a place of its own.
 
     The keys are part of it, as a digest, so that new ones are tried at once.
@@ -69,8 +73,8 @@ def _digest(access: StorageAccess) -> str:
     secrets = (access.access_key, access.secret_key, access.session_token, access.hub_token)
     plain = [secret.get_secret_value() if secret is not None else None for secret in secrets]
     encryption = (access.server_side_encryption, access.kms_key_id)
-    told = repr((plain, access.ca_certificate, access.addressing, access.checksums, encryption))
-    return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
+    facts = repr((plain, access.ca_certificate, access.addressing, access.checksums, encryption))
+    return hashlib.sha256(facts.encode(errors="backslashreplace")).hexdigest()
 
 
 def _read(path: Path) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 
-class Later:
+class DelayedCalls:
     """One thread makes all the calls, so that what waits holds no thread. They have to be short."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Later:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Later:
+    def start(self) -> DelayedCalls:
         """Its thread, unless it is there. Best before the machine may lack one: ``__call__`` does it too. Raises
         RuntimeError where there is none."""
         with self._changed:

@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 from mlora_worker.protocol import Dataset, DatasetFields, DatasetFormat, FailureReason
 
 _MOST_NAMES: Final = 1000  # of other columns that are remembered
@@ -45,7 +45,7 @@ class Columns:
 
     def read(self, records: Iterable[Record]) -> Iterable[Record]:
         for record in records:
-            if self._missing and not isinstance(record.value, Flaw):
+            if self._missing and not isinstance(record.value, InvalidRow):
                 self._rows += 1
                 self.saw(record.value)
             yield record

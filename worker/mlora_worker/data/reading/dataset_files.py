@@ -12,20 +12,22 @@ from mlora_worker.data.reading.columns import Columns
 from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
-from mlora_worker.data.reading.row_types import Chat, Dropped, Record, Text
+from mlora_worker.data.reading.row_types import Chat, Dropped, PlainText, Record
 from mlora_worker.protocol import Dataset, FailureReason, FileFormat
-from mlora_worker.storage.remote.dataset_source import Source
+from mlora_worker.storage.remote.dataset_source import DatasetSource
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetFile:
     name: str  # for messages
     unit: str  # what the numbers of its rows count: line or row
-    rows: Callable[[], Iterator[Chat | Text | Dropped]]
+    rows: Callable[[], Iterator[Chat | PlainText | Dropped]]
 
 
 class DatasetFiles:
-    def __init__(self, dataset: Dataset, source: Source, text: str | None, most_rows: int | None) -> None:
+    def __init__(
+        self, dataset: Dataset, source: DatasetSource, text: str | None, most_rows: int | None
+    ) -> None:
         """See ``prepare``. Raises StorageError when an address stands for nothing."""
         self._dataset = dataset
         self._source = source
@@ -102,7 +104,7 @@ class DatasetFiles:
     def _file(self, name: str, format: FileFormat, records: Callable[[], Iterator[Record]]) -> DatasetFile:
         unit = unit_of(format)
 
-        def rows() -> Iterator[Chat | Text | Dropped]:
+        def rows() -> Iterator[Chat | PlainText | Dropped]:
             try:
                 yield from self._no_more_than_asked(
                     read_rows(
@@ -114,7 +116,9 @@ class DatasetFiles:
 
         return DatasetFile(name, unit, rows)
 
-    def _no_more_than_asked(self, rows: Iterator[Chat | Text | Dropped]) -> Iterator[Chat | Text | Dropped]:
+    def _no_more_than_asked(
+        self, rows: Iterator[Chat | PlainText | Dropped]
+    ) -> Iterator[Chat | PlainText | Dropped]:
         for row in rows:
             if self._rows_left is not None:
                 if self._rows_left == 0:

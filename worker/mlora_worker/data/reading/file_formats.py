@@ -11,7 +11,7 @@ from mlora_worker.data.reading.parquet import parquet_rows
 from mlora_worker.data.reading.records import csv_rows, json_array, json_lines
 from mlora_worker.data.reading.row_types import Record
 from mlora_worker.protocol import FileFormat
-from mlora_worker.storage.remote.dataset_source import Source
+from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.storage.remote.globs import COMPRESSED_SUFFIXES
 
 _SUFFIXES: Final = {
@@ -39,7 +39,7 @@ def unit_of(format: FileFormat) -> str:
 
 
 def records_of_file(
-    source: Source,
+    source: DatasetSource,
     uri: str,
     format: FileFormat,
     columns: Collection[str],

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from mlora_worker.data.reading.compression import Undecodable, arrow_or_undecodable
 from mlora_worker.data.reading.row_bounds import MOST_VALUES, too_many_values
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 from mlora_worker.storage.first_bytes import ENOUGH, named
-from mlora_worker.storage.remote.dataset_source import Source
+from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.storage.remote.line_splitter import LONGEST_LINE
 
 _MOST_ROWS_AT_ONCE = 512
@@ -30,7 +30,7 @@ _READ_AHEAD = 2**20  # bytes; the pages of a column lie one after the other
 
 
 def parquet_rows(
-    source: Source,
+    source: DatasetSource,
     uri: str,
     columns: Collection[str],
     longest: int = LONGEST_LINE,
@@ -70,7 +70,8 @@ def parquet_rows(
                     continue
                 if size > longest:
                     yield Record(
-                        number, Flaw(f"has {size} bytes; a row may have at most {longest / 2**20:g} MiB")
+                        number,
+                        InvalidRow(f"has {size} bytes; a row may have at most {longest / 2**20:g} MiB"),
                     )
                 else:
                     yield Record(number, {name: column[row].as_py() for name, column in columns_of})
@@ -176,7 +177,7 @@ def _values(column: Any) -> npt.NDArray[np.int64]:
 class _Ranged(io.RawIOBase):
     """An object of a source as a file."""
 
-    def __init__(self, source: Source, uri: str) -> None:
+    def __init__(self, source: DatasetSource, uri: str) -> None:
         self._source = source
         self._uri = uri
         self._size = source.size(uri)

@@ -1,7 +1,7 @@
 """Rows out of the bytes of a text file: JSON Lines, a JSON array, CSV. Read piece by piece; pure.
 
-A row that cannot be read becomes a ``Flaw`` in its place, so that a user sees the first ten of them at once. What makes
-the rest of a file unreadable ends it with a flaw.
+A row that cannot be read becomes an ``InvalidRow``, so that a user sees the first ten of them at once. What makes the rest
+of a file unreadable ends it with one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlora_worker.data.reading.row_bounds import (
     has_too_many_values,
     too_many_values,
 )
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 from mlora_worker.storage.remote.line_splitter import LONGEST_LINE, LineTooLong, split_lines
 
 _BOM = b"\xef\xbb\xbf"
@@ -33,7 +33,7 @@ _SCALAR_END = re.compile(rb"[,\]]")
 def json_lines(pieces: Iterable[bytes]) -> Iterator[Record]:
     """One JSON object a line; blank lines are no rows, but count as lines."""
     for number, line in _numbered_lines(pieces):
-        if isinstance(line, Flaw):
+        if isinstance(line, InvalidRow):
             yield Record(number, line)
         elif line.strip():
             yield Record(number, _object_of(line, "write one JSON object per line"))
@@ -43,7 +43,7 @@ def json_array(pieces: Iterable[bytes]) -> Iterator[Record]:
     """The objects of one JSON array, each read on its own; they are numbered as rows."""
     number = 0
     for number, element in enumerate(_elements(pieces), start=1):
-        if isinstance(element, Flaw):
+        if isinstance(element, InvalidRow):
             yield Record(number, element)
             return
         yield Record(number, _object_of(element, "write an array of objects"))
@@ -61,23 +61,25 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
     def texts() -> Iterator[str]:
         nonlocal held, commas
         for number, line in _numbered_lines(pieces):
-            flaw = line if isinstance(line, Flaw) else None
-            held += 0 if isinstance(line, Flaw) else len(line) + 1
-            commas += 0 if isinstance(line, Flaw) else line.count(b",")
+            flaw = line if isinstance(line, InvalidRow) else None
+            held += 0 if isinstance(line, InvalidRow) else len(line) + 1
+            commas += 0 if isinstance(line, InvalidRow) else line.count(b",")
             if held > longest + 1:
-                broken.append(Record(begins, Flaw(str(LineTooLong(longest)))))
+                broken.append(Record(begins, InvalidRow(str(LineTooLong(longest)))))
                 return
             if commas > MOST_COMMAS:
                 broken.append(
-                    Record(begins, Flaw(f"has more than {MOST_COMMAS:,} commas; check dataset.fileFormat"))
+                    Record(
+                        begins, InvalidRow(f"has more than {MOST_COMMAS:,} commas; check dataset.fileFormat")
+                    )
                 )
                 return
-            if not isinstance(line, Flaw):
+            if not isinstance(line, InvalidRow):
                 try:
                     yield line.decode("utf-8") + "\n"
                     continue
                 except UnicodeDecodeError as error:
-                    flaw = Flaw(f"not UTF-8 at byte {error.start + 1}")
+                    flaw = InvalidRow(f"not UTF-8 at byte {error.start + 1}")
             assert flaw is not None
             broken.append(Record(number, flaw))
             return
@@ -89,7 +91,7 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
         try:
             row = next(reader, None)
         except csv.Error as error:
-            yield broken[0] if broken else Record(begins, Flaw(f"not CSV ({error})"))
+            yield broken[0] if broken else Record(begins, InvalidRow(f"not CSV ({error})"))
             return
         if broken:
             yield broken[0]
@@ -102,41 +104,45 @@ def csv_rows(pieces: Iterable[bytes], longest: int = LONGEST_LINE) -> Iterator[R
             header = row
             twice = sorted(name for name, times in Counter(header).items() if times > 1)
             if twice:
-                yield Record(begins, Flaw(f"has more than one column {twice[0]!r}"))
+                yield Record(begins, InvalidRow(f"has more than one column {twice[0]!r}"))
                 return
             if len(header) > MOST_COLUMNS:
-                yield Record(begins, Flaw(f"names {len(header):,} columns, and may name {MOST_COLUMNS:,}"))
+                yield Record(
+                    begins, InvalidRow(f"names {len(header):,} columns, and may name {MOST_COLUMNS:,}")
+                )
                 return
         elif len(row) != len(header):
-            yield Record(begins, Flaw(f"has {len(row)} values, the first row names {len(header)} columns"))
+            yield Record(
+                begins, InvalidRow(f"has {len(row)} values, the first row names {len(header)} columns")
+            )
         else:
             yield Record(begins, dict(zip(header, row, strict=True)))
 
 
-def _numbered_lines(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes | Flaw]]:
+def _numbered_lines(pieces: Iterable[bytes]) -> Iterator[tuple[int, bytes | InvalidRow]]:
     number = 0
     try:
         for number, line in enumerate(split_lines(pieces), start=1):
             yield number, line.removeprefix(_BOM) if number == 1 else line
     except LineTooLong as error:
-        yield number + 1, Flaw(str(error))
+        yield number + 1, InvalidRow(str(error))
 
 
-def _object_of(text: bytes, advice: str) -> dict[str, Any] | Flaw:
+def _object_of(text: bytes, advice: str) -> dict[str, Any] | InvalidRow:
     if has_too_many_values(text):
         return too_many_values()
     try:
         row = json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return Flaw(f"not UTF-8 at byte {error.start + 1}")
+        return InvalidRow(f"not UTF-8 at byte {error.start + 1}")
     except json.JSONDecodeError as error:
-        return Flaw(f"not JSON ({error.msg} at column {error.colno}); {advice}")
+        return InvalidRow(f"not JSON ({error.msg} at column {error.colno}); {advice}")
     except RecursionError:
-        return Flaw("nests lists and objects too deeply to be read")
+        return InvalidRow("nests lists and objects too deeply to be read")
     except ValueError:  # absurdly long numbers
-        return Flaw("not JSON that can be read")
+        return InvalidRow("not JSON that can be read")
     if not isinstance(row, dict):
-        return Flaw(f"is {_json_kind(row)}, not an object; {advice}")
+        return InvalidRow(f"is {_json_kind(row)}, not an object; {advice}")
     return row
 
 
@@ -150,20 +156,22 @@ def _json_kind(value: Any) -> str:
     return "text" if isinstance(value, str) else "a number"
 
 
-def _elements(pieces: Iterable[bytes]) -> Iterator[bytes | Flaw]:
+def _elements(pieces: Iterable[bytes]) -> Iterator[bytes | InvalidRow]:
     """The texts between the commas of the outermost array. Only brackets and strings are looked at, so that a flaw in
     one element does not hide the next ones.
     """
     scan = _ArrayScan(iter(pieces))
     if not scan.opens():
-        yield Flaw("the file is not a JSON array: for one object per line, set dataset.fileFormat to jsonl")
+        yield InvalidRow(
+            "the file is not a JSON array: for one object per line, set dataset.fileFormat to jsonl"
+        )
         return
     while True:
         element = scan.next_element()
         if element is None:
             return
         yield element
-        if isinstance(element, Flaw):
+        if isinstance(element, InvalidRow):
             return
 
 
@@ -185,15 +193,15 @@ class _ArrayScan:
         self._at += 1
         return opened
 
-    def next_element(self) -> bytes | Flaw | None:
+    def next_element(self) -> bytes | InvalidRow | None:
         """None at the array's end."""
         after = self._skip_space()
         if after == b"]":
             self._at += 1
-            return Flaw("there is text after the end of the array") if self._skip_space() else None
+            return InvalidRow("there is text after the end of the array") if self._skip_space() else None
         if not self._first:
             if after != b",":
-                return Flaw("the array is truncated" if not after else "a comma is missing before it")
+                return InvalidRow("the array is truncated" if not after else "a comma is missing before it")
             self._at += 1
             self._skip_space()
         self._first = False
@@ -210,7 +218,7 @@ class _ArrayScan:
             if self._at >= len(self._window) and not self._more(self._at):
                 return b""
 
-    def _element(self) -> bytes | Flaw:
+    def _element(self) -> bytes | InvalidRow:
         start = place = self._at
         if self._window[start : start + 1] not in (b"{", b"[", b'"'):
             return self._scalar(start)
@@ -223,9 +231,9 @@ class _ArrayScan:
             if found is None:
                 place = len(self._window) - start
                 if place > LONGEST_LINE:
-                    return Flaw(str(LineTooLong()))
+                    return InvalidRow(str(LineTooLong()))
                 if not self._more(start):
-                    return Flaw("the array is truncated")
+                    return InvalidRow("the array is truncated")
                 start = 0
                 continue
             place = found.end()
@@ -233,7 +241,7 @@ class _ArrayScan:
                 case b'"':
                     ended = self._after_string(start, place)
                     if ended is None:
-                        return Flaw("the array is truncated, or the row is too long")
+                        return InvalidRow("the array is truncated, or the row is too long")
                     start, place = ended
                 case b"{" | b"[":
                     depth += 1
@@ -243,11 +251,11 @@ class _ArrayScan:
                 self._at = place
                 return self._window[start:place]
 
-    def _scalar(self, start: int) -> bytes | Flaw:
+    def _scalar(self, start: int) -> bytes | InvalidRow:
         """A number or a word, which is no row: it is named as such."""
         while (end := _SCALAR_END.search(self._window, start)) is None:
             if len(self._window) - start > LONGEST_LINE or not self._more(start):
-                return Flaw("the array is truncated")
+                return InvalidRow("the array is truncated")
             start = 0
         self._at = end.start()
         return self._window[start : end.start()]

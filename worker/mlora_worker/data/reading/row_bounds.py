@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from mlora_worker.data.reading.row_types import Flaw
+from mlora_worker.data.reading.row_types import InvalidRow
 
 MOST_VALUES: Final = 200_000  # of one row: lists, objects, texts, numbers, and the names in objects
 _BYTES_OF_A_BYTE: Final = 400  # with what is held beside the tokens
@@ -46,8 +46,8 @@ def too_much_text(texts: Sequence[str], most: int) -> str | None:
     )
 
 
-def too_many_values() -> Flaw:
-    return Flaw(
+def too_many_values() -> InvalidRow:
+    return InvalidRow(
         f"has more than {MOST_VALUES:,} values and names, counting empty lists and objects: remove columns that "
         f"training does not use, or split the row"
     )

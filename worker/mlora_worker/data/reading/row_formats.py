@@ -4,7 +4,7 @@ A row is one of three things:
 1. *invalid*: no JSON object, a column is missing, a text is no text, a role is unknown. The task fails and
 names the line, because such a row is a mistake that nobody can train around. 2. *dropped*: well-formed, but
 without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer, where turns
-after the last answer teach nothing and are cut; or a ``Text``.
+after the last answer teach nothing and are cut; or a ``PlainText``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mlora_worker.data.reading.row_types import (
     Chat,
     Drop,
     Dropped,
-    Flaw,
+    InvalidRow,
+    PlainText,
     Record,
-    Text,
     Turn,
 )
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
@@ -61,7 +61,7 @@ class _Invalid(Exception):
 
 def read_rows(
     records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
-) -> Iterator[Chat | Text | Dropped]:
+) -> Iterator[Chat | PlainText | Dropped]:
     """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
 
     Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are
@@ -71,8 +71,8 @@ def read_rows(
     flaws: list[str] = []
     for number, value in records:
         try:
-            if isinstance(value, Flaw):
-                raise _Invalid(value.told)
+            if isinstance(value, InvalidRow):
+                raise _Invalid(value.message)
             weight = _weight(value, fields.weight)
             found = read(value, fields)
         except _Invalid as flaw:
@@ -87,7 +87,7 @@ def read_rows(
         elif not weight:
             yield Dropped(number, Drop.ZERO_WEIGHT)
         elif isinstance(found, str):
-            yield Text(number, found, weight)
+            yield PlainText(number, found, weight)
         else:
             yield Chat(number, found, weight)
     if flaws:
@@ -232,8 +232,8 @@ def _has_tools(row: Row) -> bool:
 
 
 def _system_turn(row: Row, fields: DatasetFields) -> Turns:
-    told = _optional_text(row, fields.system)
-    return (Turn(SYSTEM, told),) if told else ()
+    text = _optional_text(row, fields.system)
+    return (Turn(SYSTEM, text),) if text else ()
 
 
 def _answer(row: Row, name: str, field: str) -> str | None:

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 
 
-class Flaw(NamedTuple):
+class InvalidRow(NamedTuple):
     """What is wrong with one row, in words that a user understands."""
 
-    told: str
+    message: str
 
 
 class Record(NamedTuple):
     """One row as a file has it. ``number`` is that of its line, or of the row where a file has no lines; 1-based."""
 
     number: int
-    value: Mapping[str, Any] | Flaw
+    value: Mapping[str, Any] | InvalidRow
 
 
 class Drop(StrEnum):
@@ -53,7 +53,7 @@ class Chat:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class PlainText:
     """A text that is learnt as it stands."""
 
     line: int

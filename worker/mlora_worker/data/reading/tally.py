@@ -90,11 +90,11 @@ def nothing_left(source: str, counts: DataCounts, mismatch: str | None = None) -
     advice = _ADVICE | ({Drop.TEMPLATE_MISMATCH: mismatch} if mismatch else {})
     if not counts.rows:
         return DataError(FailureReason.NO_TRAINABLE_ROWS, f"{source} contains no rows")
-    told = "; ".join(
+    listed = "; ".join(
         f"{rule} {count} (first in line {counts.first_dropped[rule][0]}{_of_file(counts, rule)}): "
         f"{advice[Drop(rule)]}"
         for rule, count in counts.dropped.items()
     )
     masked = Drop.NO_SUPERVISED_TOKENS.value in counts.dropped
     reason = FailureReason.NO_TRAINABLE_TOKENS if masked else FailureReason.NO_TRAINABLE_ROWS
-    return DataError(reason, f"none of the {counts.rows} rows of {source} can be trained on: {told}")
+    return DataError(reason, f"none of the {counts.rows} rows of {source} can be trained on: {listed}")

@@ -25,7 +25,7 @@ from typing import NamedTuple, cast
 
 from mlora_worker.data.reading.row_types import ASSISTANT, USER, Turn
 from mlora_worker.data.tokenizing import turn_ends as closings
-from mlora_worker.data.tokenizing.rendering import Refused
+from mlora_worker.data.tokenizing.rendering import ConversationRejected
 from mlora_worker.data.tokenizing.turn_ends import ANSWER, NEXT, AddedTokens, Closing, Form
 
 MOST_PROVEN = 32  # answers of one conversation that are proven by renderings of their own
@@ -34,10 +34,10 @@ _RETRIED = 8  # answers that may be rendered because something else stands aroun
 _CHARACTERS_AT_ONCE = 1_000_000  # of renderings that are held together
 
 Ask = tuple[Sequence[Turn], bool]  # with the generation prompt, or without
-Steps = Generator[list[Ask], list[str | Refused], "Proven | Mismatch"]
+Steps = Generator[list[Ask], list[str | ConversationRejected], "Proven | Mismatch"]
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """An answer's characters with its lead and its ending."""
 
     start: int
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 class Proven(NamedTuple):
     text: str
-    answers: tuple[Span, ...]
+    answers: tuple[AnswerSpan, ...]
 
 
 class Mismatch(Enum):
@@ -100,7 +100,7 @@ class AnswerProof:
 
     def steps(self, turns: Sequence[Turn], places: Sequence[int]) -> Steps:
         """``places`` of the answers that are to be proven, the last turn among them. Asks for renderings, a few at a time.
-        Raises Refused for a conversation that the template refuses."""
+        Raises ConversationRejected for a conversation that the template refuses."""
         if places[0] == 0:  # no template renders a prompt of nothing
             return Mismatch.BEGINS
         *earlier, last = places
@@ -115,7 +115,7 @@ class AnswerProof:
             return found
         ending = found.closing.ending
         text = found.text if found.closing.tail else found.text + ending
-        span = Span(found.start, found.stop + len(ending))
+        span = AnswerSpan(found.start, found.stop + len(ending))
         if not earlier:
             return Proven(text, (span,))
         spans = {last: span}
@@ -147,7 +147,7 @@ class AnswerProof:
 
     def _answer(
         self, turns: Sequence[Turn], prompt: str, through: str
-    ) -> Generator[list[Ask], list[str | Refused], _Found | Mismatch]:
+    ) -> Generator[list[Ask], list[str | ConversationRejected], _Found | Mismatch]:
         """The last of ``turns``."""
         return self._known(turns, prompt, through) or (yield from self._probed(turns, prompt, through))
 
@@ -157,14 +157,18 @@ class AnswerProof:
 
     def _probed(
         self, turns: Sequence[Turn], prompt: str, through: str
-    ) -> Generator[list[Ask], list[str | Refused], _Found | Mismatch]:
+    ) -> Generator[list[Ask], list[str | ConversationRejected], _Found | Mismatch]:
         content = turns[-1].content
         before, answer = turns[:-1], Turn(ASSISTANT, ANSWER)
         probe, longer = yield [([*before, answer], False), ([*before, answer, Turn(USER, NEXT)], False)]
-        if isinstance(probe, Refused):
+        if isinstance(probe, ConversationRejected):
             return Mismatch.ALTERED
         lead, marked, tail = probe.removeprefix(prompt).partition(ANSWER)
-        following = None if isinstance(longer, Refused) else longer.rpartition(ANSWER)[2].rpartition(NEXT)[0]
+        following = (
+            None
+            if isinstance(longer, ConversationRejected)
+            else longer.rpartition(ANSWER)[2].rpartition(NEXT)[0]
+        )
         if not marked:
             return Mismatch.ALTERED
         closing = closings.closing_of(lead, tail, following, self._generation, self._added)
@@ -208,9 +212,9 @@ class AnswerProof:
         turns: Sequence[Turn],
         places: Sequence[int],
         text: str,
-        spans: dict[int, Span],
+        spans: dict[int, AnswerSpan],
         usual: Counter[Closing],
-    ) -> Generator[list[Ask], list[str | Refused], list[int]]:
+    ) -> Generator[list[Ask], list[str | ConversationRejected], list[int]]:
         """Adds to ``spans`` what is proven so; returns what may be tried by renderings of its own. ``usual``: what stands
         around answers that were rendered."""
         if not usual or not self._opener:
@@ -235,17 +239,17 @@ class AnswerProof:
                 (one for one in (closing.ending, closing.inner) if one and piece.startswith(one)), None
             )
             if end is not None and text.endswith(start, 0, at) and turns[place - 1].role == USER:
-                spans[place] = Span(at - len(closing.lead), at + size + len(end))
+                spans[place] = AnswerSpan(at - len(closing.lead), at + size + len(end))
             else:
                 odd.append(place)
             at += size + len(piece)
         return odd if len(odd) <= _RETRIED else []
 
 
-def _texts(rendered: list[str | Refused]) -> list[str]:
+def _texts(rendered: list[str | ConversationRejected]) -> list[str]:
     """Raises the first refusal."""
     for one in rendered:
-        if isinstance(one, Refused):
+        if isinstance(one, ConversationRejected):
             raise one
     return cast("list[str]", rendered)
 
@@ -268,7 +272,7 @@ def _rendered_of(places: Sequence[int]) -> Sequence[int]:
     ]
 
 
-def _within(text: str, found: _Found | Mismatch) -> Span | None:
+def _within(text: str, found: _Found | Mismatch) -> AnswerSpan | None:
     """An answer's place in the whole text, where that has it just so."""
     if isinstance(found, Mismatch) or not text.startswith(found.text[: found.stop]):
         return None
@@ -276,7 +280,7 @@ def _within(text: str, found: _Found | Mismatch) -> Span | None:
     end = next(
         (one for one in (closing.ending, closing.inner) if one and text.startswith(one, found.stop)), None
     )
-    return Span(found.start, found.stop + len(end)) if end is not None else None
+    return AnswerSpan(found.start, found.stop + len(end)) if end is not None else None
 
 
 def _size_of(content: str, text: str, at: int, piece: str) -> int | None:

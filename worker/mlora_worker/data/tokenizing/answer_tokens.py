@@ -19,7 +19,7 @@ from itertools import groupby, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from mlora_worker.data.tokenizing.answer_spans import Span
+from mlora_worker.data.tokenizing.answer_spans import AnswerSpan
 from mlora_worker.data.tokenizing.special_text import is_stand_in
 from mlora_worker.data.tokenizing.text_tokens import Coded, Encode, Tokens, TokenSpans, places_of
 
@@ -54,14 +54,14 @@ class Cuts:
         self._endings: dict[str, Coded] = {}
         self._latest = ""
 
-    def of(self, rows: Sequence[Row]) -> list[Cut | None]:
+    def of(self, rows: Sequence[LabelledRow]) -> list[Cut | None]:
         """None for a row in which it cannot be seen."""
         made = [self._short_way(row) for row in rows]
         longer = [row for row, cut in zip(rows, made, strict=True) if cut is None]
         found = iter(self._long_way(longer))
         return [next(found) if cut is None else cut for cut in made]
 
-    def _short_way(self, row: Row) -> Cut | None:
+    def _short_way(self, row: LabelledRow) -> Cut | None:
         """Nearly every row goes it: its prompts end as the latest one did."""
         if len(row.spans) > _FEW or row.encode is not self._encode:
             return None
@@ -89,7 +89,7 @@ class Cuts:
         self._latest = found or self._latest
         return found
 
-    def _long_way(self, rows: Sequence[Row]) -> Iterator[Cut | None]:
+    def _long_way(self, rows: Sequence[LabelledRow]) -> Iterator[Cut | None]:
         works = [_Work(row, self._cutters) for row in rows]
         asked = [(work, ending) for work in works for ending in work.endings]
         unknown = []
@@ -125,9 +125,9 @@ class Cuts:
         return found
 
 
-class Row(NamedTuple):
+class LabelledRow(NamedTuple):
     text: str
-    spans: Sequence[Span]
+    spans: Sequence[AnswerSpan]
     tokens: Tokens
     encode: Encode  # other texts, as this one was
 
@@ -155,7 +155,7 @@ class _Ending:
 class _Work:
     """On one row."""
 
-    def __init__(self, row: Row, cutters: Mapping[int, str]) -> None:
+    def __init__(self, row: LabelledRow, cutters: Mapping[int, str]) -> None:
         self.row = row
         self._cutters = cutters
         self._ids = row.tokens.ids

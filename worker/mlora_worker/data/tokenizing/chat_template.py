@@ -29,10 +29,10 @@ import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.row_bounds import MOST_TEXT, too_much_text
-from mlora_worker.data.reading.row_types import Chat, Drop, Text
-from mlora_worker.data.tokenizing.answer_spans import Mismatch, Span
-from mlora_worker.data.tokenizing.answer_tokens import Cut, Cuts, Row
-from mlora_worker.data.tokenizing.conversations import Conversations, Rendered, RowRefused
+from mlora_worker.data.reading.row_types import Chat, Drop, PlainText
+from mlora_worker.data.tokenizing.answer_spans import AnswerSpan, Mismatch
+from mlora_worker.data.tokenizing.answer_tokens import Cut, Cuts, LabelledRow
+from mlora_worker.data.tokenizing.conversations import Conversations, Rendered, RowRejected
 from mlora_worker.data.tokenizing.prefix_tokens import SharedBeginning, cutters_of
 from mlora_worker.data.tokenizing.rendering import ChatTemplate
 from mlora_worker.data.tokenizing.special_text import SpecialText
@@ -40,7 +40,7 @@ from mlora_worker.data.tokenizing.text_tokens import Coded, Tokens
 from mlora_worker.data.tokenizing.turn_ends import without_end
 from mlora_worker.protocol import FailureReason, TrainOn
 
-__all__ = ["ChatEncoder", "Encoded", "Rendered", "RowRefused"]
+__all__ = ["ChatEncoder", "Encoded", "Rendered", "RowRejected"]
 
 # The tokenizer's own settings may not change while a thread encodes (huggingface/transformers#47085). It uses all
 # cores by itself, so one at a time is no slower.
@@ -130,18 +130,18 @@ class ChatEncoder:
                 f"model's folder",
             )
 
-    def encode(self, rows: Sequence[Chat | Text]) -> list[Encoded | Drop]:
-        """One result per row. Raises RowRefused for a chat that the template itself refuses."""
+    def encode(self, rows: Sequence[Chat | PlainText]) -> list[Encoded | Drop]:
+        """One result per row. Raises RowRejected for a chat that the template itself refuses."""
         rendered = self.render(rows)
         return self.supervise(rendered, self.tokenise(rendered))
 
-    def render(self, rows: Sequence[Chat | Text]) -> list[Rendered | Drop]:
+    def render(self, rows: Sequence[Chat | PlainText]) -> list[Rendered | Drop]:
         """The first of three steps, see ``encode``."""
         conversations = self._conversations
         if conversations is None:
             return [self._plain(row) for row in rows]
         chats = iter(conversations.render([row for row in rows if isinstance(row, Chat)]))
-        return [self._plain(row) if isinstance(row, Text) else next(chats) for row in rows]
+        return [self._plain(row) if isinstance(row, PlainText) else next(chats) for row in rows]
 
     def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Tokens | None]:
         """Of what was not dropped; None where that cannot be done. Most of the work, without the interpreter's lock."""
@@ -155,9 +155,9 @@ class ChatEncoder:
     ) -> list[Encoded | Drop]:
         kept = [row for row in rendered if isinstance(row, Rendered)]
         asked = [
-            Row(row.text, row.answers, one, self._encode)
+            LabelledRow(row.text, row.answers, one, self._encode)
             if row.stood_in is None
-            else Row(row.stood_in, row.answers, one, self._special_encode)
+            else LabelledRow(row.stood_in, row.answers, one, self._special_encode)
             for row, one in zip(kept, tokens, strict=True)
             if one is not None
         ]
@@ -207,13 +207,13 @@ class ChatEncoder:
             row.special,
         )
 
-    def _plain(self, row: Chat | Text) -> Rendered | Drop:
+    def _plain(self, row: Chat | PlainText) -> Rendered | Drop:
         """A text, or a prompt and its completion, without a template. What ends it is written behind it, once."""
-        whole = [row.text] if isinstance(row, Text) else [turn.content for turn in row.turns]
+        whole = [row.text] if isinstance(row, PlainText) else [turn.content for turn in row.turns]
         flaw = too_much_text(whole, self._most_text)
         if flaw is not None:
-            raise RowRefused(row.line, flaw)
-        if isinstance(row, Text):
+            raise RowRejected(row.line, flaw)
+        if isinstance(row, PlainText):
             text = without_end(row.text, self._ends)
             if not text.strip():
                 return Drop.EMPTY_TEXT
@@ -223,7 +223,7 @@ class ChatEncoder:
         if not completion.strip():
             return Drop.NO_ANSWER
         text = prompt + completion
-        answers = (Span(len(prompt), len(text)),)
+        answers = (AnswerSpan(len(prompt), len(text)),)
         return Rendered(row.line, text, answers, False, row.weight, self._special.within(text))
 
     def _ids_before_text(self) -> list[int]:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from mlora_worker.data.reading.row_bounds import MOST_TEXT, too_much_text
 from mlora_worker.data.reading.row_types import ASSISTANT, Chat, Drop, Turn
 from mlora_worker.data.tokenizing import turn_ends as closings
-from mlora_worker.data.tokenizing.answer_spans import AnswerProof, Ask, Mismatch, Span
+from mlora_worker.data.tokenizing.answer_spans import AnswerProof, AnswerSpan, Ask, Mismatch
 from mlora_worker.data.tokenizing.chunks import batches
-from mlora_worker.data.tokenizing.rendering import ChatTemplate, Refused
+from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
 from mlora_worker.data.tokenizing.special_text import Masked, SpecialText
 from mlora_worker.data.tokenizing.turn_ends import AddedTokens, Form
 from mlora_worker.protocol import FailureReason, TrainOn
@@ -27,23 +27,23 @@ _CHARACTERS_TOGETHER = 1_000_000
 class Rendered(NamedTuple):
     line: int
     text: str
-    answers: tuple[Span, ...]  # that are supervised; none: the whole text is
+    answers: tuple[AnswerSpan, ...]  # that are supervised; none: the whole text is
     closed: bool  # the template begins and ends it; else the tokenizer's own tokens do
     weight: float = 1.0
     special: bool = False  # the row's own text has special tokens in it
     stood_in: str | None = None  # the text for a tokenizer that takes those for text
 
 
-class RowRefused(Exception):
+class RowRejected(Exception):
     """``str(error)`` says of the row at ``line`` why it fails the task."""
 
-    def __init__(self, line: int, told: str, reason: FailureReason = FailureReason.INVALID_ROW) -> None:
-        super().__init__(told)
+    def __init__(self, line: int, message: str, reason: FailureReason = FailureReason.INVALID_ROW) -> None:
+        super().__init__(message)
         self.line = line
         self.reason = reason
 
 
-_Steps = Generator[list[Ask], list[str | Refused], Rendered | Drop]
+_Steps = Generator[list[Ask], list[str | ConversationRejected], Rendered | Drop]
 
 
 class Conversations:
@@ -70,15 +70,17 @@ class Conversations:
         self._mismatches = mismatches
 
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Drop]:
-        """Raises RowRefused: the first of those that the template refuses, or that are too long."""
+        """Raises RowRejected: the first of those that the template refuses, or that are too long."""
         return [made for some in _some(chats) for made in self._together(some)]
 
     def _together(self, chats: Sequence[Chat]) -> list[Rendered | Drop]:
         proof = self._proof or self._learn()
         steps = [self._steps(chat, proof) for chat in chats]
         made: dict[int, Rendered | Drop] = {}
-        refused: dict[int, RowRefused] = {}
-        waiting: list[tuple[int, list[str | Refused] | None]] = [(place, None) for place in range(len(chats))]
+        refused: dict[int, RowRejected] = {}
+        waiting: list[tuple[int, list[str | ConversationRejected] | None]] = [
+            (place, None) for place in range(len(chats))
+        ]
         while waiting:
             asked: list[tuple[int, list[Ask]]] = []
             for place, given in waiting:
@@ -87,11 +89,11 @@ class Conversations:
                     asked.append((place, steps[place].send(given)))  # type: ignore[arg-type]
                 except StopIteration as done:
                     made[place] = done.value
-                except RowRefused as error:
+                except RowRejected as error:
                     refused[place] = error
-                except Refused as error:
-                    told = f"was rejected by the chat template: {error}"
-                    refused[place] = RowRefused(chats[place].line, told)
+                except ConversationRejected as error:
+                    message = f"was rejected by the chat template: {error}"
+                    refused[place] = RowRejected(chats[place].line, message)
             texts = iter(self._template.render_all([one for _, each in asked for one in each]))
             waiting = [(place, list(islice(texts, len(each)))) for place, each in asked]
         if refused:
@@ -130,9 +132,9 @@ class Conversations:
             if masked is None:
                 return self._mismatch(Mismatch.SPECIAL)
             shown, hidden = yield [(turns, False), (masked.turns, False)]
-            if isinstance(shown, Refused):
+            if isinstance(shown, ConversationRejected):
                 raise shown
-            if isinstance(hidden, Refused) or masked.unmasked(hidden) != shown:
+            if isinstance(hidden, ConversationRejected) or masked.unmasked(hidden) != shown:
                 return self._mismatch(Mismatch.SPECIAL)
         proven = yield from proof.steps(masked.turns if masked is not None else turns, self._answered(turns))
         if isinstance(proven, Mismatch):
@@ -160,16 +162,16 @@ class Conversations:
 
 
 def _check_size(chat: Chat, most_text: int) -> None:
-    told = None
+    message = None
     if len(chat.turns) > MOST_TURNS:
-        told = f"has {len(chat.turns):,} turns; a conversation may have {MOST_TURNS:,}"
+        message = f"has {len(chat.turns):,} turns; a conversation may have {MOST_TURNS:,}"
     elif (characters := _characters_of(chat)) > MOST_CHARACTERS:
-        told = f"has {characters:,} characters; a conversation may have {MOST_CHARACTERS:,}"
-    flaw = too_much_text([turn.content for turn in chat.turns], most_text) if told is None else None
+        message = f"has {characters:,} characters; a conversation may have {MOST_CHARACTERS:,}"
+    flaw = too_much_text([turn.content for turn in chat.turns], most_text) if message is None else None
     if flaw is not None:
-        raise RowRefused(chat.line, flaw)
-    if told is not None:
-        raise RowRefused(chat.line, f"{told}: split it into several rows")
+        raise RowRejected(chat.line, flaw)
+    if message is not None:
+        raise RowRejected(chat.line, f"{message}: split it into several rows")
 
 
 def _characters_of(chat: Chat) -> int:

@@ -14,16 +14,21 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from mlora_worker.data.reading.row_types import Turn
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate
 from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate
-from mlora_worker.data.tokenizing.template_messages import LONGEST, keep_literal, raising, told
+from mlora_worker.data.tokenizing.template_messages import (
+    LONGEST,
+    keep_literal,
+    message_without_rows,
+    raising,
+)
 
 Turns = Sequence[Turn]
 
 
-class Refused(Exception):
+class ConversationRejected(Exception):
     """The template itself refuses a conversation, in words that hold nothing of it (``template_words``)."""
 
 
-def tells_the_date(tokenizer: Any, own: str | None = None) -> bool:
+def uses_date(tokenizer: Any, own: str | None = None) -> bool:
     """Whether a rendering may be another one on another day. ``own``: see ``ChatTemplate``."""
     source = own if own is not None else json.dumps(tokenizer.chat_template)
     return "strftime_now" in source
@@ -53,11 +58,13 @@ class ChatTemplate:
             }
             self._names = {**self._template.globals, **self._names, **known}
 
-    def render(self, conversations: Sequence[Turns], *, prompt: bool = False) -> list[str | Refused]:
+    def render(
+        self, conversations: Sequence[Turns], *, prompt: bool = False
+    ) -> list[str | ConversationRejected]:
         """One text or refusal for each. ``prompt``: with what a server writes before the model answers."""
         return self.render_all([(turns, prompt) for turns in conversations])
 
-    def render_all(self, asked: Sequence[tuple[Turns, bool]]) -> list[str | Refused]:
+    def render_all(self, asked: Sequence[tuple[Turns, bool]]) -> list[str | ConversationRejected]:
         """Each conversation, with ``prompt`` or without."""
         if self._own is None:
             return [self._one(turns, prompt) for turns, prompt in asked]
@@ -65,13 +72,13 @@ class ChatTemplate:
             (_messages(turns), {**self._names, "add_generation_prompt": prompt}) for turns, prompt in asked
         ]
         answers = self._own.render_all(given)
-        return [one if isinstance(one, str) else Refused(str(one)) for one in answers]
+        return [one if isinstance(one, str) else ConversationRejected(str(one)) for one in answers]
 
     def close(self) -> None:
         if self._own is not None:
             self._own.close()
 
-    def _one(self, turns: Turns, prompt: bool) -> str | Refused:
+    def _one(self, turns: Turns, prompt: bool) -> str | ConversationRejected:
         template = self._template
         # As ``template.render`` does it, which gathers the environment's names anew each time: half of a rendering.
         given = {**self._names, "messages": _messages(turns), "add_generation_prompt": prompt}
@@ -84,7 +91,7 @@ class ChatTemplate:
         except MemoryError:
             raise
         except Exception as error:  # of its expressions: a mistake in it, or a row that it does not take
-            return Refused(told(error, self._source))
+            return ConversationRejected(message_without_rows(error, self._source))
         return rendered
 
 

@@ -9,8 +9,8 @@ it comes from somebody who shares the worker with others, so beyond that:
    what it works on.
 3. No text may become longer than a multiple of the conversation.
 
-What is wrong is told with its line when the template is compiled, where that can be seen there. This finds mistakes, and
-has words for them; what it cannot foresee is bounded by the process that a template is rendered in (``own_template``).
+What is wrong is reported with its line when the template is compiled, where that can be seen there. This finds
+mistakes, and has words for them; what it cannot foresee is bounded by the process that renders (``sandbox_process``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from mlora_worker.data.tokenizing.template_messages import Told, keep_literal, raising, told
+from mlora_worker.data.tokenizing.template_messages import (
+    TemplateMistake,
+    keep_literal,
+    message_without_rows,
+    raising,
+)
 
 LONGEST_TEMPLATE: Final = 65_536  # characters
 _LEAST_BUDGET: Final = 1_000_000  # units of work
@@ -63,7 +68,7 @@ class TaskTemplate:
     """For one thread."""
 
     def __init__(self, source: str, now: datetime | None = None) -> None:
-        """``now``: what it is told when it asks for the time; None: the time. Raises InvalidTemplate."""
+        """``now``: what it gets when it asks for the time; None: the time. Raises InvalidTemplate."""
         check_source(source)
         self._source = source
         self._environment = _Limited(source, now)
@@ -75,23 +80,25 @@ class TaskTemplate:
             raise InvalidTemplate(f"cannot be compiled: {type(error).__name__}: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
-        """Raises Told: the template's own refusal, a mistake in it, or more work than one rendering may be."""
+        """Raises TemplateMistake: the template's own refusal, a mistake in it, or more work than one rendering may be."""
         characters = characters_of(messages)
         self._environment.begin(characters)
         try:
             text = self._template.render(messages=messages, **names)
         except RecursionError:
-            raise Told("it recurses without end, or nests values too deeply") from None
+            raise TemplateMistake("it recurses without end, or nests values too deeply") from None
         except MemoryError:
-            raise Told(
+            raise TemplateMistake(
                 "it needs far more memory than a chat template should: look for lists and texts that grow in loops"
             ) from None
         except Exception as error:  # whatever its expressions raise is a mistake in it
-            raise Told(told(error, self._source)) from None
+            raise TemplateMistake(message_without_rows(error, self._source)) from None
         if len(text) > longest_text(characters):
-            raise Told(_too_long(len(text)))
+            raise TemplateMistake(_too_long(len(text)))
         if not _is_unicode(text):
-            raise Told("it writes half a character (a lone surrogate), which tokenizers cannot read")
+            raise TemplateMistake(
+                "it writes half a character (a lone surrogate), which tokenizers cannot read"
+            )
         return text
 
 
@@ -169,7 +176,7 @@ class _Namespace(Namespace):
 
 def _check_name(name: Any) -> None:
     if isinstance(name, str) and name.startswith("_"):
-        raise Told("a name of a namespace cannot begin with _: rename it")
+        raise TemplateMistake("a name of a namespace cannot begin with _: rename it")
 
 
 def _tojson(
@@ -238,7 +245,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             owner, method = "", "format"
         if isinstance(owner, str):
             if method not in _METHODS:
-                raise Told(f"the method {method} of a text is not allowed")
+                raise TemplateMistake(f"the method {method} of a text is not allowed")
             self._foresee(method, (owner, *args))
         self._measure((*args, *kwargs.values()))
         return super().call(__context, __obj, *args, **kwargs)
@@ -252,9 +259,9 @@ class _Limited(ImmutableSandboxedEnvironment):
                 else left.bit_length() + right.bit_length()
             )
             if bits > _MOST_BITS and operator in ("*", "**"):
-                raise Told("it computes a number that is too large")
+                raise TemplateMistake("it computes a number that is too large")
         elif operator == "%" and isinstance(left, str):
-            raise Told("% of a text is not allowed: join texts with ~")
+            raise TemplateMistake("% of a text is not allowed: join texts with ~")
         elif operator == "*":
             size, times = (left, right) if isinstance(right, int) else (right, left)
             if hasattr(size, "__len__") and isinstance(times, int):
@@ -304,7 +311,7 @@ class _Limited(ImmutableSandboxedEnvironment):
             if isinstance(text, str) and hasattr(values, "__len__"):
                 self._allow((len(text) + 1) * len(values))
         elif name == "tojson" and any(_width(one) > _WIDEST_INDENT for one in given[1:]):
-            raise Told(f"tojson indents by at most {_WIDEST_INDENT}")
+            raise TemplateMistake(f"tojson indents by at most {_WIDEST_INDENT}")
 
     def _measure(self, values: Iterable[Any]) -> None:
         """Take the size of ``values``, with all that is in them, from the budget: as a text they would be as long."""
@@ -322,13 +329,13 @@ class _Limited(ImmutableSandboxedEnvironment):
 
     def _allow(self, characters: int) -> None:
         if characters > self._longest:
-            raise Told(_too_long(characters))
+            raise TemplateMistake(_too_long(characters))
         self._spend(characters // _CHARACTERS_A_UNIT)
 
     def _spend(self, units: int) -> None:
         self._left -= units
         if self._left < 0:
-            raise Told("it does far more work than a chat template should: look for nested loops")
+            raise TemplateMistake("it does far more work than a chat template should: look for nested loops")
 
 
 def _width(value: Any) -> int:

@@ -116,8 +116,8 @@ class OwnTemplate:
 
     def _compile(self, source: str, now: datetime | None) -> None:
         try:
-            _, told = self._receive(_START_SECONDS, _LONGEST_FENCES)
-            self.fences = parsed(told) or Fences((), ())
+            _, answer = self._receive(_START_SECONDS, _LONGEST_FENCES)
+            self.fences = parsed(answer) or Fences((), ())
         except (_Ended, Interrupted) as error:
             raise Interrupted(
                 FailureReason.INTERNAL_ERROR, f"the process for a chat template does not start: {error}"
@@ -209,9 +209,9 @@ def _cause(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its process was killed, most likely because it ran out of memory: look for lists and texts "
         "that grow in loops"
-    told = signal.Signals(-code).name if -code in {*signal.Signals} else f"code {code}"
+    ending = signal.Signals(-code).name if -code in {*signal.Signals} else f"code {code}"
     return (
-        f"it broke the process that renders it ({told}): look for values that contain themselves, and for lists and "
+        f"it broke the process that renders it ({ending}): look for values that contain themselves, and for lists and "
         f"texts that grow in loops"
     )
 

@@ -8,7 +8,7 @@ the template's source and of kinds of values alone:
 3. Of a name that is undefined and of an operation on the wrong kinds of values, the message stays: the name stands in the
    source, and kinds are Python's.
 
-Whoever writes a template chooses which of its texts it raises, so a few bits of a failed row can still be told by choice.
+Whoever writes a template chooses which of its texts it raises, so a few bits of a failed row can still be shown by choice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KINDS = re.compile(
 )
 
 
-class Told(TemplateError):
+class TemplateMistake(TemplateError):
     """One whose message holds nothing of a row."""
 
 
@@ -84,15 +84,15 @@ def raising(literal: Collection[str]) -> Callable[[Any], None]:
 
     def raise_exception(message: Any) -> None:
         if isinstance(message, str) and message in literal:
-            raise Told(message if len(message) <= LONGEST else message[:LONGEST] + _LEFT_OUT)
+            raise TemplateMistake(message if len(message) <= LONGEST else message[:LONGEST] + _LEFT_OUT)
         raise _Hidden
 
     return raise_exception
 
 
-def told(error: Exception, source: str) -> str:
+def message_without_rows(error: Exception, source: str) -> str:
     """Of what the rendering of ``source`` raised."""
-    if isinstance(error, Told):
+    if isinstance(error, TemplateMistake):
         return str(error)
     line = _line_of(error.__traceback__)
     where = f"line {line}: " if line is not None else ""

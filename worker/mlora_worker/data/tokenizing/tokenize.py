@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from mlora_worker.data.reading.row_bounds import text_bytes
-from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, Text
+from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, PlainText
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
 from mlora_worker.data.tokenizing.text_tokens import Tokens
@@ -21,7 +21,7 @@ _MOST_TOGETHER = (
     4 * _BATCH_CHARACTERS
 )  # bytes of two batches: one long row may take all the memory that there is
 
-Row = Chat | Text | Dropped
+Row = Chat | PlainText | Dropped
 
 
 class _Batch(NamedTuple):
@@ -33,7 +33,7 @@ class _Batch(NamedTuple):
 def encoded_rows(
     rows: Iterable[Row], encoder: ChatEncoder
 ) -> Generator[tuple[int, Encoded | Drop], None, None]:
-    """Line and result of each row, in order. Raises what ``rows`` raises, and RowRefused, only after the rows before."""
+    """Line and result of each row, in order. Raises what ``rows`` raises, and RowRejected, only after the rows before."""
     waiting: _Batch | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
         for batch in _batches(rows):
@@ -68,7 +68,7 @@ def _bytes(rows: list[Row]) -> int:
 def _texts(row: Row) -> list[str]:
     if isinstance(row, Chat):
         return [turn.content for turn in row.turns]
-    return [row.text] if isinstance(row, Text) else []
+    return [row.text] if isinstance(row, PlainText) else []
 
 
 def _size(row: Row) -> int:

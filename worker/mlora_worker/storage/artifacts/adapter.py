@@ -144,14 +144,14 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
         "not finite": sorted(name for name in tensors if not bool(torch.isfinite(tensors[name]).all())),
         "all zero": sorted(name for name in tensors if "lora_B" in name and not bool(tensors[name].any())),
     }
-    told = [
+    problems = [
         f"{len(names)} of {len(wanted)} tensors {flaw}: {_first(names)}"
         for flaw, names in flaws.items()
         if names
     ]
-    if told or not wanted:
+    if problems or not wanted:
         raise InvalidAdapter(
-            "the adapter is invalid and was not published: " + ("; ".join(told) or "it has no tensors")
+            "the adapter is invalid and was not published: " + ("; ".join(problems) or "it has no tensors")
         )
 
 

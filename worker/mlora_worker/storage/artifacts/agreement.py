@@ -16,7 +16,7 @@ from mlora_worker.storage.artifacts.task_state import (
     CheckpointMismatch,
     Fact,
     Fingerprint,
-    Progress,
+    SavedProgress,
     TaskState,
 )
 
@@ -43,7 +43,7 @@ def check_fingerprint(found: Fingerprint, wanted: Fingerprint, where: str) -> No
             )
 
 
-def check_progress(progress: Progress, wanted: Fingerprint, where: str) -> None:
+def check_progress(progress: SavedProgress, wanted: Fingerprint, where: str) -> None:
     """Raises ``CheckpointMismatch`` unless it is of a task with these facts."""
     check_fingerprint(progress.fingerprint, wanted, where)
     total = wanted.get(_TOTAL_STEPS, progress.total_steps)
@@ -51,23 +51,23 @@ def check_progress(progress: Progress, wanted: Fingerprint, where: str) -> None:
         raise contradiction(where, f"totalSteps is {progress.total_steps}, the task has {total}")
 
 
-def check_agreement(progress: Progress, where: str) -> None:
+def check_agreement(progress: SavedProgress, where: str) -> None:
     """Raises ``CheckpointMismatch`` where its numbers contradict each other."""
     step, last, evaluation = progress.step, progress.last, progress.evaluation
-    told = [
+    checks = [
         ("step", step, progress.total_steps, "totalSteps"),
         ("updates", progress.updates, step, "step"),
     ]
     if last is not None:
-        told.append(("last.tokens", last.tokens, progress.tokens, "tokens"))
+        checks.append(("last.tokens", last.tokens, progress.tokens, "tokens"))
     if evaluation is not None:
-        told += [
+        checks += [
             (f"evaluation.{name}.step", record.step, step, "step")
             for name, record in (("last", evaluation.last), ("best", evaluation.best))
             if record is not None
         ]
-        told.append(("evaluation.since", evaluation.since, step, "step"))
-    for name, number, most, limit in told:
+        checks.append(("evaluation.since", evaluation.since, step, "step"))
+    for name, number, most, limit in checks:
         if number > most:
             raise contradiction(where, f"{name} is {number}, {limit} is {most}")
     if not progress.updates:

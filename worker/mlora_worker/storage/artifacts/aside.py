@@ -196,17 +196,17 @@ def tensors_in(buffer: Buffer) -> dict[str, Tensor]:
         buffer = bytearray(buffer)
     start = 8 + int.from_bytes(buffer[:8], "little")
     found = {}
-    for name, told in json.loads(bytes(buffer[8:start])).items():
+    for name, entry in json.loads(bytes(buffer[8:start])).items():
         if name == "__metadata__":
             continue
-        dtype = _DTYPES.get(told["dtype"])
+        dtype = _DTYPES.get(entry["dtype"])
         if dtype is None:
-            raise SafetensorError(f"{name} has numbers of type {told['dtype']}")
-        first, last = told["data_offsets"]
+            raise SafetensorError(f"{name} has numbers of type {entry['dtype']}")
+        first, last = entry["data_offsets"]
         count = (last - first) // dtype.itemsize
         found[name] = (
-            torch.frombuffer(buffer, dtype=dtype, count=count, offset=start + first).view(told["shape"])
+            torch.frombuffer(buffer, dtype=dtype, count=count, offset=start + first).view(entry["shape"])
             if count
-            else torch.empty(told["shape"], dtype=dtype)
+            else torch.empty(entry["shape"], dtype=dtype)
         )
     return found

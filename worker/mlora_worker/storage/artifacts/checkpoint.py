@@ -3,7 +3,7 @@
 Below the task's folder each checkpoint has a folder of its own:
 
     step-50/state.safetensors   the adapter's parameters and AdamW's two moments, float32, of all stages
-    step-50/progress.json       ``Progress``: where the task stands, and of which task and data it is
+    step-50/progress.json       ``SavedProgress``: where the task stands, and of which task and data it is
     step-50/manifest.json       ``CheckpointManifest``: sizes and SHA-256 of both; written last
 
 A checkpoint without a complete manifest does not exist. The names of the tensors are those of the adapter's file with a
@@ -41,7 +41,7 @@ from mlora_worker.storage.artifacts.agreement import (
 from mlora_worker.storage.artifacts.aside import tensors_of
 from mlora_worker.storage.artifacts.task_state import (
     CheckpointMismatch,
-    Progress,
+    SavedProgress,
     TaskState,
     Wanted,
     state_of,
@@ -81,7 +81,7 @@ class CheckpointManifest(Message):
 class SavedState:
     """A state whose tensors are in a local file."""
 
-    progress: Progress
+    progress: SavedProgress
     path: Path
     sha256: str
 
@@ -131,7 +131,7 @@ def _write(store: Store, place: str, state: SavedState) -> None:
     store.write(join(place, MANIFEST_NAME), manifest.model_dump_json(by_alias=True).encode())
 
 
-def newest_progress(store: Store, folder: str) -> Progress | None:
+def newest_progress(store: Store, folder: str) -> SavedProgress | None:
     """Of the newest complete checkpoint below ``folder``; None when there is none.
 
     Raises StorageError, and ``CheckpointMismatch`` for a checkpoint of another version of the worker.
@@ -245,13 +245,13 @@ def _read_manifest(store: Store, folder: str, step: int) -> CheckpointManifest:
     return manifest
 
 
-def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> Progress:
+def _read_progress(store: Store, folder: str, manifest: CheckpointManifest) -> SavedProgress:
     place = _place(folder, manifest.step)
     where = join(place, PROGRESS_NAME)
     if _listed(manifest, PROGRESS_NAME).bytes > _LARGEST_PROGRESS:
         raise _of_another_version(where, f"it has more than {_LARGEST_PROGRESS / 2**20:g} MiB")
     try:
-        progress = read_document(Progress, _read_file(store, place, manifest, PROGRESS_NAME))
+        progress = read_document(SavedProgress, _read_file(store, place, manifest, PROGRESS_NAME))
     except ValueError as error:
         raise _of_another_version(where, error) from None
     if (progress.step, progress.task_uid) != (manifest.step, manifest.task_uid):
@@ -326,7 +326,7 @@ def _read_state(
     store: Store,
     folder: str,
     manifest: CheckpointManifest,
-    progress: Progress,
+    progress: SavedProgress,
     wanted: Wanted | None,
     scratch: Path | None,
 ) -> TaskState:

@@ -36,7 +36,7 @@ from mlora_worker.storage.artifacts.checkpoint import (
     newest_state,
     write_checkpoint,
 )
-from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Progress, TaskState
+from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, SavedProgress, TaskState
 from mlora_worker.storage.errors import ObjectNotFound, StorageError
 from mlora_worker.storage.limits import DOCUMENT
 from mlora_worker.storage.object_store.disk_space import volume_of
@@ -78,7 +78,7 @@ def _record_of(fingerprint: str, adapter: FinishedAdapter, weights: Path) -> _Re
     )
 
 
-class KeptWork:
+class LocalSpool:
     """``root`` None: there is no volume, and nothing is kept. Calls for different tasks may be made at once."""
 
     def __init__(self, root: Path | None) -> None:
@@ -117,7 +117,7 @@ class KeptWork:
             return None
         return found if found is not None and found.progress.step > newer_than else None
 
-    def progress(self, uid: str) -> Progress | None:
+    def progress(self, uid: str) -> SavedProgress | None:
         """Of the newest state of ``uid``. What cannot be read is passed over."""
         if self._root is None:
             return None

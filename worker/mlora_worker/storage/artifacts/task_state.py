@@ -58,7 +58,7 @@ class EvaluationProgress(Message):
     stopped: bool = False  # early: no step follows
 
 
-class Progress(Message):
+class SavedProgress(Message):
     """Where a task stands after ``step`` optimizer steps."""
 
     step: Count
@@ -82,7 +82,7 @@ class TaskState:
     adapter that evaluated best, by PEFT's names, where it is kept. ``history``: lines of the losses' file.
     """
 
-    progress: Progress
+    progress: SavedProgress
     tensors: Mapping[str, Tensor]
     best: Mapping[str, Tensor] = field(default_factory=dict)
     history: bytes = b""
@@ -99,7 +99,7 @@ class TaskState:
         return found
 
 
-def state_of(progress: Progress, filed: dict[str, Tensor]) -> TaskState:
+def state_of(progress: SavedProgress, filed: dict[str, Tensor]) -> TaskState:
     """The opposite of ``filed``. Raises ValueError for lines that are none."""
     history = filed.pop(_HISTORY, None)
     if history is not None and (history.dtype != torch.uint8 or history.dim() != 1):

@@ -8,7 +8,7 @@ from functools import partial
 
 from mlora_worker.storage.base_model.model_folder import RemoteFolder
 from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
-from mlora_worker.storage.base_model.weight_cache import CachedFile, NoRoom, WeightCache
+from mlora_worker.storage.base_model.weight_cache import CachedFile, CacheFull, WeightCache
 from mlora_worker.storage.errors import StoreUnreachable
 from mlora_worker.storage.remote.http import NoRanges
 
@@ -40,7 +40,7 @@ class CachedWeights:
         if copy is not None:
             try:
                 return self._read(uri, copy, start, length)
-            except NoRoom as error:
+            except CacheFull as error:
                 log.warning("%s is not cached because the cache volume is full: %s", uri, error)
                 with self._lock:
                     self._copies[uri] = None
@@ -71,7 +71,7 @@ class CachedWeights:
                 continue
             try:
                 copy.fill(partial(self._folder.parts, uri))
-            except NoRoom:
+            except CacheFull:
                 continue
             if not copy.matches(expected):
                 copy.forget()

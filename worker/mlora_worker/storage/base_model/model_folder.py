@@ -19,7 +19,7 @@ from mlora_worker.storage.base_model.model_names import (
 from mlora_worker.storage.base_model.safetensors_reader import BrokenModel
 from mlora_worker.storage.errors import AccessRefused, ObjectNotFound, StoreUnreachable
 from mlora_worker.storage.remote.http import NoRanges, Resource, WebFiles
-from mlora_worker.storage.remote.hub import Hub, HubAddress, HubFile
+from mlora_worker.storage.remote.hub import HubClient, HubFile, RepositoryPath
 from mlora_worker.storage.uri import normal_endpoint
 from mlora_worker.storage.versioned_json import plain_json
 
@@ -61,7 +61,7 @@ class RemoteFolder(ModelFolder, Protocol):
 class HubFolder:
     """A model of a hub, at one commit. Thread-safe."""
 
-    def __init__(self, hub: Hub, web: WebFiles, at: HubAddress, commit: str, uri: str) -> None:
+    def __init__(self, hub: HubClient, web: WebFiles, at: RepositoryPath, commit: str, uri: str) -> None:
         """Lists the repository. Raises StorageError. ``uri`` is how users name the folder."""
         self._hub, self._web, self._at, self._commit, self._uri = hub, web, at, commit, uri.rstrip("/")
         below = f"{at.path}/" if at.path else ""
@@ -114,7 +114,7 @@ class HubFolder:
         return self._web.pieces(self._url(uri), self._hub.headers)
 
     def _url(self, uri: str) -> str:
-        at = HubAddress(self._at.owner, self._at.name, self._commit, self._files[uri].path, "models")
+        at = RepositoryPath(self._at.owner, self._at.name, self._commit, self._files[uri].path, "models")
         return self._hub.url_of(at)
 
 

@@ -35,7 +35,7 @@ from mlora_worker.storage.object_store.file_store import replacing
 from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.remote.http import LONG_WAIT, WebFiles
-from mlora_worker.storage.remote.hub import Hub, model_address
+from mlora_worker.storage.remote.hub import HubClient, model_address
 from mlora_worker.storage.versioned_json import plain_json
 
 _HUB = "hf://"
@@ -51,13 +51,13 @@ class RemoteAccess:
     hub_token: Callable[[], str | None] = lambda: None
     allowed_networks: Sequence[str] = ()
     cache_bytes: int = 0  # of weights that may be kept below the cache's folder; 0: none
-    patience: S3Timeouts = DEFAULT_TIMEOUTS
+    timeouts: S3Timeouts = DEFAULT_TIMEOUTS
 
     def web(self) -> WebFiles:
-        return WebFiles(Destinations(self.allowed_networks), self.patience, longest_wait=LONG_WAIT)
+        return WebFiles(Destinations(self.allowed_networks), self.timeouts, longest_wait=LONG_WAIT)
 
-    def hub(self, web: WebFiles) -> Hub:
-        return Hub(web, self.hub_token(), self.hub_endpoint, _WHERE)
+    def hub(self, web: WebFiles) -> HubClient:
+        return HubClient(web, self.hub_token(), self.hub_endpoint, _WHERE)
 
 
 def pinned(source: ModelSource, remote: RemoteAccess) -> ModelSource:

@@ -51,7 +51,7 @@ class BrokenModel(StorageError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """Where a tensor lies."""
 
     uri: str
@@ -75,7 +75,7 @@ class SafetensorsReader:
 
     def __init__(self, store: Ranges, uris: Iterable[str], tensors: Ranges | None = None) -> None:
         self._store = tensors or store
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, TensorEntry] = {}
         for uri in uris:
             for name, entry in read_header(store, uri).items():
                 if name in self._entries:
@@ -119,14 +119,14 @@ class SafetensorsReader:
                     pass
         return buffer.view(entry.dtype).reshape(entry.shape)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> TensorEntry:
         try:
             return self._entries[name]
         except KeyError:
             raise BrokenModel(f"the model has no tensor {name}; it has {len(self._entries)} others") from None
 
 
-def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
+def read_header(store: Ranges, uri: str) -> dict[str, TensorEntry]:
     """Where each tensor of one file lies. Raises BrokenModel when header, shapes and the file's size do not
     agree.
     """
@@ -140,7 +140,7 @@ def read_header(store: Ranges, uri: str) -> dict[str, Entry]:
         raise error from None
 
 
-def _header(store: Ranges, uri: str, size: int) -> dict[str, Entry]:
+def _header(store: Ranges, uri: str, size: int) -> dict[str, TensorEntry]:
     if size < _LENGTH_BYTES:
         raise BrokenModel(f"{uri} has {size} bytes and is not a safetensors file: upload it again")
     length = int.from_bytes(store.read_range(uri, 0, _LENGTH_BYTES), "little")
@@ -171,7 +171,7 @@ def _header(store: Ranges, uri: str, size: int) -> dict[str, Entry]:
     return entries
 
 
-def _entry_of(uri: str, data_start: int, value: dict[str, Any]) -> Entry:
+def _entry_of(uri: str, data_start: int, value: dict[str, Any]) -> TensorEntry:
     dtype = _DTYPES[value["dtype"]]
     shape = tuple(value["shape"])
     begin, end = value["data_offsets"]
@@ -183,4 +183,4 @@ def _entry_of(uri: str, data_start: int, value: dict[str, Any]) -> Entry:
         raise ValueError(
             f"a tensor of shape {list(shape)} and type {value['dtype']} cannot have {end - begin} bytes"
         )
-    return Entry(uri, dtype, shape, data_start + begin, end - begin)
+    return TensorEntry(uri, dtype, shape, data_start + begin, end - begin)

@@ -36,7 +36,7 @@ Room = Callable[
 ]  # of a folder's volume: bytes that may still be written, and all of them
 
 
-class NoRoom(Exception):
+class CacheFull(Exception):
     """The volume is full."""
 
 
@@ -114,7 +114,7 @@ class CachedFile:
         return self._count
 
     def read(self, start: int, length: int, fetch: Fetch) -> bytes:
-        """Raises what ``fetch`` raises, and NoRoom."""
+        """Raises what ``fetch`` raises, and CacheFull."""
         for block in range(start // self._block, -(-(start + length) // self._block)):
             self._make_good(block, fetch)
         return os.pread(self._data, length, start)
@@ -125,7 +125,7 @@ class CachedFile:
             self._make_good(block, fetch)
 
     def take_whole(self, pieces: Iterator[bytes]) -> None:
-        """The whole file from a server that gives no parts. Raises what ``pieces`` raises, and NoRoom."""
+        """The whole file from a server that gives no parts. Raises what ``pieces`` raises, and CacheFull."""
         rest = b""
         for block in range(self._count):
             wanted = self._length(block)
@@ -189,7 +189,7 @@ class CachedFile:
                 while written < len(piece):
                     written += os.pwrite(self._data, piece[written:], at + written)
             except OSError as error:
-                raise NoRoom(str(error)) from None
+                raise CacheFull(str(error)) from None
             at += len(piece)
         os.pwrite(self._sums, digest.digest(), _SUM * (1 + block))
 

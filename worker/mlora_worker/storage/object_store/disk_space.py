@@ -19,7 +19,7 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class SpaceNeed:
     """``bytes`` that ``what`` takes in ``folder``, which need not exist yet."""
 
     folder: Path
@@ -34,12 +34,12 @@ def volume_of(folder: Path) -> Volume:
     return Volume(there.stat().st_dev, figures.f_bavail * figures.f_frsize)
 
 
-def check_space(needs: Iterable[Need], volume: Callable[[Path], Volume] = volume_of) -> None:
+def check_space(needs: Iterable[SpaceNeed], volume: Callable[[Path], Volume] = volume_of) -> None:
     """Raises StorageError (InsufficientSpace), with the figures, for the first volume that the ``needs`` on it would fill.
     One that cannot be asked is passed over: the first write will tell.
     """
     free: dict[int, int] = {}
-    wanted: dict[int, list[Need]] = defaultdict(list)
+    wanted: dict[int, list[SpaceNeed]] = defaultdict(list)
     for need in needs:
         try:
             found = volume(need.folder)

@@ -44,19 +44,19 @@ def upload_in_parts(
     path: Path,
     part: int,
     size: int,
-    manners: Mapping[str, str] = MappingProxyType({}),
+    options: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """``where``: Bucket and Key. ``manners``: what is said when an upload begins.
+    """``where``: Bucket and Key. ``options``: what is said when an upload begins.
 
     Raises what the client raises, OSError when the file cannot be read."""
     former = _former_upload(client, where)
     try:
-        _upload(client, where, former, path, part, size, manners)
+        _upload(client, where, former, path, part, size, options)
     except ClientError as error:
         if former is None or code_of(error) != "NoSuchUpload":
             raise
         _upload(
-            client, where, None, path, part, size, manners
+            client, where, None, path, part, size, options
         )  # somebody, or the store's own rule, has removed it meanwhile
 
 
@@ -67,13 +67,13 @@ def _upload(
     path: Path,
     part: int,
     size: int,
-    manners: Mapping[str, str],
+    options: Mapping[str, str],
 ) -> None:
     present = _parts_of(client, {**where, "UploadId": former}) if former is not None else {}
     sums = (
         {"ChecksumAlgorithm": "CRC32"} if _sends_checksums(client) else {}
     )  # those that the SDK gives each part
-    begun = former or client.create_multipart_upload(**where, **manners, **sums)["UploadId"]
+    begun = former or client.create_multipart_upload(**where, **options, **sums)["UploadId"]
     upload = {**where, "UploadId": begun}
     try:
         tags: list[dict[str, Any]] = []

@@ -32,7 +32,7 @@ from mlora_worker.storage.object_store.s3_client import (
     PLAIN,
     Identity,
     Keys,
-    Manners,
+    S3Options,
     S3Timeouts,
     new_client,
 )
@@ -68,8 +68,8 @@ class S3Store:
         region: str,
         keys: Callable[[], Identity],
         missing: FailureReason = FailureReason.DATASET_NOT_FOUND,
-        patience: S3Timeouts = DEFAULT_TIMEOUTS,
-        manners: Manners = PLAIN,
+        timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
+        options: S3Options = PLAIN,
         ca_certificate: Callable[[], str | None] = lambda: None,
         part: int = PART,
         clock: Callable[[], float] = time.monotonic,
@@ -79,8 +79,8 @@ class S3Store:
         self._region = region
         self._keys = keys
         self._missing = missing
-        self._patience = patience
-        self._manners = manners
+        self._timeouts = timeouts
+        self._options = options
         self._ca_certificate = ca_certificate
         self._part = part
         self._clock = clock
@@ -148,7 +148,7 @@ class S3Store:
     def write(self, uri: str, data: bytes) -> None:
         at = s3_address(uri)
         with self._calling("write", uri) as client:
-            client.put_object(Bucket=at.bucket, Key=at.key, Body=data, **self._manners.of_writing)
+            client.put_object(Bucket=at.bucket, Key=at.key, Body=data, **self._options.of_writing)
 
     def write_file(self, uri: str, path: Path) -> None:
         size = path.stat().st_size
@@ -160,7 +160,7 @@ class S3Store:
         else:
             with self._calling("write", uri) as client:
                 upload_in_parts(
-                    client, where, path, part_size(size, self._part), size, self._manners.of_writing
+                    client, where, path, part_size(size, self._part), size, self._options.of_writing
                 )
 
     def delete(self, uri: str) -> None:
@@ -203,7 +203,7 @@ class S3Store:
         breaks off: so it is done here.
         """
         at, broken = s3_address(uri), ""
-        for _ in range(self._patience.attempts):
+        for _ in range(self._timeouts.attempts):
             with self._calling("read", uri) as client:
                 answer = client.get_object(Bucket=at.bucket, Key=at.key, **options)
                 with contextlib.closing(answer["Body"]) as body:
@@ -213,20 +213,20 @@ class S3Store:
                     except (HTTPClientError, IncompleteReadError, ConnectionError, *_BROKEN) as error:
                         broken = type(error).__name__
         raise StoreUnreachable(
-            f"{uri}: the connection was lost while reading, {self._patience.attempts} times ({broken})"
+            f"{uri}: the connection was lost while reading, {self._timeouts.attempts} times ({broken})"
         )
 
     @contextlib.contextmanager
     def _calling(self, action: str, uri: str) -> Iterator[Any]:
         keys = self._keys()
         secrets = (keys.access_key, keys.secret_key, keys.session_token) if isinstance(keys, Keys) else ()
-        told = partial(
+        explained = partial(
             explain, action=action, uri=uri, endpoint=self._endpoint, missing=self._missing, secrets=secrets
         )
         try:
             client = self._client(keys)
         except (BotoCoreError, ValueError) as error:  # ValueError: the endpoint is no URL
-            raise told(error) from None
+            raise explained(error) from None
         try:
             yield client
         except _BROKEN as error:
@@ -238,7 +238,7 @@ class S3Store:
             raise kind(f"cannot {action} {uri}: the store {error}") from None
         except (ClientError, BotoCoreError) as error:
             # Without its cause: what the store answered may quote a key, and a traceback would print it.
-            raise told(error) from None
+            raise explained(error) from None
         except _NOT_UNDERSTOOD as error:
             raise StoreUnreachable(
                 f"cannot {action} {uri}: the store sent an invalid response ({type(error).__name__})"
@@ -252,8 +252,8 @@ class S3Store:
                     self._endpoint,
                     self._region,
                     keys,
-                    self._patience,
-                    self._manners,
+                    self._timeouts,
+                    self._options,
                     known[1],
                     self._destinations,
                 )

@@ -62,7 +62,7 @@ DEFAULT_TIMEOUTS = S3Timeouts()
 
 
 @dataclass(frozen=True)
-class Manners:
+class S3Options:
     """What a store other than AWS may want otherwise, and how it shall encrypt."""
 
     addressing: Addressing = Addressing.AUTO
@@ -81,11 +81,11 @@ class Manners:
         return said
 
     @classmethod
-    def of(cls, access: StorageAccess) -> Manners:
+    def of(cls, access: StorageAccess) -> S3Options:
         return cls(access.addressing, access.checksums, access.server_side_encryption, access.kms_key_id)
 
     @classmethod
-    def of_pipeline(cls, config: WorkerConfig) -> Manners:
+    def of_pipeline(cls, config: WorkerConfig) -> S3Options:
         return cls(
             config.storage_addressing,
             config.storage_checksums,
@@ -94,15 +94,15 @@ class Manners:
         )
 
 
-PLAIN = Manners()
+PLAIN = S3Options()
 
 
 def new_client(
     endpoint: str | None,
     region: str,
     keys: Identity,
-    patience: S3Timeouts,
-    manners: Manners = PLAIN,
+    timeouts: S3Timeouts,
+    options: S3Options = PLAIN,
     ca_certificate: str | None = None,
     destinations: Destinations | None = None,
 ) -> Any:
@@ -116,21 +116,21 @@ def new_client(
     own manifest has SHA-256 sums.
     """
     own = endpoint is not None
-    options: dict[str, Any] = {}
-    if manners.addressing is not Addressing.AUTO or own:
-        style = Addressing.PATH if manners.addressing is Addressing.AUTO else manners.addressing
-        options["s3"] = {"addressing_style": style.value}
-    if manners.checksums is not Checksums.AUTO or own:
-        when = "when_supported" if manners.checksums is Checksums.WHEN_SUPPORTED else "when_required"
-        options |= {"request_checksum_calculation": when, "response_checksum_validation": when}
+    chosen: dict[str, Any] = {}
+    if options.addressing is not Addressing.AUTO or own:
+        style = Addressing.PATH if options.addressing is Addressing.AUTO else options.addressing
+        chosen["s3"] = {"addressing_style": style.value}
+    if options.checksums is not Checksums.AUTO or own:
+        when = "when_supported" if options.checksums is Checksums.WHEN_SUPPORTED else "when_required"
+        chosen |= {"request_checksum_calculation": when, "response_checksum_validation": when}
     if keys is None:
-        options["signature_version"] = UNSIGNED
+        chosen["signature_version"] = UNSIGNED
     config = botocore.config.Config(
-        connect_timeout=patience.connect_seconds,
-        read_timeout=patience.read_seconds,
-        retries={"mode": "standard", "total_max_attempts": patience.attempts},
+        connect_timeout=timeouts.connect_seconds,
+        read_timeout=timeouts.read_seconds,
+        retries={"mode": "standard", "total_max_attempts": timeouts.attempts},
         max_pool_connections=16,
-        **options,
+        **chosen,
     )
     known: dict[str, Any] = {}
     if isinstance(keys, Keys):

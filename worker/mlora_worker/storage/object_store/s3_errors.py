@@ -210,14 +210,14 @@ def _answered(
             FailureReason.INVALID_SPEC,
             f"cannot {action} {uri}: {where} says the region is wrong; set storage.region",
         )
-    told = f"cannot {action} {uri}: {where} answered {status} {code}{quoted}"
+    message = f"cannot {action} {uri}: {where} answered {status} {code}{quoted}"
     asked = _asked(error)
     if status == 429 or code in _BUSY or (is_passing(error) and asked is not None):
-        return busy(told, asked, datetime.now(UTC))
+        return busy(message, asked, datetime.now(UTC))
     if action == "write" and not is_passing(error):
-        return StorageError(FailureReason.UPLOAD_FAILED, told)
+        return StorageError(FailureReason.UPLOAD_FAILED, message)
     about_itself = is_passing(error) or not 0 < status < 500  # and not about this object
-    return StoreUnreachable(told) if about_itself else UselessAnswer(told)
+    return StoreUnreachable(message) if about_itself else UselessAnswer(message)
 
 
 def _wanted(code: str, said: str) -> str | None:

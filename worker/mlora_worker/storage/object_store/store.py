@@ -19,7 +19,7 @@ from mlora_worker.storage.object_store.s3_client import (
     DEFAULT_TIMEOUTS,
     PLAIN,
     Keys,
-    Manners,
+    S3Options,
     S3Timeouts,
 )
 
@@ -79,7 +79,7 @@ def open_store(
     allow_files: bool,
     allowed_networks: Sequence[str] = (),
     missing: FailureReason = FailureReason.DATASET_NOT_FOUND,
-    patience: S3Timeouts = DEFAULT_TIMEOUTS,
+    timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
 ) -> Store:
     """The store of one task. Without keys, requests are unsigned: a task never borrows the worker's own
     identity. It is reached only at addresses that tasks may reach (``destinations``), or in ``allowed_networks``.
@@ -92,8 +92,8 @@ def open_store(
         region=access.region,
         keys=lambda: keys,
         missing=missing,
-        patience=patience,
-        manners=Manners.of(access),
+        timeouts=timeouts,
+        options=S3Options.of(access),
         ca_certificate=lambda: access.ca_certificate,
         destinations=Destinations(allowed_networks),
     )
@@ -107,8 +107,8 @@ def open_store_from_files(
     allow_files: bool,
     *,
     missing: FailureReason = FailureReason.INVALID_SPEC,
-    patience: S3Timeouts = DEFAULT_TIMEOUTS,
-    manners: Manners = PLAIN,
+    timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
+    options: S3Options = PLAIN,
 ) -> Store:
     """The store of a pipeline's model. ``keys_dir`` is a mounted Secret with AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY and perhaps AWS_SESSION_TOKEN and ca.crt, read at each use, so that rotated keys are taken up
@@ -121,8 +121,8 @@ def open_store_from_files(
         region=region,
         keys=lambda: AMBIENT if folder is None else read_keys(folder),
         missing=missing,
-        patience=patience,
-        manners=manners,
+        timeouts=timeouts,
+        options=options,
         ca_certificate=lambda: None if folder is None else read_ca_certificate(folder),
     )
     return _Routed(s3, FileStore(missing) if allow_files else None)

@@ -21,12 +21,12 @@ from mlora_worker.storage.object_store.s3 import DEFAULT_TIMEOUTS, S3Timeouts
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.storage.remote.globs import fixed_folder, is_data_file, is_pattern, matches, of_split
 from mlora_worker.storage.remote.http import WebFiles
-from mlora_worker.storage.remote.hub import Hub, hub_address
+from mlora_worker.storage.remote.hub import HubClient, hub_address
 
 MOST_FILES = 10_000  # of one data set
 
 
-class Source(Protocol):
+class DatasetSource(Protocol):
     """What the preparing of rows needs. Every method raises ``StorageError``."""
 
     def find(self, uri: str, split: str | None) -> list[str]:
@@ -50,16 +50,16 @@ def open_sources(
     *,
     allowed_networks: Sequence[str] = (),
     hub_endpoint: str = HUB_ENDPOINT,
-    patience: S3Timeouts = DEFAULT_TIMEOUTS,
-) -> Source:
+    timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
+) -> DatasetSource:
     """The sources of one task: ``store`` is its own, ``access`` has its hub token."""
-    web = WebFiles(Destinations(allowed_networks), patience)
+    web = WebFiles(Destinations(allowed_networks), timeouts)
     token = access.hub_token.get_secret_value().strip() if access.hub_token is not None else None
-    return _Sources(store, web, Hub(web, token or None, hub_endpoint))
+    return _Sources(store, web, HubClient(web, token or None, hub_endpoint))
 
 
 class _Sources:
-    def __init__(self, store: Store, web: WebFiles, hub: Hub) -> None:
+    def __init__(self, store: Store, web: WebFiles, hub: HubClient) -> None:
         self._store = store
         self._web = web
         self._hub = hub
@@ -153,13 +153,13 @@ def _some(found: list[str], uri: str, split: str | None) -> list[str]:
 
 
 def _none(uri: str, split: str | None) -> NoReturn:
-    told = f"no file matches {without_credentials(uri)}"
+    message = f"no file matches {without_credentials(uri)}"
     if split is not None:
-        told = (
+        message = (
             f"no file of split {split} matches {without_credentials(uri)}: the path of such a file contains that "
             f"word: correct the address, or remove dataset.split"
         )
-    raise ObjectNotFound(FailureReason.DATASET_NOT_FOUND, told)
+    raise ObjectNotFound(FailureReason.DATASET_NOT_FOUND, message)
 
 
 def _path_of(uri: str, kind: str) -> str:

@@ -77,7 +77,7 @@ class WebFiles:
     def __init__(
         self,
         destinations: Destinations,
-        patience: S3Timeouts = DEFAULT_TIMEOUTS,
+        timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -85,7 +85,7 @@ class WebFiles:
     ) -> None:
         """``longest_wait``: seconds that are waited for a busy server, though nothing is lost by ``StoreBusy``."""
         self._destinations = destinations
-        self._patience = patience
+        self._timeouts = timeouts
         self._pause = pause
         self._connection = watched(HTTPConnection, clock)
         self._tls_connection = watched(HTTPSConnection, clock)
@@ -152,7 +152,7 @@ class WebFiles:
         """Exactly these bytes; a connection that breaks is taken up where it broke. Raises NoRanges; UselessAnswer when
         the file is not the ``expected`` one any more."""
         done = 0
-        for attempt in range(self._patience.attempts):
+        for attempt in range(self._timeouts.attempts):
             wanted = {**(headers or {}), "Range": f"bytes={start + done}-{start + length - 1}"}
             with self._answer("GET", url, wanted) as answer:
                 if answer.status != 206:
@@ -172,7 +172,7 @@ class WebFiles:
     def pieces(self, url: str, headers: Headers | None = None) -> Iterator[bytes]:
         """The whole file. After a break it goes on only where the server proves that the file is still the same."""
         done, tag = 0, None
-        for attempt in range(self._patience.attempts):
+        for attempt in range(self._timeouts.attempts):
             wanted = dict(headers or {})
             if done:
                 if tag is None:
@@ -218,8 +218,8 @@ class WebFiles:
 
     @contextlib.contextmanager
     def _answered(self, method: str, url: str, headers: Headers, also: tuple[int, ...]) -> Iterator[_Answer]:
-        for attempt in range(self._patience.attempts):
-            last = attempt == self._patience.attempts - 1
+        for attempt in range(self._timeouts.attempts):
+            last = attempt == self._timeouts.attempts - 1
             asked = 0.0
             try:
                 answer = self._followed(method, url, headers)
@@ -287,7 +287,7 @@ class WebFiles:
         site = _site(url)
         host, port = site.host, site.port
         address = self._destinations.address_of(host, port, url)
-        timeout = urllib3.Timeout(connect=self._patience.connect_seconds, read=self._patience.read_seconds)
+        timeout = urllib3.Timeout(connect=self._timeouts.connect_seconds, read=self._timeouts.read_seconds)
         options: dict[str, Any] = {"port": port, "timeout": timeout, "retries": False, "maxsize": 1}
         pool: urllib3.HTTPConnectionPool
         if site.scheme == "https":

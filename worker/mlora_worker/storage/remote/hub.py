@@ -28,7 +28,7 @@ _LARGEST_PAGE = 8 * 2**20  # bytes of one page of a list of files
 
 
 @dataclass(frozen=True, slots=True)
-class HubAddress:
+class RepositoryPath:
     owner: str
     name: str
     revision: str  # a branch, tag or commit
@@ -49,16 +49,16 @@ class HubFile:
     git_blob: str | None = None  # SHA-1 of the others, as git reckons it
 
 
-def hub_address(uri: str) -> HubAddress:
+def hub_address(uri: str) -> RepositoryPath:
     """Of a data set. Raises StorageError (InvalidSpec)."""
     try:
         found = addresses.hub_data(uri)
     except addresses.NotAnAddress as error:
         raise StorageError(FailureReason.INVALID_SPEC, str(error)) from None
-    return HubAddress(found.owner, found.name, found.revision or "main", found.path)
+    return RepositoryPath(found.owner, found.name, found.revision or "main", found.path)
 
 
-def model_address(uri: str, revision: str | None) -> HubAddress:
+def model_address(uri: str, revision: str | None) -> RepositoryPath:
     """Of a model, or of a folder in its repository. Raises StorageError (InvalidSpec)."""
     try:
         found = addresses.hub_model(uri)
@@ -69,10 +69,10 @@ def model_address(uri: str, revision: str | None) -> HubAddress:
             FailureReason.INVALID_SPEC,
             f"{uri!r} is a data set: write hf://OWNER/NAME, and put a revision into model.revision",
         )
-    return HubAddress(found.owner, found.name, revision or "main", found.path, "models")
+    return RepositoryPath(found.owner, found.name, revision or "main", found.path, "models")
 
 
-class Hub:
+class HubClient:
     """One hub with one token. Thread-safe. ``where``: of the Secret that a token belongs into, for messages."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Hub:
     def headers(self) -> Mapping[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
-    def commit(self, at: HubAddress) -> str:
+    def commit(self, at: RepositoryPath) -> str:
         """The commit that a branch or tag stands for now."""
         answer = self._ask(f"{_api(at)}/revision/{quote(at.revision, safe='')}", at)
         commit = answer.get("sha") if isinstance(answer, dict) else None
@@ -99,11 +99,11 @@ class Hub:
             raise UselessAnswer(f"{self.endpoint} does not report the commit of {at.owner}/{at.name} is")
         return commit
 
-    def files(self, at: HubAddress, commit: str) -> list[str]:
+    def files(self, at: RepositoryPath, commit: str) -> list[str]:
         """Paths of all files of the repository, sorted."""
         return [file.path for file in self.entries(at, commit)]
 
-    def entries(self, at: HubAddress, commit: str) -> list[HubFile]:
+    def entries(self, at: RepositoryPath, commit: str) -> list[HubFile]:
         """All files of the repository, by path."""
         url: str | None = f"{self.endpoint}{_api(at)}/tree/{quote(commit, safe='')}?recursive=true"
         found: list[HubFile] = []
@@ -141,16 +141,16 @@ class Hub:
         """Where a file of a data set is read from."""
         return self.url_of(hub_address(uri))
 
-    def url_of(self, at: HubAddress) -> str:
+    def url_of(self, at: RepositoryPath) -> str:
         kind = "" if at.kind == "models" else f"/{at.kind}"
         revision, path = quote(at.revision, safe=""), quote(at.path)
         return f"{self.endpoint}{kind}/{at.owner}/{at.name}/resolve/{revision}/{path}"
 
-    def _ask(self, path: str, at: HubAddress) -> Any:
+    def _ask(self, path: str, at: RepositoryPath) -> Any:
         url = self.endpoint + path
         return _json(self._read(url, at)[0], url)
 
-    def _read(self, url: str, at: HubAddress) -> tuple[bytes, Mapping[str, str]]:
+    def _read(self, url: str, at: RepositoryPath) -> tuple[bytes, Mapping[str, str]]:
         kind = "model" if at.kind == "models" else "data set"
         what = f"{kind} {at.owner}/{at.name}, revision {at.revision}"
         try:
@@ -164,7 +164,7 @@ class Hub:
             raise AccessRefused(f"{self.endpoint} denies access to the {what}: {self._advice}") from None
 
 
-def _api(at: HubAddress) -> str:
+def _api(at: RepositoryPath) -> str:
     return f"/api/{at.kind}/{at.owner}/{at.name}"
 
 

@@ -14,7 +14,7 @@ from mlora_operator.reconcile.state.output_folders import folders, overlap
 from mlora_operator.reconcile.state.store_requests import buckets_of, of_s3
 from mlora_worker import addresses
 from mlora_worker.protocol import Addressing
-from mlora_worker.storage.object_store.s3_client import DEFAULT_TIMEOUTS, Keys, Manners, new_client
+from mlora_worker.storage.object_store.s3_client import DEFAULT_TIMEOUTS, Keys, S3Options, new_client
 
 Spec = tuple[str | None, Addressing, str]  # endpoint, addressing, uri
 AUTO, PATH, VIRTUAL = Addressing.AUTO, Addressing.PATH, Addressing.VIRTUAL
@@ -29,7 +29,7 @@ def _client(endpoint: str | None, addressing: Addressing) -> tuple[Any, list[str
     """One that sends nothing, and the URLs that it would have requested."""
     asked: list[str] = []
     client = new_client(
-        endpoint, "eu-central-1", Keys("a", "b"), DEFAULT_TIMEOUTS, Manners(addressing=addressing)
+        endpoint, "eu-central-1", Keys("a", "b"), DEFAULT_TIMEOUTS, S3Options(addressing=addressing)
     )
 
     def send(request: Any) -> None:

@@ -583,7 +583,7 @@ def test_a_suspect_that_is_withdrawn_leaves_and_the_next_one_is_tried() -> None:
 
 
 def fail_every_task(play: Play) -> Load:
-    """Two tasks fail together, then each alone, in the same way; gives the load of the witness that is called then."""
+    """Two tasks fail together, then each alone, in the same way; gives the load of the probe that is called then."""
     play.run(items=2)
     for _ in range(3):
         train = next_train(play)
@@ -601,9 +601,9 @@ def test_rows_that_no_model_can_take_fail_their_tasks_and_not_the_pipeline() -> 
     play = Play(a, b)
     load = fail_every_task(play)
     assert load.lora.rank == 1
-    witness = next_train(play)
-    assert [(one.task, sum(one.lengths)) for one in witness.segments] == [(load.task, 8)]
-    come_back(play, witness)
+    probe = next_train(play)
+    assert [(one.task, sum(one.lengths)) for one in probe.segments] == [(load.task, 8)]
+    come_back(play, probe)
     assert [task.phase for task in (a, b)] == [TaskPhase.FAILED] * 2
     assert all(task.failure is not None and "ValueError: odd" in task.failure.message for task in (a, b))
     assert not play.ended
@@ -616,7 +616,7 @@ def test_rows_that_no_model_can_take_fail_their_tasks_and_not_the_pipeline() -> 
     assert c.progress.step == 2
 
 
-@pytest.mark.parametrize("whose", [None, "witness"], ids=["of the microbatch", "of its adapter"])
+@pytest.mark.parametrize("whose", [None, "probe"], ids=["of the microbatch", "of its adapter"])
 def test_an_error_that_every_task_meets_alone_ends_the_pipeline_and_fails_nobody(whose: str | None) -> None:
     a, b = prepared_task("a"), prepared_task("b")
     play = Play(a, b)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from mlora_worker.coordinator.http.plan_parsing import understand, without_values
+from mlora_worker.coordinator.http.plan_parsing import parse_plan, without_values
 from mlora_worker.protocol import Dataset, LoRAConfig, Plan, StorageAccess, TaskPlan, Training
 
 KEY = "do-not-show"
@@ -33,22 +33,22 @@ PLAN = Plan(generation=3, tasks=(task("a"), task("b"), task("c")))
 
 
 def test_a_plan_comes_through_as_it_is() -> None:
-    found = understand(PLAN.to_json().encode())
+    found = parse_plan(PLAN.to_json().encode())
     assert found.plan == PLAN
-    assert not found.beyond
+    assert not found.unsupported
 
 
 def test_what_one_task_says_beyond_is_left_out_and_named() -> None:
-    found = understand(body(PLAN, b={"sparsity": 0.5, "training": {"kind": "dense"}}))
+    found = parse_plan(body(PLAN, b={"sparsity": 0.5, "training": {"kind": "dense"}}))
     assert found.plan == Plan(generation=3, tasks=(task("a"), task("c")))
-    assert found.beyond == {"b": "training.kind: unknown field; sparsity: unknown field"}
+    assert found.unsupported == {"b": "training.kind: unknown field; sparsity: unknown field"}
 
 
 def test_a_value_that_is_not_known_is_named_without_showing_any() -> None:
-    found = understand(body(PLAN, b={"outputDtype": "float4", "storage": {"accessKey": [KEY]}}))
+    found = parse_plan(body(PLAN, b={"outputDtype": "float4", "storage": {"accessKey": [KEY]}}))
     assert found.plan == Plan(generation=3, tasks=(task("a"), task("c")))
-    assert "outputDtype: " in found.beyond["b"]
-    assert KEY not in found.beyond["b"]
+    assert "outputDtype: " in found.unsupported["b"]
+    assert KEY not in found.unsupported["b"]
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_a_value_that_is_not_known_is_named_without_showing_any() -> None:
 )
 def test_what_concerns_more_than_one_known_task_is_refused(wrong: bytes, where: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        understand(wrong)
+        parse_plan(wrong)
     assert where in without_values(caught.value)

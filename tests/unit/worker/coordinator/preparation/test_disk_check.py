@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from mlora_worker.coordinator.preparation.disk_check import check_room, weights_bytes
+from mlora_worker.coordinator.preparation.disk_check import check_disk_space, weights_bytes
 from mlora_worker.protocol import Dataset, LoRAConfig, ModelFacts, ModuleShape, TaskPlan, Training
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.disk_space import Volume
@@ -45,7 +45,7 @@ def check(plan: TaskPlan, free: dict[str, int], checkpoints: str = "s3://b/c") -
         return Volume(list(free).index(top), free[top])
 
     targets = targets_of(FACTS, LORA)
-    check_room(plan, targets, checkpoints=checkpoints, scratch=lambda _: Path("/cache"), volume=volume)
+    check_disk_space(plan, targets, checkpoints=checkpoints, scratch=lambda _: Path("/cache"), volume=volume)
 
 
 def test_the_estimate_is_the_size_of_the_file_but_for_its_header() -> None:

@@ -12,10 +12,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from mlora_worker.coordinator.http.server import coordinator_app
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.preparation.texts import AT_ONCE
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.protocol import (
     Dataset,
     LoRAConfig,
@@ -28,7 +28,7 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.artifacts.adapter import fingerprint
 from mlora_worker.storage.errors import AccessRefused
-from tests.fixtures.inline import Waiting, after, inline_lane, lane
+from tests.fixtures.inline import Waiting, after, inline_pool, pool
 from tests.fixtures.makers import NoRows
 
 ROWS = "\n".join('{"prompt": "a", "completion": "b"}' for _ in range(9))
@@ -59,7 +59,7 @@ class Stage:
     def __init__(self) -> None:
         self.threads = Waiting()
         self.opened: list[Any] = []
-        surroundings = Surroundings(
+        parts = CoordinatorParts(
             base=cast(BaseModel, SimpleNamespace(facts=None)),
             stages=(
                 StageReport(
@@ -71,14 +71,14 @@ class Stage:
             open_store=self.open,
             rows=NoRows(),
             announce=lambda *_: None,
-            preparing=lane(self.threads, 1000),
-            resuming=inline_lane(),
-            storing=inline_lane(),
+            preparing=pool(self.threads, 1000),
+            resuming=inline_pool(),
+            storing=inline_pool(),
             end=pytest.fail,
             clock=lambda: 0.0,
             later=after(lambda _: None),
         )
-        self.one = Coordinator(surroundings, threading.Condition(threading.RLock()))
+        self.one = Coordinator(parts, threading.Condition(threading.RLock()))
         self.generation = 0
 
     def open(self, access: Any) -> Any:

@@ -23,7 +23,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.errors import AccessRefused
-from tests.fixtures.inline import Waiting, lane
+from tests.fixtures.inline import Waiting, pool
 from tests.unit.worker.coordinator.test_service import Failing, coordinator, task
 
 HUGE = 10**400
@@ -40,7 +40,7 @@ HUGE = 10**400
 def test_what_cannot_be_told_of_a_task_is_its_own_failure_and_the_others_are_reported(
     state: dict[str, Any],
 ) -> None:
-    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=pool(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"), task("b"), task("c"))))
     one._tasks["b"].progress = TrainingProgress(**state)
     for _ in range(2):  # and again, for nothing in it has become better
@@ -67,7 +67,7 @@ def test_a_rate_that_is_no_number_is_not_told(seconds: float) -> None:
 
 
 def test_a_failure_in_a_report_is_news_that_wakes_whoever_waits_for_it() -> None:
-    one = coordinator(Failing(AccessRefused("no")), [], preparing=lane(Waiting()))
+    one = coordinator(Failing(AccessRefused("no")), [], preparing=pool(Waiting()))
     assert one.set_plan(Plan(generation=1, tasks=(task("a"),)))
     before = one.wait_report(-1, 0).sequence
     one._tasks["a"].progress = TrainingProgress(step=-1)

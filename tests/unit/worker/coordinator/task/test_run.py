@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
-from mlora_worker.coordinator.task.evaluation import Assessment, Best
+from mlora_worker.coordinator.task.evaluation import Best, EvaluationInFlight
 from mlora_worker.coordinator.task.history import History
 from mlora_worker.coordinator.task.in_flight import InFlight
-from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.prepared import PreparedTask, Restoration
 from mlora_worker.coordinator.task.progress import TrainingProgress, progress_of
 from mlora_worker.coordinator.task.run import TaskRun
@@ -53,12 +53,12 @@ def training_task() -> TaskRun:
     run.history = History(b'{"step": 1, "loss": 1.0}\n')
     run.best = Best(1, EVALUATED, dict(PARTS))
     run.flight = InFlight(1.0, 2.0, None, Update(step=3, learning_rate=1e-4, clip=1.0), True)
-    run.flight.assessment, run.flight.keep_is_due = Assessment(3, [], 8, 8.0), True
+    run.flight.assessment, run.flight.keep_is_due = EvaluationInFlight(3, [], 8, 8.0), True
     run.flight.parts = dict(PARTS)
     run.begin_step()
     state = TaskState(run.saved_progress(), {"parameters.q": torch.ones(1)})
     restoration = Restoration(state.progress, {}, {})
-    run.checkpoint = CheckpointState(Snapshot(4, state.progress), state, restoration, 3, 2, 1)
+    run.checkpoint = CheckpointState(PendingCheckpoint(4, state.progress), state, restoration, 3, 2, 1)
     return run
 
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
-from mlora_worker.coordinator.task.outcome import Snapshot
+from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.task.progress import TrainingProgress
 from mlora_worker.coordinator.task.report import report_of
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, Checkpoints
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, CheckpointTransfer
 from mlora_worker.coordinator.uploads.retrier import UploadRetrier
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.pipeline.results import StageState
@@ -38,13 +38,13 @@ from mlora_worker.protocol import (
 )
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.checkpoint import newest_state, write_checkpoint
-from mlora_worker.storage.artifacts.local_spool import KeptWork
-from mlora_worker.storage.artifacts.task_state import PREFIXES, CheckpointMismatch, Progress, TaskState
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
+from mlora_worker.storage.artifacts.task_state import PREFIXES, CheckpointMismatch, SavedProgress, TaskState
 from mlora_worker.storage.errors import AccessRefused
 from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.stream.planner import load_of
-from tests.fixtures.inline import inline_lane
+from tests.fixtures.inline import inline_pool
 from tests.fixtures.memory_store import MemoryStore
 from tests.fixtures.process_memory import data_bytes
 
@@ -82,19 +82,19 @@ class Play:
         stage = StageReport(
             stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
         )
-        self.kept = KeptWork(kept)
-        self.checkpoints = Checkpoints(
+        self.kept = LocalSpool(kept)
+        self.checkpoints = CheckpointTransfer(
             stages=[stage],
             tasks={"a": self.task},
-            open_place=lambda _: (cast(Store, self.store), PLACE),
-            lane=inline_lane(),
-            patience=UploadRetrier(
+            open_checkpoints=lambda _: (cast(Store, self.store), PLACE),
+            pool=inline_pool(),
+            retrier=UploadRetrier(
                 changed=changed, on_change=lambda: None, later=lambda _, call: self.put_off.append(call)
             ),
             changed=changed,
             on_change=lambda: None,
             shapes_of=lambda _: {Q: (2, 2)},
-            kept=self.kept,
+            spool=self.kept,
             kept_bytes=kept_bytes,
         )
 
@@ -108,10 +108,10 @@ class Play:
             number = self.task.progress.step + 1
             self.task.progress = trained(number)
             if self.task.checkpoint_is_due:
-                snapshot = Snapshot(number, self.task.saved_progress())
+                snapshot = PendingCheckpoint(number, self.task.saved_progress())
                 self.task.checkpoint = self.task.checkpoint.begun(snapshot)
                 part = tensors(float(number))
-                self.checkpoints.heard(0, "a", number, StageState(number, part))
+                self.checkpoints.receive(0, "a", number, StageState(number, part))
 
     def pauses_end(self) -> None:
         put_off, self.put_off = self.put_off, []
@@ -162,8 +162,8 @@ def test_the_state_of_a_task_that_left_waits_in_memory_only_where_there_is_room(
     play = Play(tmp_path, room)
     play.refuses, play.task.in_stream = False, False
     play.task.progress = trained(2)
-    play.task.checkpoint = CheckpointState().begun(Snapshot(2, play.task.saved_progress()))
-    play.checkpoints.heard(0, "a", 2, StageState(2, tensors(1.0)))
+    play.task.checkpoint = CheckpointState().begun(PendingCheckpoint(2, play.task.saved_progress()))
+    play.checkpoints.receive(0, "a", 2, StageState(2, tensors(1.0)))
     assert play.task.phase is TaskPhase.PREEMPTED
     assert (play.task.checkpoint.state is not None) is held
     play.checkpoints.want(play.task)
@@ -298,7 +298,7 @@ def test_a_checkpoint_that_is_fetched_takes_no_memory_where_that_is_counted(tmp_
     assert without.tensors.keys() == state.tensors.keys()
 
 
-def training_task_progress() -> Progress:
+def training_task_progress() -> SavedProgress:
     task = training_task()
     task.progress = trained(2)
     return task.saved_progress()

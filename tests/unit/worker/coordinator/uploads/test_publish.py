@@ -9,7 +9,7 @@ import torch
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.task.outcome import Outcome
+from mlora_worker.coordinator.task.outcome import TrainingResult
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.uploads.publish import finished_adapter
 from mlora_worker.data.training_rows.step_order import StepPlan
@@ -63,7 +63,7 @@ def parts(base: BaseModel) -> list[dict[str, torch.Tensor]]:
 
 
 def finish(base: BaseModel, parts: Any, task: TaskPlan | None = None, **more: Any) -> FinishedAdapter:
-    outcome = Outcome(**{"step": 3, "last": LAST, "updates": 3, **more})
+    outcome = TrainingResult(**{"step": 3, "last": LAST, "updates": 3, **more})
     return finished_adapter(task or plan(), PREPARED, outcome, parts, base)
 
 

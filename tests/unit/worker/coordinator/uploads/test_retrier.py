@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from mlora_worker.coordinator.task.run import TaskRun
-from mlora_worker.coordinator.uploads.retrier import FEW, Attempt, CallLater, Lane, UploadRetrier, Withdrawn
-from mlora_worker.coordinator.uploads.store_identity import output_place
+from mlora_worker.coordinator.uploads.retrier import (
+    FEW,
+    Attempt,
+    CallLater,
+    UploadRetrier,
+    Withdrawn,
+    WorkPool,
+)
+from mlora_worker.coordinator.uploads.store_identity import output_store
 from mlora_worker.data.errors import Interrupted
 from mlora_worker.protocol import (
     Dataset,
@@ -30,7 +37,7 @@ from mlora_worker.storage.errors import (
     StoreUnreachable,
     UselessAnswer,
 )
-from tests.fixtures.inline import Waiting, after, inline_lane, lane
+from tests.fixtures.inline import Waiting, after, inline_pool, pool
 
 
 def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> TaskRun:
@@ -43,7 +50,7 @@ def run(name: str = "a", namespace: str = "n", endpoint: str | None = None) -> T
     )  # fmt: skip
 
 
-def patience(later: CallLater, on_change: Callable[[], None] = lambda: None) -> UploadRetrier:
+def retrier(later: CallLater, on_change: Callable[[], None] = lambda: None) -> UploadRetrier:
     return UploadRetrier(changed=threading.Condition(), on_change=on_change, later=later, clock=lambda: 0.0)
 
 
@@ -64,8 +71,8 @@ def test_a_store_that_refuses_for_long_is_tried_until_it_takes_what_it_gets_with
         task.plan = task.plan.model_copy(update={"storage": StorageAccess(region=f"new-{len(rested)}")})
 
     changes, found, lost = list[None](), list[str](), list[Exception]()
-    patience(after(pause), lambda: changes.append(None)).begin(
-        inline_lane(), Attempt(task, "uploading the adapter", work, found.append, lost.append)
+    retrier(after(pause), lambda: changes.append(None)).begin(
+        inline_pool(), Attempt(task, "uploading the adapter", work, found.append, lost.append)
     )
     assert (found, lost) == (["stored"], [])
     assert len(rested) == 19
@@ -86,8 +93,8 @@ def attempt(task: TaskRun, error: Exception) -> list[Exception]:
     def pause(_: float) -> None:
         task.withdrawn = True
 
-    patience(after(pause)).begin(
-        inline_lane(), Attempt(task, "writing a checkpoint", work, lambda _: pytest.fail("done"), lost.append)
+    retrier(after(pause)).begin(
+        inline_pool(), Attempt(task, "writing a checkpoint", work, lambda _: pytest.fail("done"), lost.append)
     )
     return lost
 
@@ -139,8 +146,8 @@ def test_what_the_machine_lacks_is_waited_for_and_fails_no_task(
         assert task.blocked.reason is reason
         assert told in task.blocked.message
 
-    patience(after(pause)).begin(
-        inline_lane(), Attempt(task, "fetching a checkpoint", work, found.append, lost.append)
+    retrier(after(pause)).begin(
+        inline_pool(), Attempt(task, "fetching a checkpoint", work, found.append, lost.append)
     )
     assert (found, lost, task.blocked) == (["restored"], [], None)
 
@@ -154,8 +161,8 @@ def test_for_a_task_that_never_trained_it_is_tried_six_times_and_then_it_is_the_
     def work() -> None:
         raise error
 
-    patience(after(rested.append)).begin(
-        inline_lane(), Attempt(task, "fetching its rows", work, pytest.fail, lost.append, tries=FEW)
+    retrier(after(rested.append)).begin(
+        inline_pool(), Attempt(task, "fetching its rows", work, pytest.fail, lost.append, tries=FEW)
     )
     assert rested == [1.0, 2.0, 4.0, 8.0, 16.0]
     assert (lost, task.blocked) == ([error], None)
@@ -197,8 +204,8 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.threads = Waiting()
-        self.lane: Lane = lane(self.threads, self.most)
-        self.patience = patience(lambda _, call: self.put_off.append(call))
+        self.pool: WorkPool = pool(self.threads, self.most)
+        self.retrier = retrier(lambda _, call: self.put_off.append(call))
 
     def begin(self, task: TaskRun, **how: Any) -> TaskRun:
         name = task.plan.name
@@ -209,15 +216,15 @@ class Scene:
             if error is not None:
                 raise error
 
-        self.patience.begin(
-            self.lane,
+        self.retrier.begin(
+            self.pool,
             Attempt(
                 task,
                 "storing it",
                 work,
                 done=lambda _: self.done.append(name),
                 lost=lambda error: self.lost.update({name: error}),
-                store=lambda: output_place(task.plan),
+                store=lambda: output_store(task.plan),
                 **({"keep": lambda: self.kept.append(name)} | how),
             ),
         )
@@ -339,8 +346,8 @@ def test_a_busy_store_fails_no_task_and_is_asked_when_it_wants_to_be() -> None:
         assert task.blocked.reason is FailureReason.STORAGE_UNREACHABLE
         assert task.blocked.message == f"fetching its rows waits for its store: {BUSY}"
 
-    patience(after(pause)).begin(
-        inline_lane(), Attempt(task, "fetching its rows", work, found.append, lost.append, tries=FEW)
+    retrier(after(pause)).begin(
+        inline_pool(), Attempt(task, "fetching its rows", work, found.append, lost.append, tries=FEW)
     )
     assert (rested, found, lost, task.blocked) == ([200.0] * 10, ["rows"], [], None)
 
@@ -348,7 +355,7 @@ def test_a_busy_store_fails_no_task_and_is_asked_when_it_wants_to_be() -> None:
 def test_others_who_wait_for_a_busy_store_do_not_ask_it_and_are_not_lost() -> None:
     put_off: list[float] = []
     scene = Scene(most=3, refusals={"http://away": BUSY})
-    scene.patience = patience(lambda seconds, call: (put_off.append(seconds), scene.put_off.append(call))[0])
+    scene.retrier = retrier(lambda seconds, call: (put_off.append(seconds), scene.put_off.append(call))[0])
     tasks = [
         scene.begin(run(f"t{number}", endpoint="http://away"), tries=2, keep=None) for number in range(4)
     ]
@@ -386,7 +393,7 @@ def test_new_keys_are_tried_at_once_and_a_deleted_task_waits_no_longer() -> None
     for task in tasks[:2]:  # one rests after its own failure, the other was never tried
         task.plan = task.plan.model_copy(update={"storage": mended})
     tasks[2].withdrawn = True
-    scene.patience.look_again({"n-t0", "n-t1", "n-t2"})
+    scene.retrier.look_again({"n-t0", "n-t1", "n-t2"})
     scene.steps()
     assert sorted(scene.done) == ["t0", "t1"]
     assert isinstance(scene.lost["t2"], Withdrawn)
@@ -400,7 +407,7 @@ def test_what_fails_in_its_end_gives_its_thread_back() -> None:
         raise RuntimeError("a full disk, perhaps")
 
     task = run("bad")
-    scene.patience.begin(scene.lane, Attempt(task, "x", work=lambda: None, done=done, lost=pytest.fail))
+    scene.retrier.begin(scene.pool, Attempt(task, "x", work=lambda: None, done=done, lost=pytest.fail))
     with pytest.raises(RuntimeError):
         scene.step()
     scene.begin(run("well"))

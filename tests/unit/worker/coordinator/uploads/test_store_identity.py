@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlora_worker.coordinator.uploads.store_identity import input_places, mount_of, output_place, place_of
+from mlora_worker.coordinator.uploads.store_identity import input_stores, mount_of, output_store, store_of
 from mlora_worker.protocol import Dataset, LoRAConfig, StorageAccess, TaskPlan, Training
 
 MOUNTS = """\
@@ -23,7 +23,7 @@ def access(**of: str) -> StorageAccess:
 
 
 def place(uri: str, **of: str) -> tuple[str, ...]:
-    return place_of(uri, access(**of), lambda: MOUNTS)
+    return store_of(uri, access(**of), lambda: MOUNTS)
 
 
 SAME = [
@@ -73,11 +73,11 @@ def test_what_is_asked_before_a_task_trains_is_its_output_its_rows_and_what_it_s
             "outputUri": "s3://out/a", "storage": access(), "initFrom": {"uri": "s3://start/a"},
         }
     )  # fmt: skip
-    kinds = {one[:3] for one in input_places(plan)}
+    kinds = {one[:3] for one in input_stores(plan)}
     assert kinds == {
         ("s3", "http://s3:8333", "rows"),
         ("s3", "http://s3:8333", "out"),
         ("s3", "http://s3:8333", "start"),
         ("web", "https://host"),
     }
-    assert output_place(plan) in input_places(plan)
+    assert output_store(plan) in input_stores(plan)

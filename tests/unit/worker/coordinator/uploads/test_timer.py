@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from mlora_worker.coordinator.uploads.timer import Later
+from mlora_worker.coordinator.uploads.timer import DelayedCalls
 
 
 def test_calls_are_made_when_they_are_due_and_one_that_fails_holds_none_up() -> None:
-    later, made, whose, over = Later(), list[str](), set[str](), threading.Event()
+    later, made, whose, over = DelayedCalls(), list[str](), set[str](), threading.Event()
 
     def call(name: str) -> None:
         made.append(name)
@@ -30,8 +30,8 @@ def test_calls_are_made_when_they_are_due_and_one_that_fails_holds_none_up() -> 
 def test_a_call_is_made_though_no_thread_could_be_started_when_it_came(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    started = Later().start()  # as a rank does before its memory has a limit
-    bare, made = Later(), threading.Semaphore(0)
+    started = DelayedCalls().start()  # as a rank does before its memory has a limit
+    bare, made = DelayedCalls(), threading.Semaphore(0)
 
     def none_left(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

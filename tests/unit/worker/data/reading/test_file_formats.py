@@ -23,10 +23,10 @@ from mlora_worker.data.reading.file_formats import format_of, records_of_file, r
 from mlora_worker.data.reading.row_types import Record
 from mlora_worker.protocol import FileFormat, StorageAccess
 from mlora_worker.storage.object_store.store import open_store
-from mlora_worker.storage.remote.dataset_source import Source, open_sources
+from mlora_worker.storage.remote.dataset_source import DatasetSource, open_sources
 from tests.fixtures.one_file import OneFile
 
-SOURCE: Source = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
+SOURCE: DatasetSource = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
 ROWS = [{"prompt": f"{number}?\u2028", "completion": f"é {number}"} for number in range(1000)]
 COLUMNS = ("prompt", "completion")
 

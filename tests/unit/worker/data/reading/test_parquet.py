@@ -11,7 +11,7 @@ import pytest
 
 from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.parquet import parquet_rows
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 from mlora_worker.storage.errors import StoreUnreachable
 from tests.fixtures.one_file import OneFile
 
@@ -45,7 +45,7 @@ def test_rows_that_are_too_long_are_flaws_and_the_others_are_whole(
 ) -> None:
     data = parquet({"value": values, "unused": [LONG * 2] * len(values)}, use_dictionary=dictionary)
     records = list(parquet_rows(OneFile(data), "rows", ("value",), longest=1000))
-    assert [record.number for record in records if isinstance(record.value, Flaw)] == long
+    assert [record.number for record in records if isinstance(record.value, InvalidRow)] == long
     expected = [Record(number, {"value": value}) for number, value in enumerate(values, 1)]
     assert [record for record in records if record.number not in long] == [
         record for record in expected if record.number not in long
@@ -58,7 +58,7 @@ def test_one_long_value_that_many_rows_refer_to_is_in_memory_once() -> None:
     before = pa.total_allocated_bytes()
     rows = parquet_rows(OneFile(data), "rows", ("prompt", "n"))
     first = next(rows).value
-    assert not isinstance(first, Flaw)
+    assert not isinstance(first, InvalidRow)
     assert (len(first["prompt"]), first["n"]) == (2**20, 0)
     assert pa.total_allocated_bytes() - before < 50 * 2**20
 

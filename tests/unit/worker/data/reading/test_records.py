@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlora_worker.data.reading.records import csv_rows, json_array
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 ROWS = st.lists(
@@ -66,7 +66,9 @@ def test_brackets_and_quotes_within_texts_are_no_structure(size: int) -> None:
 )
 def test_each_flaw_of_an_array_is_told_at_its_row(data: bytes, told: list[tuple[int, str]]) -> None:
     flaws = [
-        (record.number, record.value.told) for record in json_array([data]) if isinstance(record.value, Flaw)
+        (record.number, record.value.message)
+        for record in json_array([data])
+        if isinstance(record.value, InvalidRow)
     ]
     assert [number for number, _ in flaws] == [number for number, _ in told]
     for (_, flaw), (_, expected) in zip(flaws, told, strict=True):
@@ -96,7 +98,7 @@ def test_csv_rows_are_numbered_by_the_line_that_they_begin_in() -> None:
     data = b'a,b\r\n1,"x\ny"\r\n\r\n2\r\n3,4\r\n'
     assert list(csv_rows([data])) == [
         Record(2, {"a": "1", "b": "x\ny"}),
-        Record(5, Flaw("has 1 values, the first row names 2 columns")),
+        Record(5, InvalidRow("has 1 values, the first row names 2 columns")),
         Record(6, {"a": "3", "b": "4"}),
     ]
 
@@ -115,8 +117,8 @@ def test_what_makes_the_rest_of_a_csv_file_unreadable_is_told_and_ends_it(
     data: bytes, number: int, told: str
 ) -> None:
     last = list(csv_rows([data]))[-1]
-    assert isinstance(last.value, Flaw)
-    assert (last.number, told in last.value.told) == (number, True)
+    assert isinstance(last.value, InvalidRow)
+    assert (last.number, told in last.value.message) == (number, True)
 
 
 def test_a_csv_row_of_many_lines_is_bounded_as_a_line_is() -> None:
@@ -133,8 +135,8 @@ def test_a_csv_row_of_many_lines_is_bounded_as_a_line_is() -> None:
     first, flaw = csv_rows(endless(), longest=1000)
     assert first == Record(2, {"a": "1", "b": "2"})
     assert flaw.number == 4
-    assert isinstance(flaw.value, Flaw)
-    assert "is longer than" in flaw.value.told
+    assert isinstance(flaw.value, InvalidRow)
+    assert "is longer than" in flaw.value.message
 
 
 def test_many_csv_rows_are_together_longer_than_one_may_be() -> None:

@@ -22,7 +22,7 @@ from mlora_worker.data.reading import row_bounds
 from mlora_worker.data.reading.parquet import parquet_rows
 from mlora_worker.data.reading.records import csv_rows, json_array, json_lines
 from mlora_worker.data.reading.row_formats import read_rows
-from mlora_worker.data.reading.row_types import Flaw, Record
+from mlora_worker.data.reading.row_types import InvalidRow, Record
 from mlora_worker.protocol import DatasetFields, DatasetFormat
 from tests.fixtures.one_file import OneFile
 
@@ -87,8 +87,8 @@ def test_a_row_that_would_grow_in_memory_is_a_flaw_and_takes_little(story: str, 
 
     assert peak(read) < 6 * len(row)
     flaw = found[0].value
-    assert isinstance(flaw, Flaw)
-    assert "has more than 200,000 values and names" in flaw.told
+    assert isinstance(flaw, InvalidRow)
+    assert "has more than 200,000 values and names" in flaw.message
     if not array:
         assert found[1].value == json.loads(SMALL_ROW), "the next line is read as always"
 
@@ -103,7 +103,7 @@ def test_a_long_text_full_of_signs_is_a_row_like_any_other() -> None:
 def test_a_conversation_of_many_rounds_is_a_row_like_any_other() -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 4000
     (record,) = json_lines([json.dumps({"messages": turns}).encode()])
-    assert not isinstance(record.value, Flaw)
+    assert not isinstance(record.value, InvalidRow)
 
 
 def test_the_task_fails_with_the_line() -> None:
@@ -115,7 +115,7 @@ def test_the_task_fails_with_the_line() -> None:
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_a_row_nested_too_deeply_is_a_flaw_of_its_own(opening: bytes) -> None:
     first, second = json_lines([opening * 100_000 + b"\n" + SMALL_ROW])
-    assert first.value == Flaw("nests lists and objects too deeply to be read")
+    assert first.value == InvalidRow("nests lists and objects too deeply to be read")
     assert second.value == json.loads(SMALL_ROW)
 
 
@@ -124,14 +124,14 @@ def test_a_csv_header_of_many_columns_is_read_in_linear_time() -> None:
     began = time.process_time()
     (record,) = csv_rows([names + b"\n1,2\n"])
     assert time.process_time() - began < 5
-    assert record.value == Flaw("names 300,000 columns, and may name 10,000")
+    assert record.value == InvalidRow("names 300,000 columns, and may name 10,000")
 
 
 def test_a_csv_row_of_nothing_but_commas_is_a_flaw() -> None:
     found = list(csv_rows([b"a,b\n1,2\n" + b"," * 2_000_000 + b"\n"]))
     assert found[0].value == {"a": "1", "b": "2"}
-    assert isinstance(found[1].value, Flaw)
-    assert "has more than 1,000,000 commas" in found[1].value.told
+    assert isinstance(found[1].value, InvalidRow)
+    assert "has more than 1,000,000 commas" in found[1].value.message
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_parquet_row_of_many_values_is_a_flaw_and_the_others_are_whole(kind: A
     out = io.BytesIO()
     pa.parquet.write_table(pa.table({"value": pa.array([small, row, small], kind)}), out)
     found = list(parquet_rows(OneFile(out.getvalue()), "rows", ("value",)))
-    assert [isinstance(record.value, Flaw) for record in found] == [False, True, False]
+    assert [isinstance(record.value, InvalidRow) for record in found] == [False, True, False]
     assert found[0].value == {"value": small}
     assert "200,000 values" in str(found[1].value)
 
@@ -158,7 +158,7 @@ def test_a_parquet_list_of_fixed_length_is_counted_too() -> None:
     out = io.BytesIO()
     pa.parquet.write_table(pa.table({"value": pa.array([[1] * 300_000], pa.list_(pa.int32(), 300_000))}), out)
     (record,) = parquet_rows(OneFile(out.getvalue()), "rows", ("value",))
-    assert isinstance(record.value, Flaw)
+    assert isinstance(record.value, InvalidRow)
 
 
 def test_the_longest_row_leaves_rank_0_its_memory() -> None:
@@ -170,7 +170,7 @@ def test_the_longest_row_leaves_rank_0_its_memory() -> None:
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 700 * 2**20,) * 2)\n"
         "(record,) = json_lines([row])\n"
-        "print(record.value.told)\n"
+        "print(record.value.message)\n"
     )
     made = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.records import json_lines
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
-from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, Text, Turn
+from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, PlainText, Turn
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
 
 PAIR, MESSAGES = DatasetFormat.PROMPT_COMPLETION, DatasetFormat.MESSAGES
@@ -20,12 +20,12 @@ GSM8K = DatasetFields(prompt="question", completion="answer")
 
 def rows(
     lines: list[bytes], format: DatasetFormat = PAIR, fields: DatasetFields = DEFAULT
-) -> list[Chat | Text | Dropped]:
+) -> list[Chat | PlainText | Dropped]:
     records = json_lines(line + b"\n" for line in lines)
     return list(read_rows(records, format, fields, "s3://bucket/rows.jsonl"))
 
 
-def chat(*turns: object) -> list[Chat | Text | Dropped]:
+def chat(*turns: object) -> list[Chat | PlainText | Dropped]:
     return rows([json.dumps({"messages": list(turns)}).encode()], MESSAGES)
 
 
@@ -230,7 +230,7 @@ def test_whatever_the_messages_are_no_answer_is_ever_blank(value: object) -> Non
         )
 
 
-def one(format: DatasetFormat, fields: DatasetFields = DEFAULT, **row: object) -> Chat | Text | Dropped:
+def one(format: DatasetFormat, fields: DatasetFields = DEFAULT, **row: object) -> Chat | PlainText | Dropped:
     (found,) = rows([json.dumps(row).encode()], format, fields)
     return found
 
@@ -280,8 +280,8 @@ def test_a_row_of_each_format_becomes_the_same_kind_of_chat(
 
 
 def test_a_text_is_kept_as_it_stands() -> None:
-    assert one(DatasetFormat.TEXT, text=" once \n") == Text(1, " once \n")
-    assert one(DatasetFormat.TEXT, DatasetFields(text="body"), body="x") == Text(1, "x")
+    assert one(DatasetFormat.TEXT, text=" once \n") == PlainText(1, " once \n")
+    assert one(DatasetFormat.TEXT, DatasetFields(text="body"), body="x") == PlainText(1, "x")
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from mlora_worker.data.errors import DataError
-from mlora_worker.data.reading.row_types import Chat, Drop, Text, Turn
-from mlora_worker.data.tokenizing.answer_spans import Span
-from mlora_worker.data.tokenizing.answer_tokens import Cuts, Row
-from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRefused
+from mlora_worker.data.reading.row_types import Chat, Drop, PlainText, Turn
+from mlora_worker.data.tokenizing.answer_spans import AnswerSpan
+from mlora_worker.data.tokenizing.answer_tokens import Cuts, LabelledRow
+from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRejected
 from mlora_worker.data.tokenizing.prefix_tokens import SharedBeginning, cutters_of
 from mlora_worker.data.tokenizing.rendering import ChatTemplate
 from mlora_worker.data.tokenizing.text_tokens import Coded, Tokens, places_of
@@ -218,7 +218,7 @@ def test_a_row_whose_answer_would_reach_into_the_prompts_last_token_is_cut_where
 
 def test_a_row_that_the_template_refuses_names_line_and_cause(make_tokenizer: MakeTokenizer) -> None:
     tokenizer = make_tokenizer(NO_SYSTEM, **CHATML_TOKENS)
-    with pytest.raises(RowRefused, match="System role not supported") as caught:
+    with pytest.raises(RowRejected, match="System role not supported") as caught:
         encode(tokenizer, chat(("system", "Be kind."), ("user", "2?"), ("assistant", "two")))
     assert caught.value.reason is FailureReason.INVALID_ROW
 
@@ -372,7 +372,7 @@ def test_a_text_is_learnt_from_its_first_word_to_the_end_token_whatever_the_temp
     make_tokenizer: MakeTokenizer, adds_bos: bool
 ) -> None:
     tokenizer = make_tokenizer(GEMMA, adds_bos=adds_bos, **GEMMA_TOKENS)
-    (row,) = ChatEncoder(tokenizer, TrainOn.EVERYTHING).encode([Text(1, "It is four.")])
+    (row,) = ChatEncoder(tokenizer, TrainOn.EVERYTHING).encode([PlainText(1, "It is four.")])
     assert isinstance(row, Encoded)
     assert supervised(tokenizer, row) == "It is four.<eos>"
     assert tokenizer.decode(row.ids) == "<bos>" * adds_bos + "It is four.<eos>"
@@ -406,7 +406,7 @@ def test_the_tokens_before_an_answer_are_those_of_its_prompt_alone(
         return [Coded(one.ids, one) for one in backend.encode_batch(texts, add_special_tokens=False)]
 
     (whole,), (alone,) = encodings([text]), encodings([prompt])
-    row = Row(text, [Span(len(prompt), end)], Tokens(*whole), encodings)
+    row = LabelledRow(text, [AnswerSpan(len(prompt), end)], Tokens(*whole), encodings)
     cuts = Cuts(backend, encodings)
     for _ in range(2):  # the second time the ending is known
         (cut,) = cuts.of([row])

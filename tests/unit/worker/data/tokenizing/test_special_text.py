@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
-from mlora_worker.data.reading.row_types import Chat, Drop, Text, Turn
+from mlora_worker.data.reading.row_types import Chat, Drop, PlainText, Turn
 from mlora_worker.data.tokenizing.answer_spans import Mismatch
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded
 from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, StorageAccess, Training
@@ -229,7 +229,7 @@ def test_rows_with_special_tokens_are_counted_and_a_file_of_rendered_rows_is_tol
 def test_a_text_without_a_template_may_write_special_tokens_itself() -> None:
     tokenizer = tokenizer_of(QWEN)
     rendered = f"{RENDERED['Qwen2.5']}two<|im_end|>"
-    (row,) = ChatEncoder(tokenizer).encode([Text(1, rendered)])
+    (row,) = ChatEncoder(tokenizer).encode([PlainText(1, rendered)])
     assert isinstance(row, Encoded)
     assert row.special
     named = tokenizer.convert_ids_to_tokens(row.ids.tolist())

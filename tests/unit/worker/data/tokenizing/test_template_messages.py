@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import prepare
 from mlora_worker.data.reading.row_types import Turn
-from mlora_worker.data.tokenizing.rendering import ChatTemplate, Refused
+from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
 from mlora_worker.data.tokenizing.sandbox import TaskTemplate
 from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate
-from mlora_worker.data.tokenizing.template_messages import LONGEST, Told
+from mlora_worker.data.tokenizing.template_messages import LONGEST, TemplateMistake
 from mlora_worker.protocol import Dataset, StorageAccess, Training
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
@@ -52,14 +52,14 @@ TELLING = {
 
 
 def told_by_own(source: str, content: str = SECRET) -> str:
-    with pytest.raises(Told) as caught:
+    with pytest.raises(TemplateMistake) as caught:
         TaskTemplate(source).render([{"role": "user", "content": content}])
     return str(caught.value)
 
 
 def told_by_models(make_tokenizer: Callable[..., Any], source: str, content: str = SECRET) -> str:
     (answer,) = ChatTemplate(make_tokenizer(source, specials=[])).render([[Turn("user", content)]])
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, ConversationRejected)
     return str(answer)
 
 

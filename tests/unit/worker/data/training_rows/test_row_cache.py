@@ -16,7 +16,7 @@ import pytest
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.prepare import Prepared, prepare
-from mlora_worker.data.tokenizing.rendering import tells_the_date
+from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.training_rows.row_cache import RowCache, key_of, sweep
 from mlora_worker.data.training_rows.row_files import FolderWriter, open_rows
 from mlora_worker.data.training_rows.token_rows import MemoryWriter, TokenRows, rows_digest
@@ -142,7 +142,7 @@ def test_rows_with_a_date_are_the_same_on_every_day_and_those_of_another_day_are
     assert digest(first, cache) == digest(first, None)
     assert digest(second, cache) == digest(second, None) != digest(first, cache)
     assert len(list((tmp_path / "rows").glob("*/*"))) == 2
-    assert not tells_the_date(plain)
+    assert not uses_date(plain)
 
 
 def test_namespaces_share_nothing_and_only_the_owner_may_read(

@@ -25,7 +25,7 @@ from mlora_worker.storage.artifacts.task_state import (
     PREFIXES,
     CheckpointMismatch,
     EvaluationProgress,
-    Progress,
+    SavedProgress,
     TaskState,
     Wanted,
 )
@@ -46,7 +46,7 @@ def tensors() -> dict[str, Tensor]:
 
 def state(step: int) -> TaskState:
     record = EvaluationRecord(step=step, loss=1.5, token_accuracy=0.5, tokens=9)
-    progress = Progress(
+    progress = SavedProgress(
         step=step,
         total_steps=100,
         updates=step,
@@ -259,6 +259,6 @@ def test_a_manifest_of_many_files_is_refused(folder: str) -> None:
         newest_progress(STORE, folder)
 
 
-@pytest.mark.parametrize("kind", [Progress, CheckpointManifest], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("kind", [SavedProgress, CheckpointManifest], ids=lambda one: one.__name__)
 def test_every_number_text_and_list_of_a_checkpoint_has_bounds(kind: type[Message]) -> None:
     assert unbounded(kind) == []

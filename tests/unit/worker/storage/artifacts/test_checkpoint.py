@@ -23,7 +23,7 @@ from mlora_worker.storage.artifacts.checkpoint import (
     stage_part,
     write_checkpoint,
 )
-from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Fact, Progress, TaskState
+from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Fact, SavedProgress, TaskState
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.uri import file_path, file_uri
@@ -38,7 +38,7 @@ def state(step: int) -> TaskState:
         for prefix in ("parameters.", "firstMoments.", "secondMoments.")
         for name in NAMES
     }
-    progress = Progress(
+    progress = SavedProgress(
         step=step,
         total_steps=100,
         updates=step,

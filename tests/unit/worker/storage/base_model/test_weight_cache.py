@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mlora_worker.storage.base_model.weight_cache import CachedFile, NoRoom, WeightCache
+from mlora_worker.storage.base_model.weight_cache import CachedFile, CacheFull, WeightCache
 from mlora_worker.storage.errors import StoreUnreachable
 
 BLOCK = 4096
@@ -193,7 +193,7 @@ def test_a_volume_that_fills_up_meanwhile_is_told_apart_from_a_server_that_fails
 
     file = opened(tmp_path)
     monkeypatch.setattr("mlora_worker.storage.base_model.weight_cache.os.pwrite", full)
-    with pytest.raises(NoRoom, match="No space left"):
+    with pytest.raises(CacheFull, match="No space left"):
         file.read(0, 1, Origin())
 
 

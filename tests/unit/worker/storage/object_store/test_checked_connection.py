@@ -15,7 +15,7 @@ from mlora_worker.protocol import Addressing, FailureReason, StorageAccess
 from mlora_worker.storage.egress_policy import Destinations
 from mlora_worker.storage.errors import StorageError, StoreUnreachable
 from mlora_worker.storage.object_store.s3 import Keys, S3Store, S3Timeouts
-from mlora_worker.storage.object_store.s3_client import Manners
+from mlora_worker.storage.object_store.s3_client import S3Options
 from mlora_worker.storage.object_store.store import open_store
 
 HURRY = S3Timeouts(connect_seconds=2.0, read_seconds=5.0, attempts=3)
@@ -64,7 +64,7 @@ def served(*args: Any) -> Iterator[Seen]:
 
 def store(endpoint: str, destinations: Destinations, **options: Any) -> S3Store:
     return S3Store(
-        endpoint=endpoint, region="us-east-1", keys=lambda: Keys("AKID", "secret"), patience=HURRY,
+        endpoint=endpoint, region="us-east-1", keys=lambda: Keys("AKID", "secret"), timeouts=HURRY,
         destinations=destinations, **options,
     )  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_the_address_that_was_judged_is_connected_to_and_the_name_is_asked_once(
 
     with served() as server:
         reached = store(
-            f"http://s3.tenant.example:{server.port}", Destinations(LOCAL, resolve), manners=Manners(manner)
+            f"http://s3.tenant.example:{server.port}", Destinations(LOCAL, resolve), options=S3Options(manner)
         )
         assert reached.size("s3://bucket/key") == 2
         ((path, host, _),) = server.asked
@@ -112,7 +112,7 @@ def test_a_bucket_as_part_of_the_host_is_judged_too() -> None:
         return ["127.0.0.1"] if host.startswith("inward.") else ["93.184.216.34"]
 
     reached = store(
-        "http://s3.tenant.example", Destinations(resolve=resolve), manners=Manners(Addressing.VIRTUAL)
+        "http://s3.tenant.example", Destinations(resolve=resolve), options=S3Options(Addressing.VIRTUAL)
     )
     with pytest.raises(StorageError, match=r"inward\.s3\.tenant\.example is 127\.0\.0\.1"):
         reached.size("s3://inward/key")
@@ -154,10 +154,10 @@ def test_a_task_reaches_no_loopback_unless_its_pipeline_allows_it() -> None:
     with served() as server:
         access = StorageAccess(endpoint=f"http://127.0.0.1:{server.port}")
         with pytest.raises(StorageError, match=r"spec\.worker\.allowedNetworks") as caught:
-            open_store(access, allow_files=False, patience=HURRY).size("s3://bucket/key")
+            open_store(access, allow_files=False, timeouts=HURRY).size("s3://bucket/key")
         assert caught.value.reason is FailureReason.INVALID_SPEC
         assert server.asked == []
-        allowed = open_store(access, allow_files=False, allowed_networks=LOCAL, patience=HURRY)
+        allowed = open_store(access, allow_files=False, allowed_networks=LOCAL, timeouts=HURRY)
         assert allowed.size("s3://bucket/key") == 2
 
 

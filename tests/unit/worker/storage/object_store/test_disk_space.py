@@ -9,7 +9,7 @@ import pytest
 
 from mlora_worker.protocol import FailureReason
 from mlora_worker.storage.errors import StorageError
-from mlora_worker.storage.object_store.disk_space import Need, Volume, check_space, volume_of
+from mlora_worker.storage.object_store.disk_space import SpaceNeed, Volume, check_space, volume_of
 
 MIB = 2**20
 VOLUMES = {"/out": Volume(1, 10 * MIB), "/cache": Volume(1, 10 * MIB), "/tmp": Volume(2, 3 * MIB)}
@@ -36,7 +36,7 @@ def volume(folder: Path) -> Volume:
 def test_a_volume_that_the_task_would_fill_is_named_with_the_figures(
     needs: list[tuple[str, int]], told: str | None
 ) -> None:
-    asked = [Need(Path(folder), size, "x") for folder, size in needs]
+    asked = [SpaceNeed(Path(folder), size, "x") for folder, size in needs]
     if told is None:
         check_space(asked, volume)
         return

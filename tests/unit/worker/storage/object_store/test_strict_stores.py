@@ -130,7 +130,7 @@ def store(server: StrictServer, **access: Any) -> Store:
     keys = {"access_key": SecretStr("a"), "secret_key": SecretStr("b")}
     endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     given = StorageAccess(endpoint=endpoint, **keys, **access)
-    made = open_store(given, allow_files=False, allowed_networks=("127.0.0.0/8",), patience=HURRY)
+    made = open_store(given, allow_files=False, allowed_networks=("127.0.0.0/8",), timeouts=HURRY)
     made._s3._part = 2**16  # type: ignore[attr-defined]
     return made
 

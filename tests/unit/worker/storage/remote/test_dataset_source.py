@@ -23,7 +23,7 @@ from mlora_worker.storage.errors import (
 )
 from mlora_worker.storage.object_store.s3 import S3Timeouts
 from mlora_worker.storage.object_store.store import open_store
-from mlora_worker.storage.remote.dataset_source import Source, open_sources
+from mlora_worker.storage.remote.dataset_source import DatasetSource, open_sources
 from mlora_worker.storage.remote.globs import is_data_file, matches, of_split
 from mlora_worker.storage.remote.http import WebFiles
 from tests.fixtures.served import served
@@ -117,14 +117,14 @@ def server() -> Iterator[Server]:
 
 def sources(
     server: Server | None = None, token: str | None = None, allowed: tuple[str, ...] = LOCAL
-) -> Source:
+) -> DatasetSource:
     access = StorageAccess(hub_token=SecretStr(token) if token else None)
     return open_sources(
         open_store(access, allow_files=True),
         access,
         allowed_networks=allowed,
         hub_endpoint=server.url if server else "http://127.0.0.1:9",
-        patience=HURRY,
+        timeouts=HURRY,
     )
 
 

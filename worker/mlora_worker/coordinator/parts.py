@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from mlora_worker.coordinator.dispatch.issuing import Announce
-from mlora_worker.coordinator.metrics import Meter, Unmetered
+from mlora_worker.coordinator.metrics import Meter, NullMeter
 from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenPlace
-from mlora_worker.coordinator.uploads.retrier import CallLater, Lane
-from mlora_worker.coordinator.uploads.timer import Later
+from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenCheckpoints
+from mlora_worker.coordinator.uploads.retrier import CallLater, WorkPool
+from mlora_worker.coordinator.uploads.timer import DelayedCalls
 from mlora_worker.preparing.maker import RowMaker
 from mlora_worker.protocol import (
     MemorySample,
@@ -20,7 +20,7 @@ from mlora_worker.protocol import (
     StorageAccess,
 )
 from mlora_worker.storage.artifacts.aside import Aside
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.timeline import Timeline
@@ -31,7 +31,7 @@ OpenStore = Callable[[StorageAccess], Store]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CoordinatorParts:
     """What the coordinator works with; all of it can be exchanged in a test."""
 
     base: BaseModel
@@ -41,12 +41,14 @@ class Surroundings:
     open_store: OpenStore
     rows: RowMaker
     announce: Announce
-    preparing: Lane  # tasks that have never trained
-    resuming: Lane  # the others: what they have done waits for nobody's new rows
-    storing: Lane
+    preparing: WorkPool  # tasks that have never trained
+    resuming: WorkPool  # the others: what they have done waits for nobody's new rows
+    storing: WorkPool
     end: Callable[[Exception], None]  # the pipeline itself is broken: end the group
-    checkpoint_place: OpenPlace | None = None  # None: below each task's own output, with its keys
-    kept: KeptWork = field(default_factory=lambda: KeptWork(None))  # this rank's own volume; by default none
+    open_checkpoints: OpenCheckpoints | None = None  # None: below each task's own output, with its keys
+    spool: LocalSpool = field(
+        default_factory=lambda: LocalSpool(None)
+    )  # this rank's own volume; by default none
     aside: Aside = field(default_factory=Aside)  # for what of tasks no stage computes with
     # Bytes on each stage that its budget counts and no task in training has: see ``Aside.held``.
     held: Callable[[], tuple[int, ...]] = tuple
@@ -55,7 +57,7 @@ class Surroundings:
     timeline: CollectTimeline = lambda *_: Timeline(stages=0, spans=())
     memory: Callable[[], tuple[MemorySample, ...]] = tuple  # the newest samples of all stages
     wire: Callable[[], tuple[int, int]] = lambda: (0, 0)  # payload and descriptor bytes of all ranks
-    meter: Meter = field(default_factory=Unmetered)
+    meter: Meter = field(default_factory=NullMeter)
     clock: Callable[[], float] = time.monotonic
     today: Callable[[], date] = date.today
-    later: CallLater = field(default_factory=Later)
+    later: CallLater = field(default_factory=DelayedCalls)

@@ -25,7 +25,7 @@ LOOK_AGAIN = 1.0  # seconds, while a task waits for memory that tasks which are 
 _MOST_EXHAUSTED = 8
 
 
-class MemoryLack:
+class Evictions:
     def __init__(
         self,
         inside: InStream,

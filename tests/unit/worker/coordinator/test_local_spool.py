@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.prepare import BaseModel, prepare_task
 from mlora_worker.coordinator.service import Coordinator
-from mlora_worker.coordinator.surroundings import Surroundings
 from mlora_worker.protocol import (
     DataCounts,
     Dataset,
@@ -35,9 +35,9 @@ from mlora_worker.storage.artifacts.adapter import (
     find_published,
     fingerprint,
 )
-from mlora_worker.storage.artifacts.local_spool import KeptWork
+from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from mlora_worker.storage.errors import AccessRefused
-from tests.fixtures.inline import after, inline_lane
+from tests.fixtures.inline import after, inline_pool
 from tests.fixtures.makers import NoRows
 from tests.fixtures.memory_store import MemoryStore
 
@@ -65,25 +65,25 @@ def finished(revision: str | None = "v1") -> FinishedAdapter:
     return FinishedAdapter(TENSORS, config, 7, 0.5, DataCounts(rows=4, used=3))
 
 
-def keep(root: Path, task: TaskPlan, adapter: FinishedAdapter) -> KeptWork:
-    with KeptWork(root).weights(task.uid, fingerprint(task), adapter):
-        return KeptWork(root)
+def keep(root: Path, task: TaskPlan, adapter: FinishedAdapter) -> LocalSpool:
+    with LocalSpool(root).weights(task.uid, fingerprint(task), adapter):
+        return LocalSpool(root)
 
 
 def never(_: float) -> None:
     pytest.fail("there is nothing to wait for")
 
 
-def coordinator(store: MemoryStore, kept: KeptWork, pause: Callable[[float], None] = never) -> Coordinator:
+def coordinator(store: MemoryStore, kept: LocalSpool, pause: Callable[[float], None] = never) -> Coordinator:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
-    surroundings = Surroundings(
+    parts = CoordinatorParts(
         base=base(), rows=NoRows(), stages=(stage,), run_id="run", microbatch_tokens=100, open_store=lambda _: store,
-        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_lane(),
-        resuming=inline_lane(), storing=inline_lane(), end=pytest.fail, kept=kept, later=after(pause),
+        announce=lambda *_: pytest.fail("nothing is to be trained"), preparing=inline_pool(),
+        resuming=inline_pool(), storing=inline_pool(), end=pytest.fail, spool=kept, later=after(pause),
     )  # fmt: skip
-    return Coordinator(surroundings, threading.Condition(threading.RLock()))
+    return Coordinator(parts, threading.Condition(threading.RLock()))
 
 
 def reported(one: Coordinator) -> TaskReport:
@@ -147,7 +147,7 @@ def test_a_finished_adapter_of_another_task_spec_or_base_model_is_left_alone(
             raise AccessRefused("the output is looked at, as for any other task")
 
     with pytest.raises(AccessRefused, match="as for any other"):
-        prepare_task(task, base(), MemoryStore(refuse), checkpoints="s3://b/c", kept=kept, rows=NoRows())
+        prepare_task(task, base(), MemoryStore(refuse), checkpoints="s3://b/c", spool=kept, rows=NoRows())
 
 
 def test_what_is_kept_goes_with_its_task_and_what_is_of_others_stays(tmp_path: Path) -> None:
