@@ -26,7 +26,7 @@ from mlora_worker.model.architecture import (
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_layers
 from mlora_worker.model.families import Family, embedding_factor_of, logit_factor_of
-from mlora_worker.model.fused import fuse
+from mlora_worker.model.fusing import fuse
 from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
@@ -83,7 +83,7 @@ def load_stage(
     layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
     for index in layer_range:
         reader.fill(model, decoder[index], layer_prefix(model, index))
-        fuse(decoder[index])
+        fuse(decoder[index], device)
         freeze_linears(decoder[index], freeze)
     embedding, positions = (
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
@@ -94,7 +94,7 @@ def load_stage(
         head_weight, tied_head = _head_weight(model, family, reader, embedding)
         architecture = replace(architecture, tied_head=tied_head)
     end = nn.ModuleList([] if norm is None else [norm])
-    fuse(end)
+    fuse(end, device)
     rotary = parts[family.rotary] if family.rotary else None
     return Stage(
         index=stage,

@@ -1,4 +1,4 @@
-"""Triton's compiler: whether it can work on this machine, and what kernels call."""
+"""Triton's compiler: whether it can work on this machine, what kernels call, and what starts them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,16 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+Launch = Callable[..., None]  # kernel, grid, arguments, options
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Start ``kernel`` on the device of its first argument. Who counts launches, or has no device, passes another one."""
+    import torch
+
+    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
+        kernel[grid](*arguments, **options)
 
 
 @cache

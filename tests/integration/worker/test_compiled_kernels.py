@@ -1,0 +1,60 @@
+"""Every variant of every Triton kernel, compiled for GPUs that need not be there, and held to bounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.integration
+
+# Matrix instructions of the architecture; float32 is multiplied exactly, without them.
+MULTIPLIES = {"sm_80": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma"}
+# A processor of an A100 has 164 KiB of shared memory: three programs are there at once. Spills begin at 255 registers.
+MOST_SHARED, MOST_REGISTERS = 54 * 1024, 254
+# Between products only memory counts: many programs at once hide its latency.
+MOST_REGISTERS_BETWEEN = {
+    "gated_kernel": 64, "gated_backward_kernel": 64, "rotary_kernel": 64, "norm_kernel": 144, "norm_backward_kernel": 200,
+    "cross_entropy_kernel": 96,
+}  # fmt: skip
+PRODUCTS = {
+    "low_kernel",
+    "output_kernel",
+    "grad_low_kernel",
+    "grad_input_kernel",
+    "partial_gradients_kernel",
+}
+
+
+@pytest.mark.parametrize("architecture", MULTIPLIES)
+def test_every_kernel_compiles_without_spilling_and_uses_matrix_units(architecture: str) -> None:
+    """By Triton's own compiler and assembler, in a process of its own: here they may be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fixtures.compile_kernels", architecture],
+        env={**environment, "TRITON_DEFAULT_FP_FUSION": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {one["kernel"] for one in found} == PRODUCTS | set(MOST_REGISTERS_BETWEEN) | {"gradients_kernel"}
+    wrong = {f"{one['name']}: {fault}" for one in found for fault in faults(one, MULTIPLIES[architecture])}
+    assert not wrong
+
+
+def faults(one: dict[str, Any], multiplies: str) -> list[str]:
+    half, product = one["base"] != "fp32", one["kernel"] in PRODUCTS
+    bounds = {
+        "spills": one["stack"] == 0,
+        "registers": one["registers"] <= MOST_REGISTERS_BETWEEN.get(one["kernel"], MOST_REGISTERS),
+        "shared memory": one["shared"] <= MOST_SHARED,
+        "matrix units": set(one["multiplications"]) == ({multiplies} if half and product else set()),
+        "asynchronous copies": not product or one["copies"] > 0,
+    }
+    return [f"{name}: {one}" for name, holds in bounds.items() if not holds]
