@@ -222,7 +222,7 @@ class Run:
         blank = MemoryModel(facts, report.stages, MICROBATCH_TOKENS, BUDGET, 0.0, demands)
         model = replace(blank, learned=learn(blank, (), report.memory, report.exhausted))
         for task in list(self._waiting):
-            if task.uid in self._ready and model.verdict((*self._inside, task.uid)).fits:
+            if task.uid in self._ready and model.check((*self._inside, task.uid)).fits:
                 self._inside[task.uid] = task
                 self._waiting.remove(task)
         if not self._inside:  # who does not fit alone never will
@@ -231,7 +231,7 @@ class Run:
             self._waiting = [task for task in self._waiting if task not in large]
         self.most = max(self.most, len(self._inside))
         full = any(task.uid in self._ready for task in self._waiting)
-        self.times.append(Time(model.verdict(self._inside).needed / BUDGET, full))
+        self.times.append(Time(model.check(self._inside).needed / BUDGET, full))
         self._plan(ranks)
 
     def _plan(self, ranks: Ranks) -> None:

@@ -16,9 +16,9 @@ from datetime import UTC, datetime, timedelta
 from bench.ranks import Ranks
 from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import MemoryModel, demand_of
-from mlora_operator.memory.room import room_of
-from mlora_operator.scheduling.admission import Outcome
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.memory.scheduler_memory import scheduler_memory
+from mlora_operator.scheduling.admission import AdmissionOutcome
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
@@ -140,13 +140,15 @@ class Restless:
         model = replace(blank, learned=learn(blank, (), report.memory, report.exhausted))
         entrants = [one for task in report.tasks if (one := self._entrant(task)) is not None]
         now = _NOON + timedelta(seconds=time.monotonic() - self._began)
-        places = schedule(entrants, room_of(model, report.held or ()), Priority(), now)
-        never = [uid for uid, place in places.items() if place.outcome is Outcome.NEVER_FITS]
+        places = schedule(entrants, scheduler_memory(model, report.held or ()), Priority(), now)
+        never = [uid for uid, place in places.items() if place.outcome is AdmissionOutcome.NEVER_FITS]
         self.too_large += len(never)
         for uid in never:
             del self._tasks[uid]
         admitted = {
-            uid: uid in places and places[uid].outcome is Outcome.ADMITTED and uid not in self._suspended
+            uid: uid in places
+            and places[uid].outcome is AdmissionOutcome.ADMITTED
+            and uid not in self._suspended
             for uid in self._tasks
             if uid not in self._gone
         }
@@ -154,9 +156,11 @@ class Restless:
             return
         inside = [uid for uid, yes in admitted.items() if yes]
         self.most = max(self.most, len(inside))
-        waiting = [one for one in entrants if one.state is State.WAITING and not admitted.get(one.uid, False)]
+        waiting = [
+            one for one in entrants if one.state is EntrantState.WAITING and not admitted.get(one.uid, False)
+        ]
         full = bool(waiting) and len(self._tasks) - len(inside) > self._enough
-        self.times.append(Time(model.verdict(inside).needed / self._budget, full))
+        self.times.append(Time(model.check(inside).needed / self._budget, full))
         self._plan(ranks, admitted)
 
     def _entrant(self, reported: TaskReport) -> Entrant | None:
@@ -167,21 +171,23 @@ class Restless:
         may = bool(self._told and self._told.get(task.uid, False))
         match reported.phase:
             case TaskPhase.TRAINING if not reported.crowded_out and not reported.waits_for_store:
-                state = State.RUNNING if may and task.uid not in self._suspended else State.LEAVING
+                state = (
+                    EntrantState.RUNNING if may and task.uid not in self._suspended else EntrantState.LEAVING
+                )
             case TaskPhase.SAVING:
                 if reported.waits_for_store:
                     return None
-                state = State.SAVING
+                state = EntrantState.SAVING
             case TaskPhase.TRAINING | TaskPhase.PREPARED | TaskPhase.PREEMPTED:
                 if task.uid in self._suspended or task.uid in self._gone:
                     return None
-                state = State.STARTING if may and not reported.crowded_out else State.WAITING
+                state = EntrantState.STARTING if may and not reported.crowded_out else EntrantState.WAITING
             case _:
                 return None
         number = int(task.uid.rpartition("-")[2])
         made = _NOON - timedelta(days=1) + timedelta(seconds=number)
         candidate = Candidate(task.uid, task.namespace, task.name, task.priority, made)
-        return Entrant(candidate, state, _NOON, Progress(reported.step, reported.total_steps or None))
+        return Entrant(candidate, state, _NOON, EntrantProgress(reported.step, reported.total_steps or None))
 
     def _plan(self, ranks: Ranks, admitted: Mapping[str, bool]) -> None:
         self._told = admitted

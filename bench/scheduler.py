@@ -35,9 +35,9 @@ from bench.scheduling.pace import Gpus, Together
 from bench.scheduling.rivals import a_gpu_for_each, on_a_pipeline
 from bench.scheduling.simulate import Life, SimMemory, SimPipeline, SimTask
 from bench.scheduling.trace import BUDGET, small_instance, trace
-from mlora_operator.reconcile.admission.admit import Known, places
+from mlora_operator.reconcile.admission.admit import AdmissionMemo, admissions
 from mlora_operator.reconcile.admission.pipeline_view import view
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_operator.scheduling.entrant import Entrant
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
@@ -120,9 +120,9 @@ def decide_often(number: int) -> list[tuple[float, float]]:
     crowd = Crowd(PIPELINES, WAITING, seed=1)
     living = crowd.live()
     times = []
-    part, known = 0.0, Known()
+    part, known = 0.0, AdmissionMemo()
 
-    def timed(*asked: Any) -> Mapping[str, Place]:
+    def timed(*asked: Any) -> Mapping[str, Admission]:
         nonlocal part
         begun = time.perf_counter()
         found = schedule(*asked)
@@ -137,7 +137,7 @@ def decide_often(number: int) -> list[tuple[float, float]]:
         started = time.perf_counter()
         known.turn()
         found = [
-            places(view(pipeline, tuple(tasks), snapshot), now, known, timed)
+            admissions(view(pipeline, tuple(tasks), snapshot), now, known, timed)
             for pipeline, tasks in zip(crowd.known, crowd.tasks, strict=True)
         ]
         times.append(((time.perf_counter() - started) * 1e3, part * 1e3))
@@ -145,8 +145,8 @@ def decide_often(number: int) -> list[tuple[float, float]]:
         for at, result in enumerate(found):
             crowd.follow(
                 at,
-                {uid for uid, place in result.items() if place.outcome is Outcome.ADMITTED},
-                {uid for uid, place in result.items() if place.outcome is Outcome.PREEMPTED},
+                {uid for uid, place in result.items() if place.outcome is AdmissionOutcome.ADMITTED},
+                {uid for uid, place in result.items() if place.outcome is AdmissionOutcome.PREEMPTED},
             )
         next(living)
     return times
@@ -183,7 +183,7 @@ def makespan(seed: int, orders: int) -> Makespan:
 def _time_of(tasks: Sequence[SimTask], pace: Together) -> float:
     """Seconds until the last one has ended, under ``priority``."""
 
-    def scheduler(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
+    def scheduler(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Admission]:
         return schedule(entrants, memory, Priority(), now)
 
     return max(life.ended or 0.0 for life in SimPipeline(tasks, BUDGET, scheduler, pace).run().values())

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from bench.chaos_parts.api import ApiServer
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
-from mlora_operator.reconcile.ports import Gone, Objects
-from mlora_operator.reconcile.state.snapshot import Group, Key
+from mlora_operator.reconcile.ports import ClusterObjects, Gone
+from mlora_operator.reconcile.state.snapshot import Key, WorkerGroup
 
 _WATCH_SECONDS = 2.0  # after which a watch that has nothing to say says so
 
@@ -23,7 +23,7 @@ class Workers(Protocol):
     token: str
     url: str
 
-    def group(self) -> Group | None: ...
+    def group(self) -> WorkerGroup | None: ...
     def resize(self, replicas: int) -> None: ...
     def delete(self, uid: str) -> None: ...
 
@@ -47,10 +47,10 @@ class Control:
         self._listener = Listener(str(path), "AF_UNIX", backlog=16)
         threading.Thread(target=self._accept, name="control", daemon=True).start()
 
-    def _objects(self) -> Objects:
+    def _objects(self) -> ClusterObjects:
         self.looks += 1
         group = self._kubelet.group()
-        return Objects(
+        return ClusterObjects(
             self._api.of_kind(loratask.KIND),
             self._api.of_kind(lorapipeline.KIND),
             {self._pipeline: group} if group is not None else {},

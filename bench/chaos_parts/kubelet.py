@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.chaos_parts.processes import Process, Starter
 from mlora_operator.local.ranks import HOST, free_ports
-from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod
+from mlora_operator.reconcile.state.snapshot import Key, Pod, ProcessEnding, WorkerGroup
 from mlora_worker.protocol import ModelSource, WorkerConfig
 
 GRACE = 8.0  # seconds between SIGTERM and SIGKILL
@@ -88,11 +88,11 @@ class Kubelet:
 
     # --- the operator's side ------------------------------------------------------------------------------------
 
-    def group(self) -> Group | None:
+    def group(self) -> WorkerGroup | None:
         with self._lock:
             if not self._wanted and not self._pods:
                 return None
-            return Group(self._wanted, "1", tuple(one.pod for one in self._pods.values()))
+            return WorkerGroup(self._wanted, "1", tuple(one.pod for one in self._pods.values()))
 
     def resize(self, replicas: int) -> None:
         with self._lock:
@@ -164,7 +164,7 @@ class Kubelet:
             running.process = None
             code = process.code if process.code is not None else 1
             words = f"exit code {code}: {_last_line(process.log)}"
-            ending = Ending(code if code >= 0 else 128 - code, words)
+            ending = ProcessEnding(code if code >= 0 else 128 - code, words)
             running.pod = replace(
                 running.pod, ready=False, ready_since=None, ended=ending, restarts=running.pod.restarts + 1
             )

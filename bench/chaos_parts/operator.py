@@ -14,8 +14,8 @@ from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.coordinator import Links
 from mlora_operator.reconcile.loop import Loop, utc_now
-from mlora_operator.reconcile.ports import Gone, Objects
-from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.ports import ClusterObjects, Gone
+from mlora_operator.reconcile.state.decision import DesiredWorkers, Event, Manifest
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_operator.settings import Settings, WorkerDefaults
 
@@ -39,9 +39,9 @@ class RemoteCluster:
             raise RuntimeError(value)
         return value
 
-    def objects(self) -> Objects:
+    def objects(self) -> ClusterObjects:
         found = self._call("objects")
-        assert isinstance(found, Objects)
+        assert isinstance(found, ClusterObjects)
         return found
 
     def revision(self, _pipeline: Pipeline) -> str:
@@ -72,7 +72,7 @@ class RemoteCluster:
     async def delete_pipeline(self, _pipeline: Pipeline) -> None:
         raise AssertionError("no pipeline here has replicas")
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         self._call("resize", workers.replicas)
 
     async def delete_pod(self, pod: Pod) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 from mlora_operator.reconcile.state.decode import read_pipeline, read_task
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import (
     DataCounts,
     ModelFacts,
@@ -72,7 +72,7 @@ class Crowd:
         return Snapshot(
             tasks=tuple(task for tasks in self.tasks for task in tasks),
             pipelines=tuple(self.known),
-            groups={pipeline.key: Group(STAGES, "") for pipeline in self.known},
+            groups={pipeline.key: WorkerGroup(STAGES, "") for pipeline in self.known},
             revisions={pipeline.key: "" for pipeline in self.known},
             contacts=contacts,
         )

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 from bench.scheduling.pace import EachAlone, Gpus, Together
 from bench.scheduling.simulate import Delays, Life, SimMemory, SimPipeline, SimTask
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
@@ -31,7 +31,9 @@ class Ours:
     weights: Mapping[str, float]
     pipeline: SimPipeline | None = None  # fairShare looks back at what it has served
 
-    def __call__(self, entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
+    def __call__(
+        self, entrants: Sequence[Entrant], memory: SimMemory, now: datetime
+    ) -> Mapping[str, Admission]:
         return schedule(entrants, memory, self._policy(now), now, timedelta(seconds=HOLD_BACK))
 
     def _policy(self, now: datetime) -> Policy:
@@ -46,22 +48,22 @@ class Ours:
         return FairShare(served, self.weights, QUANTUM * self.gpus.rate * self.gpus.count)
 
 
-def first_come(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
+def first_come(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Admission]:
     """In the order of arrival; whoever does not fit keeps out all behind it; nobody ever leaves."""
     del now
-    inside = [one for one in entrants if one.state is not State.WAITING]
-    places = {one.uid: Place(Outcome.ADMITTED) for one in inside}
+    inside = [one for one in entrants if one.state is not EntrantState.WAITING]
+    places = {one.uid: Admission(AdmissionOutcome.ADMITTED) for one in inside}
     held = memory.held(one.uid for one in inside)
-    waiting = [one for one in entrants if one.state is State.WAITING]
+    waiting = [one for one in entrants if one.state is EntrantState.WAITING]
     full = False
     for one in sorted(waiting, key=lambda one: one.task.key[1:]):
         if not memory.fits_alone(one.uid):
-            places[one.uid] = Place(Outcome.NEVER_FITS)
+            places[one.uid] = Admission(AdmissionOutcome.NEVER_FITS)
             continue
         full = full or not memory.fits(memory.plus(held, one.uid))
         if not full:
             held = memory.plus(held, one.uid)
-        places[one.uid] = Place(Outcome.WAITING if full else Outcome.ADMITTED)
+        places[one.uid] = Admission(AdmissionOutcome.WAITING if full else AdmissionOutcome.ADMITTED)
     return places
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from mlora_operator.scheduling.admission import Outcome, Place, Verdict
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome, MemoryCheck
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.order import Candidate
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,14 +62,14 @@ class SimMemory:
         del held
         return True
 
-    def verdict(self, held: tuple[int, int, int]) -> Verdict:
-        return Verdict(self.fits(held), 0, held[0] + held[1], self.budget)
+    def check(self, held: tuple[int, int, int]) -> MemoryCheck:
+        return MemoryCheck(self.fits(held), 0, held[0] + held[1], self.budget)
 
 
 class Scheduler(Protocol):
     def __call__(
         self, entrants: Sequence[Entrant], memory: SimMemory, now: datetime
-    ) -> Mapping[str, Place]: ...
+    ) -> Mapping[str, Admission]: ...
 
 
 Pace = Callable[[Sequence[SimTask]], Mapping[str, float]]  # tasks in training -> seconds of a step of each
@@ -89,14 +89,14 @@ class Life:
     """What became of a task. Times are seconds since the beginning."""
 
     task: SimTask
-    state: State | None = None  # None: not there yet, or ended
+    state: EntrantState | None = None  # None: not there yet, or ended
     since: float = 0.0  # of the present state
     placed: float = 0.0  # when it last got a place
     done: float = 0.0  # steps, with the part of the present one
     begun: float | None = None
     ended: float | None = None
     preemptions: int = 0
-    place: Outcome | None = None
+    place: AdmissionOutcome | None = None
 
     @property
     def waited(self) -> float:
@@ -112,7 +112,9 @@ class Life:
     @property
     def trains(self) -> bool:
         """Steps are done: a leaving task ends the one that it is in."""
-        return self.state is State.RUNNING or (self.state is State.LEAVING and not self.done.is_integer())
+        return self.state is EntrantState.RUNNING or (
+            self.state is EntrantState.LEAVING and not self.done.is_integer()
+        )
 
 
 @dataclass
@@ -126,7 +128,7 @@ class SimPipeline:
     delays: Delays = Delays()
     places: int | None = None
     hold_back: float = math.inf
-    watch: Callable[[float, Mapping[str, Life], Mapping[str, Place]], None] | None = None
+    watch: Callable[[float, Mapping[str, Life], Mapping[str, Admission]], None] | None = None
     lives: dict[str, Life] = field(init=False)
     tokens: float = field(init=False, default=0.0)  # trained
 
@@ -137,11 +139,11 @@ class SimPipeline:
         coming = sorted(self.tasks, key=lambda task: (task.arrival, task.uid), reverse=True)
         present: dict[str, Life] = {}
         now = 0.0
-        while coming or any(life.place is not Outcome.NEVER_FITS for life in present.values()):
+        while coming or any(life.place is not AdmissionOutcome.NEVER_FITS for life in present.values()):
             while coming and coming[-1].arrival <= now:
                 task = coming.pop()
                 life = present[task.uid] = self.lives[task.uid]
-                life.state, life.since = State.WAITING, task.arrival
+                life.state, life.since = EntrantState.WAITING, task.arrival
             for uid in [uid for uid, life in present.items() if life.state is None]:
                 del present[uid]
             self._decide(present, now)
@@ -150,7 +152,9 @@ class SimPipeline:
             if coming:
                 until = min(until, coming[-1].arrival)
             if math.isinf(until):
-                assert all(life.place is Outcome.NEVER_FITS for life in present.values()), "nothing moves"
+                assert all(life.place is AdmissionOutcome.NEVER_FITS for life in present.values()), (
+                    "nothing moves"
+                )
                 break
             self._advance(present, rates, now, max(now, until))
             now = max(now, until)
@@ -162,12 +166,12 @@ class SimPipeline:
         for uid, place in places.items():
             life = present[uid]
             life.place = place.outcome
-            if life.state is State.WAITING and place.outcome is Outcome.ADMITTED:
-                life.state, life.since = State.STARTING, now
+            if life.state is EntrantState.WAITING and place.outcome is AdmissionOutcome.ADMITTED:
+                life.state, life.since = EntrantState.STARTING, now
                 life.placed = now
                 life.begun = now if life.begun is None else life.begun
-            elif life.state is State.RUNNING and place.outcome is Outcome.PREEMPTED:
-                life.state, life.since = State.LEAVING, math.inf if not life.done.is_integer() else now
+            elif life.state is EntrantState.RUNNING and place.outcome is AdmissionOutcome.PREEMPTED:
+                life.state, life.since = EntrantState.LEAVING, math.inf if not life.done.is_integer() else now
                 life.preemptions += 1
         if self.watch is not None:
             self.watch(now, present, places)
@@ -176,18 +180,18 @@ class SimPipeline:
         """When the task changes its state by itself."""
         task = life.task
         match life.state:
-            case State.WAITING:
+            case EntrantState.WAITING:
                 limit = life.since + self.hold_back + _TICK
                 return limit if limit > now else math.inf
-            case State.STARTING:
+            case EntrantState.STARTING:
                 return life.since + self.delays.load
-            case State.RUNNING:
+            case EntrantState.RUNNING:
                 return now + (task.steps - life.done) * rates[task.uid]
-            case State.LEAVING if life.trains:
+            case EntrantState.LEAVING if life.trains:
                 return now + (math.ceil(life.done) - life.done) * rates[task.uid]
-            case State.LEAVING:
+            case EntrantState.LEAVING:
                 return life.since + self.delays.checkpoint
-            case State.SAVING:
+            case EntrantState.SAVING:
                 return life.since + self.delays.save
         return math.inf
 
@@ -202,21 +206,21 @@ class SimPipeline:
                 self._turn(life, then)
 
     def _train(self, life: Life, steps: float, is_due: bool, then: float) -> None:
-        goal = float(life.task.steps) if life.state is State.RUNNING else float(math.ceil(life.done))
+        goal = float(life.task.steps) if life.state is EntrantState.RUNNING else float(math.ceil(life.done))
         before, life.done = life.done, goal if is_due else min(goal, life.done + steps)
         self.tokens += (life.done - before) * life.task.step_tokens
         if is_due:
-            life.state = State.SAVING if life.state is State.RUNNING else State.LEAVING
+            life.state = EntrantState.SAVING if life.state is EntrantState.RUNNING else EntrantState.LEAVING
             life.since = then
 
     def _turn(self, life: Life, then: float) -> None:
         match life.state:
-            case State.STARTING:
-                life.state, life.since = State.RUNNING, then
-            case State.LEAVING:
+            case EntrantState.STARTING:
+                life.state, life.since = EntrantState.RUNNING, then
+            case EntrantState.LEAVING:
                 all_done = life.done == life.task.steps
-                life.state, life.since = State.SAVING if all_done else State.WAITING, then
-            case State.SAVING:
+                life.state, life.since = EntrantState.SAVING if all_done else EntrantState.WAITING, then
+            case EntrantState.SAVING:
                 life.state, life.ended = None, then
 
 
@@ -226,8 +230,8 @@ def _entrant(life: Life) -> Entrant:
     return Entrant(
         Candidate(task.uid, task.namespace, task.uid, task.priority, _at(task.arrival)),
         state,
-        _at(life.since if state is State.WAITING else life.placed),
-        Progress(math.floor(life.done), task.steps, float(task.step_tokens)),
+        _at(life.since if state is EntrantState.WAITING else life.placed),
+        EntrantProgress(math.floor(life.done), task.steps, float(task.step_tokens)),
     )
 
 

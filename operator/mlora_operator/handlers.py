@@ -27,17 +27,17 @@ from kubernetes.aio import client, config
 from mlora_operator.api import GROUP, VERSION, pipeline, task
 from mlora_operator.certificates import self_signed
 from mlora_operator.coordinator import Links
-from mlora_operator.health import Failures, examine, running_tasks, serve_health
-from mlora_operator.leader_election.elector import Elector, Terms, suspend_clock
+from mlora_operator.health import FailureStreak, examine, running_tasks, serve_health
+from mlora_operator.leader_election.elector import Elector, LeaseTimes, suspend_clock
 from mlora_operator.leader_election.lease import ApiLeases, own_identity
 from mlora_operator.metrics.exporter import Exporter
 from mlora_operator.metrics.server import serve_metrics
 from mlora_operator.page.board import Board
-from mlora_operator.page.desk import Desk
 from mlora_operator.page.server import LOOPBACK, PageServer
-from mlora_operator.reconcile.cluster.api_server import OURS, ApiServer, Indexes
+from mlora_operator.page.service import PageService
+from mlora_operator.reconcile.cluster.api_server import OURS, ApiServerCluster, Indexes
 from mlora_operator.reconcile.cluster.rest_client import KubeApi
-from mlora_operator.reconcile.cluster.store import Watched
+from mlora_operator.reconcile.cluster.store import WatchedObjects
 from mlora_operator.reconcile.cluster.throttle import API_SERVER
 from mlora_operator.reconcile.loop import Loop, utc_now
 from mlora_operator.settings import Settings
@@ -63,7 +63,7 @@ class Runtime:
     def __init__(self, settings: Settings, now: Callable[[], datetime] = utc_now) -> None:
         self.now = now
         self.settings = settings
-        self.watched = Watched(WATCHED)
+        self.watched = WatchedObjects(WATCHED)
         self.indexed = asyncio.Event()  # all that was there at the start has come through the watches
         self.loop: Loop | None = None  # while this replica leads
         self.elector: Elector | None = None
@@ -111,7 +111,7 @@ class Runtime:
                 elector = self._elector(KubeApi(api, tally=self.exporter.measures.request))
                 new_token = functools.partial(secrets.token_urlsafe, 32)
                 counted = KubeApi(api, elector.permit, self.exporter.measures.request)
-                cluster = ApiServer(
+                cluster = ApiServerCluster(
                     counted, indexes, self.settings, new_token, lambda host: self_signed(host, self.now())
                 )
                 runner = await serve_health(self.settings.health.port, self._check)
@@ -121,7 +121,7 @@ class Runtime:
                     stack.push_async_callback(runner.cleanup)
                 if self.settings.page.enabled:
                     page = PageServer(
-                        Desk(self.board, self._leader, utc_now),
+                        PageService(self.board, self._leader, utc_now),
                         None,
                         self.settings.page.port,
                         hosts=LOOPBACK | {name.lower() for name in self.settings.page.hosts},
@@ -142,7 +142,7 @@ class Runtime:
     def _elector(self, api: KubeApi) -> Elector:
         wanted = self.settings.leader_election
         store = ApiLeases(api, self.settings.namespace, wanted.lease_name, self.now)
-        terms = Terms(
+        terms = LeaseTimes(
             wanted.lease_seconds, wanted.deadline_seconds, renew_every=min(2.0, wanted.deadline_seconds / 3)
         )
         return Elector(store, own_identity(os.environ), terms, suspend_clock)
@@ -152,7 +152,7 @@ class Runtime:
         holder = self.elector.holder if self.elector is not None else ""
         return holder if self.elector is not None and holder != self.elector.me else ""
 
-    async def _lead(self, cluster: ApiServer, elector: Elector) -> None:
+    async def _lead(self, cluster: ApiServerCluster, elector: Elector) -> None:
         """One term. What it learns ends with it: another may have written since."""
         await self._compare(cluster)  # while it followed, a cut watch may have left objects that are gone
         async with Links(self.wake_loop, self.now, elector.permit) as links:
@@ -184,12 +184,12 @@ class Runtime:
             now, failing = time.monotonic(), self.loop.failing
             silence = now - self.loop.last_pass
             if failing is not None:
-                failures = Failures(now - failing.since, failing.times, failing.words)
+                failures = FailureStreak(now - failing.since, failing.times, failing.words)
         elif self.elector is not None:
             silence = self.elector.silence
         return examine(silence, self.settings.health.max_silence_seconds, WATCHED, running_tasks(), failures)
 
-    async def _catch_up(self, cluster: ApiServer) -> None:
+    async def _catch_up(self, cluster: ApiServerCluster) -> None:
         """Until what the API server lists has come through the watches: kopf does not say when its first lists are over."""
         while True:
             try:
@@ -198,12 +198,12 @@ class Runtime:
                 logger.warning("cannot list the existing objects: %s", error)
             await asyncio.sleep(LIST_AGAIN_AFTER)
 
-    async def _audit(self, cluster: ApiServer) -> None:
+    async def _audit(self, cluster: ApiServerCluster) -> None:
         while True:
             await asyncio.sleep(AUDIT_EVERY)
             await self._compare(cluster)
 
-    async def _compare(self, cluster: ApiServer) -> None:
+    async def _compare(self, cluster: ApiServerCluster) -> None:
         try:
             if await cluster.audit():
                 logger.warning("objects were deleted while the watch was interrupted")

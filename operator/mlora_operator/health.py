@@ -14,7 +14,7 @@ from aiohttp import web
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class Liveness:
     """``problems`` in words; none means healthy."""
 
     problems: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ FAILURES = 3  # passes in a row; fewer may be of a moment, however long they tak
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailureStreak:
     """Of passes, in a row until now: since so many seconds, so many times, the last one with ``words``."""
 
     seconds: float
@@ -37,8 +37,8 @@ def examine(
     most: float,
     watched: Iterable[str],
     running: Iterable[str],
-    failures: Failures | None = None,
-) -> Health:
+    failures: FailureStreak | None = None,
+) -> Liveness:
     """``silence``: seconds since a pass ended, None before the first; ``watched``: plurals that must have a watch;
     ``running``: names of the tasks that are alive, kopf's watches among them; ``failures``: None while passes succeed.
     ``most``: seconds that it may last that no pass ends, or none succeeds. Pure."""
@@ -55,7 +55,7 @@ def examine(
             f"{failures.times} consecutive passes failed within {failures.seconds:.0f} s, the last one with "
             f"{failures.words}"
         )
-    return Health(tuple(problems))
+    return Liveness(tuple(problems))
 
 
 def running_tasks() -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def running_tasks() -> tuple[str, ...]:
     return tuple(task.get_name() for task in asyncio.all_tasks() if not task.done())
 
 
-async def serve_health(port: int, check: Callable[[], Health]) -> web.AppRunner:
+async def serve_health(port: int, check: Callable[[], Liveness]) -> web.AppRunner:
     """Serve ``/healthz`` on all addresses until the runner is cleaned up: 200, or 503 with the problems."""
 
     async def healthz(_: web.Request) -> web.Response:

@@ -19,7 +19,7 @@ from mlora_worker.protocol import indented, one_line, without_credentials
 NAMES = ("task", "namespace", "generation", "pipeline")  # extra fields of a record
 
 
-class JsonLines(logging.Formatter):
+class JsonLogLines(logging.Formatter):
     """One JSON object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,7 +35,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)  # in ASCII: nothing in it ends a line anywhere
 
 
-class TextLines(logging.Formatter):
+class TextLogLines(logging.Formatter):
     """Time, level and message."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -48,7 +48,7 @@ class TextLines(logging.Formatter):
 def configure_logging(settings: LogSettings, stream: TextIO = sys.stderr) -> None:
     """Send all records to ``stream``. What kopf says about every single event is kept for level debug."""
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if settings.format == "json" else TextLines())
+    handler.setFormatter(JsonLogLines() if settings.format == "json" else TextLogLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())

@@ -59,7 +59,7 @@ from pydantic import Field, ValidationError, model_validator
 from mlora_operator.api.meta import Model, Storage
 from mlora_operator.api.pipeline import (
     BaseModelSource,
-    Checkpoints,
+    CheckpointSettings,
     LoRAPipelineSpec,
     Memory,
     NamespaceLimits,
@@ -100,7 +100,7 @@ class CatalogueModel(BaseModelSource):
     stall_timeout: Duration = "10m"
     restarts: Restarts = Field(default_factory=Restarts)
     storage: Storage = Field(default_factory=Storage)
-    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
+    checkpoints: CheckpointSettings = Field(default_factory=CheckpointSettings)
     worker: Worker = Field(default_factory=Worker)
 
     def pipeline_spec(self) -> LoRAPipelineSpec:

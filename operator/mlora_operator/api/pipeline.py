@@ -162,7 +162,7 @@ class Restarts(Model):
     )
 
 
-class Checkpoints(Model):
+class CheckpointSettings(Model):
     """Where tasks in training keep what they need to go on after a failure."""
 
     uri: FolderUri | None = Field(
@@ -286,7 +286,7 @@ class LoRAPipelineSpec(Model):
         default_factory=Restarts, description="How often failed workers are restarted."
     )
     storage: Storage = Field(default_factory=Storage, description="The store of the model.")
-    checkpoints: Checkpoints = Field(
-        default_factory=Checkpoints, description="Location of the tasks' checkpoints."
+    checkpoints: CheckpointSettings = Field(
+        default_factory=CheckpointSettings, description="Location of the tasks' checkpoints."
     )
     worker: Worker = Field(default_factory=Worker, description="The worker pods.")

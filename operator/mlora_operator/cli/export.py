@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.output import CommandError, Output, print_json, stdout
+from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stdout
 from mlora_operator.local.survey import GGUF, MERGE, SurveyFailed, merge
 from mlora_worker.protocol import AdapterDtype, MergeQuestion
 
@@ -32,7 +32,7 @@ def export(
         AdapterDtype | None,
         typer.Option(help="Data type of the weights. Default: that of the base model, or float32 for GGUF."),
     ] = None,
-    output: Annotated[Output, typer.Option(help="Output format.")] = Output.TEXT,
+    output: Annotated[OutputFormat, typer.Option(help="Output format.")] = OutputFormat.TEXT,
 ) -> None:
     """Convert a fetched adapter for programs that do not read PEFT: merge it into its base, or write GGUF."""
     if merged == gguf:
@@ -57,7 +57,7 @@ def export(
         raise CommandError(f"the adapter cannot be exported: {error}", exit_codes.FAILED) from error
     if answer.failure is not None:
         raise CommandError(answer.failure.message, exit_codes.INVALID)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(answer.model_dump(by_alias=True, mode="json", exclude_none=True))
     else:
         done, size = "written" if gguf else "merged", answer.bytes / 2**20

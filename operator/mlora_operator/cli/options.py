@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlora_operator.cli.output import Output
+from mlora_operator.cli.output import OutputFormat
 from mlora_operator.cli.seconds import seconds
 
 
@@ -21,7 +21,8 @@ FilesArgument = Annotated[
     list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
 ]
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="text for people, json for programs (one object per line).")
+    OutputFormat,
+    typer.Option("--output", "-o", help="text for people, json for programs (one object per line)."),
 ]
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console  # not there where `mlora fetch` is all that is installed
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
 

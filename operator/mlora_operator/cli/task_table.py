@@ -10,7 +10,7 @@ from mlora_operator.api import conditions
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """What is shown of one task."""
 
     namespace: str
@@ -32,7 +32,7 @@ class Row:
         return self.succeeded or self.failed
 
 
-def row(found: Mapping[str, Any]) -> Row:
+def row(found: Mapping[str, Any]) -> TaskRow:
     """The row of a LoRATask as the API server gives it; a status that is not there yet reads as Pending."""
     status = found.get("status", {})
     held = {one["type"]: one for one in status.get("conditions", [])}
@@ -42,7 +42,7 @@ def row(found: Mapping[str, Any]) -> Row:
 
     state = status.get("state") or "Pending"
     telling = held.get(conditions.FAILED if true(conditions.FAILED) else state, {})
-    return Row(
+    return TaskRow(
         namespace=found["metadata"]["namespace"],
         name=found["metadata"]["name"],
         state=state,
@@ -59,6 +59,6 @@ def row(found: Mapping[str, Any]) -> Row:
     )
 
 
-def as_json(one: Row) -> dict[str, Any]:
+def as_json(one: TaskRow) -> dict[str, Any]:
     camel = {"total_steps": "totalSteps", "tokens_per_second": "tokensPerSecond"}
     return {camel.get(key, key): value for key, value in asdict(one).items()}

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
-from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
-from mlora_operator.cli.task_table import Row, as_json, row
+from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stderr, stdout
+from mlora_operator.cli.task_table import TaskRow, as_json, row
 from mlora_worker.lines import headed, one_line
 
 
-def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
+def outcome(rows: Iterable[TaskRow], wanted: frozenset[str]) -> int | None:
     """The exit code once all wanted tasks (all there are, when none is named) have finished; None before."""
     shown = [one for one in rows if not wanted or one.name in wanted]
     if not shown or wanted - {one.name for one in shown} or not all(one.finished for one in shown):
@@ -29,7 +29,7 @@ def outcome(rows: Iterable[Row], wanted: frozenset[str]) -> int | None:
     return exit_codes.FAILED if any(one.failed for one in shown) else exit_codes.OK
 
 
-def table(rows: Iterable[Row]) -> RenderableType:
+def table(rows: Iterable[TaskRow]) -> RenderableType:
     """Running tasks by priority, then the others."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("NAME", "STATE", "REASON"):
@@ -58,14 +58,14 @@ def watch(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     timeout: TimeoutOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show tasks as they train, until all have finished.
 
     The exit code is 0 when all tasks succeeded, and 1 when one failed.
     """
     wanted = frozenset(names or ())
-    view: View = Lines() if output is Output.JSON else Screen()
+    view: WatchView = JsonRows() if output is OutputFormat.JSON else Screen()
     try:
         code = asyncio.run(_watch(wanted, namespace, context, timeout, view))
     except TimeoutError:
@@ -74,30 +74,30 @@ def watch(
     raise typer.Exit(code)
 
 
-class View(Protocol):
+class WatchView(Protocol):
     """Where the rows go. Entered before the first and left after the last ones."""
 
     def __enter__(self) -> Any: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def show(self, rows: Mapping[str, Row]) -> None:
+    def show(self, rows: Mapping[str, TaskRow]) -> None:
         """The rows by name as they are now."""
 
 
-class Lines:
+class JsonRows:
     """One JSON object for each task that changed."""
 
     def __init__(self) -> None:
-        self._shown: Mapping[str, Row] = {}
+        self._shown: Mapping[str, TaskRow] = {}
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> JsonRows:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, rows: Mapping[str, Row]) -> None:
+    def show(self, rows: Mapping[str, TaskRow]) -> None:
         for name, one in rows.items():
             if one != self._shown.get(name):
                 print_json(as_json(one))
@@ -111,7 +111,7 @@ class Screen:
 
     def __init__(self) -> None:
         self._live = Live(console=stdout(), refresh_per_second=4)
-        self._rows: Mapping[str, Row] = {}
+        self._rows: Mapping[str, TaskRow] = {}
 
     def __enter__(self) -> Screen:
         self._live.start()
@@ -123,13 +123,13 @@ class Screen:
             if one.failed:
                 stderr().print(Text(headed(f"{one.name}: {one.reason}: {one.message}"), style="red"))
 
-    def show(self, rows: Mapping[str, Row]) -> None:
+    def show(self, rows: Mapping[str, TaskRow]) -> None:
         self._live.update(table(rows.values()))
         self._rows = rows
 
 
 async def _watch(
-    wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: View
+    wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: WatchView
 ) -> int:
     from mlora_operator.cli.kube.cluster import connect
     from mlora_operator.cli.kube.retry import RetryTimeouts
@@ -151,11 +151,11 @@ async def _watch(
     raise AssertionError("follow() never ends by itself")
 
 
-def _only(rows: Mapping[str, Row], wanted: frozenset[str]) -> dict[str, Row]:
+def _only(rows: Mapping[str, TaskRow], wanted: frozenset[str]) -> dict[str, TaskRow]:
     return {name: one for name, one in rows.items() if not wanted or name in wanted}
 
 
-def _check_there(rows: Mapping[str, Row], wanted: frozenset[str], namespace: str) -> None:
+def _check_there(rows: Mapping[str, TaskRow], wanted: frozenset[str], namespace: str) -> None:
     missing = sorted(wanted - rows.keys())
     if missing:
         message = f"no loratask {', '.join(missing)} in namespace {namespace!r}"

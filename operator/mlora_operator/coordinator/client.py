@@ -10,18 +10,18 @@ from typing import TypeVar
 import aiohttp
 
 from mlora_operator.coordinator.errors import Invalid, Starting, Unauthorized, Unreachable, Untrusted
-from mlora_operator.coordinator.reading import PLAIN, Bound, Unbounded, beginning, read, understand
+from mlora_operator.coordinator.reading import PLAIN, AnswerBound, Unbounded, beginning, read, understand
 from mlora_operator.coordinator.trusting import context, distrust
-from mlora_operator.reconcile.ports import Endpoint, Trust
+from mlora_operator.reconcile.ports import CoordinatorTrust, Endpoint
 from mlora_worker.protocol import REPORT_FORMAT, REPORT_HEADER, Plan, Report
 from mlora_worker.stream.timeline import Timeline
 
 POLL_WAIT = 10.0  # seconds that the coordinator may hold a poll; a dead peer is noticed a little later
 ANSWER_WITHIN = 5.0  # seconds for everything else
 TIMELINE_WITHIN = 30.0  # seconds: all ranks are asked, and it is megabytes
-LARGEST_REPORT = Bound(32 * 2**20)
-LARGEST_TIMELINE = Bound(32 * 2**20)  # with few microbatches
-LARGEST_RECORD = Bound(512 * 2**20, values=2**24, containers=2**22)  # all that the stages have recorded
+LARGEST_REPORT = AnswerBound(32 * 2**20)
+LARGEST_TIMELINE = AnswerBound(32 * 2**20)  # with few microbatches
+LARGEST_RECORD = AnswerBound(512 * 2**20, values=2**24, containers=2**22)  # all that the stages have recorded
 NO_BODY = 4096  # bytes of an answer that says nothing but that it was understood
 ANSWER_SHOWN = 500  # characters of an error's body
 
@@ -41,7 +41,7 @@ class CoordinatorClient:
         self._token, self._trust = endpoint.token, endpoint.trust
         self.reading = 0.0  # seconds that the last report took to become an object
         self._former_token: str | None = None
-        self._former_trust: Trust | None = None
+        self._former_trust: CoordinatorTrust | None = None
         if former is not None:
             self._former_token = _before(self._token, former._token, former._former_token)
             self._former_trust = _before(self._trust, former._trust, former._former_trust)
@@ -99,7 +99,7 @@ class CoordinatorClient:
 
     async def _authorized(
         self,
-        trust: Trust | None,
+        trust: CoordinatorTrust | None,
         method: str,
         path: str,
         query: Mapping[str, str],
@@ -118,7 +118,7 @@ class CoordinatorClient:
 
     async def _ask(
         self,
-        trust: Trust | None,
+        trust: CoordinatorTrust | None,
         token: str,
         method: str,
         path: str,

@@ -53,7 +53,7 @@ def by_another_clock(contact: Contact, now: datetime) -> Contact:
 
 def _with_what_is_the_same(before: Report, after: Report) -> Report:
     """``after``, in which all that says the same as before is the same object: of a thousand tasks few have moved, and a
-    decision knows by that what it need not read again (``roster``)."""
+    decision knows by that what it need not read again (``reconcile.admission.queue``)."""
     known = {task.uid: task for task in before.tasks}
     tasks = tuple(_same_or_new(known.get(task.uid), task) for task in after.tasks)
     return after.model_copy(

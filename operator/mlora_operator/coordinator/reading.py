@@ -29,7 +29,7 @@ class Unbounded(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AnswerBound:
     """The most that an answer may be. ``values`` and ``containers`` are of JSON, where a key counts as a value."""
 
     size: int  # bytes
@@ -68,7 +68,7 @@ async def beginning(answer: aiohttp.ClientResponse, most: int) -> str:
     return "".join(one if one.isprintable() else " " for one in text).strip()
 
 
-def understand(model: type[AnyMessage], body: bytes, bound: Bound) -> AnyMessage:
+def understand(model: type[AnyMessage], body: bytes, bound: AnswerBound) -> AnyMessage:
     """The message in ``body``; fields that it does not know are left out, since workers may be newer. Raises Unbounded, or
     ValueError in words.
 
@@ -89,7 +89,7 @@ def _first(error: ValidationError) -> str:
     return f"{field}: {problem['msg']}"[:_WORDS].removeprefix(": ")
 
 
-def _check(body: bytes, bound: Bound) -> None:
+def _check(body: bytes, bound: AnswerBound) -> None:
     """Raises Unbounded for JSON of so many values that objects of them would fill the memory. An upper bound: what stands
     in texts counts, too."""
     containers = body.count(b"{") + body.count(b"[")

@@ -6,13 +6,13 @@ import ssl
 from functools import lru_cache
 
 from mlora_operator.coordinator.errors import Untrusted
-from mlora_operator.reconcile.ports import Trust
+from mlora_operator.reconcile.ports import CoordinatorTrust
 
 _WAY_OUT = "delete the Secret, and the operator creates a new one"
 
 
 @lru_cache(maxsize=1024)  # milliseconds each time
-def context(trust: Trust | None, url: str) -> ssl.SSLContext:
+def context(trust: CoordinatorTrust | None, url: str) -> ssl.SSLContext:
     """For TLS with whoever has this very certificate; no authority counts. Raises Untrusted."""
     if trust is None:
         raise Untrusted(f"the certificate of {url} is not known yet")
@@ -27,7 +27,7 @@ def context(trust: Trust | None, url: str) -> ssl.SSLContext:
     return context
 
 
-def distrust(url: str, trust: Trust | None, error: Exception) -> str:
+def distrust(url: str, trust: CoordinatorTrust | None, error: Exception) -> str:
     words = getattr(error, "verify_message", "") or str(error)
     origin = trust.origin if trust is not None else "nothing"
     return (

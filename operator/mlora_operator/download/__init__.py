@@ -14,19 +14,19 @@ from mlora_operator.download.errors import (
     StoreSilent,
 )
 from mlora_operator.download.files import download
-from mlora_operator.download.manifest import Manifest, ManifestFile, read_manifest
-from mlora_operator.download.source import Access, Source, open_source
+from mlora_operator.download.manifest import AdapterFile, Manifest, read_manifest
+from mlora_operator.download.source import Access, AdapterSource, open_source
 from mlora_operator.download.waiting import await_manifest
 
 __all__ = [
     "Access",
     "AdapterCorrupt",
+    "AdapterFile",
     "AdapterNotFound",
+    "AdapterSource",
     "DownloadError",
     "FolderInUse",
     "Manifest",
-    "ManifestFile",
-    "Source",
     "StoreRefused",
     "StoreSilent",
     "await_manifest",

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlora_operator.download.errors import AdapterCorrupt, AdapterNotFound, FolderInUse, StoreSilent
-from mlora_operator.download.manifest import MANIFEST_NAME, Manifest, ManifestFile
+from mlora_operator.download.manifest import MANIFEST_NAME, AdapterFile, Manifest
 from mlora_operator.download.partial import partial
-from mlora_operator.download.source import PIECE, Source
+from mlora_operator.download.source import PIECE, AdapterSource
 from mlora_operator.download.swap import put_in_place
 
 Progress = Callable[[int], None]
@@ -20,7 +20,7 @@ _TRIES = 5  # without a byte in between
 
 
 def download(
-    source: Source, manifest: Manifest, target: Path, pause: Pause, progress: Progress = lambda _: None
+    source: AdapterSource, manifest: Manifest, target: Path, pause: Pause, progress: Progress = lambda _: None
 ) -> None:
     """Fetch and verify all files, then put them at ``target``; a former adapter there is replaced.
 
@@ -88,7 +88,7 @@ class _Count:
             self._told = size
 
 
-def _fetch(source: Source, file: ManifestFile, path: Path, pause: Pause, progress: Progress) -> None:
+def _fetch(source: AdapterSource, file: AdapterFile, path: Path, pause: Pause, progress: Progress) -> None:
     """``file`` to ``path``, from where a former try ended. Raises StoreSilent, StoreRefused, AdapterCorrupt."""
     count = _Count(progress)
     if _size(path) > file.bytes:  # not the beginning of this file
@@ -109,7 +109,7 @@ def _fetch(source: Source, file: ManifestFile, path: Path, pause: Pause, progres
         raise AdapterCorrupt(f"{file.name} does not match the SHA-256 in its manifest")
 
 
-def _complete(source: Source, file: ManifestFile, path: Path, pause: Pause, count: _Count) -> None:
+def _complete(source: AdapterSource, file: AdapterFile, path: Path, pause: Pause, count: _Count) -> None:
     """Appends what is missing; goes on after each break, unless nothing comes between ``_TRIES`` of them."""
     failures, reached = 0, _size(path)
     while True:
@@ -123,7 +123,7 @@ def _complete(source: Source, file: ManifestFile, path: Path, pause: Pause, coun
             pause(min(2.0**failures / 2, 10.0))
 
 
-def _append(source: Source, file: ManifestFile, path: Path, count: _Count) -> None:
+def _append(source: AdapterSource, file: AdapterFile, path: Path, count: _Count) -> None:
     with path.open("ab") as output:
         size = output.tell()
         count.reached(size)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlora_operator.download.errors import AdapterCorrupt, AdapterNotFound
-from mlora_operator.download.source import Source
+from mlora_operator.download.source import AdapterSource
 
 MANIFEST_NAME = "manifest.json"
 LARGEST = 2**20  # bytes of a manifest; these are the worker's own bounds, which cannot be imported here
@@ -26,7 +26,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class ManifestFile:
+class AdapterFile:
     name: str
     bytes: int
     sha256: str
@@ -41,7 +41,7 @@ class Manifest:
     name: str
     base_model: str
     step: int
-    files: tuple[ManifestFile, ...]
+    files: tuple[AdapterFile, ...]
     content: bytes = field(repr=False)
 
     @property
@@ -54,7 +54,7 @@ class Manifest:
         return parsed
 
 
-def read_manifest(source: Source) -> Manifest:
+def read_manifest(source: AdapterSource) -> Manifest:
     """Raises AdapterNotFound, StoreRefused, StoreSilent, AdapterCorrupt."""
     content = bytearray()
     try:
@@ -85,7 +85,7 @@ def parse_manifest(content: bytes) -> Manifest:
             base_model=_text(parsed, "baseModel", LONGEST_NAME),
             step=_of_type(parsed["step"], int),
             files=tuple(
-                ManifestFile(
+                AdapterFile(
                     _of_type(one["name"], str), _of_type(one["bytes"], int), _of_type(one["sha256"], str)
                 )
                 for one in parsed["files"]
@@ -107,7 +107,7 @@ def parse_manifest(content: bytes) -> Manifest:
     return manifest
 
 
-def _check_file(file: ManifestFile) -> None:
+def _check_file(file: AdapterFile) -> None:
     """Raises AdapterCorrupt."""
     name = file.name
     sound = len(name) <= LONGEST_FILE_NAME and _FILE_NAME.fullmatch(name)

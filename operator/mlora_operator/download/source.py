@@ -42,7 +42,7 @@ class Access:
     ca_certificate: str | None = None
 
 
-class Source(Protocol):
+class AdapterSource(Protocol):
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """The pieces of file ``name`` from byte ``start`` on, which must lie within it.
 
@@ -50,7 +50,7 @@ class Source(Protocol):
         """
 
 
-def open_source(uri: str, access: Access) -> Source:
+def open_source(uri: str, access: Access) -> AdapterSource:
     """The adapter's place. Raises ValueError for an address that is neither s3:// nor file://."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if uri.startswith("s3://") and bucket:

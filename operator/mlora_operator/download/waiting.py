@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from mlora_operator.download.errors import AdapterNotFound, DownloadError, StoreSilent
 from mlora_operator.download.manifest import Manifest, read_manifest
-from mlora_operator.download.source import Source
+from mlora_operator.download.source import AdapterSource
 
 _LONGEST_PAUSE = 15.0
 
 
 def await_manifest(
-    source: Source,
+    source: AdapterSource,
     wanted: Callable[[Manifest], bool],
     seconds: float | None,
     now: Callable[[], float],

@@ -31,7 +31,7 @@ RELEASE_WITHIN = 3.0  # seconds that the end of the process may wait for
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaseTimes:
     """Seconds. ``duration``: after which others may take over; ``deadline``: after which the holder stops."""
 
     duration: float = 15.0
@@ -55,19 +55,19 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedLease:
     """A lease (None: there is none) and since when, on the candidate's own clock, it has been just so."""
 
     lease: Lease | None
     since: float
 
 
-def observe(former: Seen | None, lease: Lease | None, now: float) -> Seen:
+def observe(former: ObservedLease | None, lease: Lease | None, now: float) -> ObservedLease:
     """Pure."""
-    return former if former is not None and former.lease == lease else Seen(lease, now)
+    return former if former is not None and former.lease == lease else ObservedLease(lease, now)
 
 
-def may_take(seen: Seen, me: str, now: float) -> bool:
+def may_take(seen: ObservedLease, me: str, now: float) -> bool:
     """Whether ``me`` may write itself into the lease. Pure.
 
     1. There is no lease, or nobody holds it.
@@ -105,12 +105,12 @@ class LeaseHolder(Enum):
 class Elector:
     """Campaigns, works while it leads, and campaigns again. ``clock`` must go on while the process stands still."""
 
-    def __init__(self, store: LeaseStore, me: str, terms: Terms, clock: Callable[[], float]) -> None:
+    def __init__(self, store: LeaseStore, me: str, terms: LeaseTimes, clock: Callable[[], float]) -> None:
         self.me = me
         self._store = store
         self._terms = terms
         self._clock = clock
-        self._seen: Seen | None = None
+        self._seen: ObservedLease | None = None
         self._mine: Lease | None = None  # as last written by us; None when that is not known for certain
         self._until = float("-inf")
         self._campaigned = False
@@ -200,7 +200,7 @@ class Elector:
         self._campaigned = True
         asked = self._clock()
         self._mine = await self._store.write(lease, self.me, self._terms.duration)
-        self._seen = Seen(self._mine, asked)
+        self._seen = ObservedLease(self._mine, asked)
         self._until = asked + self._terms.deadline
         return LeaseHolder.MINE
 

@@ -12,7 +12,13 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.priorities import HIGHEST, Priorities, PriorityBound
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.machine import Machine
-from mlora_operator.local.manifests import DEFAULT_NAMESPACE, Manifests, PipelineManifest, Place, TaskManifest
+from mlora_operator.local.manifests import (
+    DEFAULT_NAMESPACE,
+    Manifests,
+    ObjectSource,
+    PipelineManifest,
+    TaskManifest,
+)
 from mlora_operator.reconcile.state.snapshot import Key, SecretData
 from mlora_operator.rights import EVERY, ServingSettings
 from mlora_operator.settings import CatalogueModel, Settings, WorkerDefaults
@@ -26,7 +32,7 @@ class InvalidRun(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RunOptions:
     """What the user said beside the manifests. None: as the manifests say, or as fits the machine."""
 
     models: Mapping[str, str] = field(default_factory=dict)  # name of a base model -> where it lies
@@ -40,7 +46,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class RunInputs:
     """What there is at the start of a run."""
 
     tasks: tuple[dict[str, Any], ...]  # objects without uid and status
@@ -50,21 +56,21 @@ class World:
     device: Device
 
 
-def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
+def adapt(manifests: Manifests, options: RunOptions, machine: Machine) -> RunInputs:
     """The world of a run. Raises InvalidRun.
 
-    1. ``wishes.s3_endpoint`` replaces every endpoint: names inside a cluster do not resolve here.
+    1. ``options.s3_endpoint`` replaces every endpoint: names inside a cluster do not resolve here.
     2. A LoRAPipeline of the manifests serves its model as it says, with the wished stages, type and threads.
-    3. Any other base model comes from ``wishes.models``, like from a chart's catalogue.
-    4. ``wishes.overwrite`` makes every task say that it may replace what lies at its output.
+    3. Any other base model comes from ``options.models``, like from a chart's catalogue.
+    4. ``options.overwrite`` makes every task say that it may replace what lies at its output.
     5. Ranks on one machine share its processors and its memory, so a pipeline has no replicas.
     """
     if not manifests.tasks:
         raise InvalidRun("these files contain no LoRATask")
-    pipelines = tuple(_pipeline(one, wishes, machine) for one in manifests.pipelines)
+    pipelines = tuple(_pipeline(one, options, machine) for one in manifests.pipelines)
     served = {one["spec"]["model"]["name"] for one in pipelines}
     for one in manifests.tasks:
-        if one.spec.base_model not in served | wishes.models.keys():
+        if one.spec.base_model not in served | options.models.keys():
             name, place = one.spec.base_model, one.place
             where = f"{place.file}:{place.line}: {place.kind}/{place.name}"
             raise InvalidRun(f"{where}: the location of {name} is not known: add --model {name}=FOLDER")
@@ -72,8 +78,8 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
         namespace=DEFAULT_NAMESPACE,
         worker=WorkerDefaults(image="local"),
         models=tuple(
-            _catalogue_model(name, place, wishes, machine)
-            for name, place in wishes.models.items()
+            _catalogue_model(name, place, options, machine)
+            for name, place in options.models.items()
             if name not in served
         ),
         allow_file_uris=True,
@@ -82,12 +88,12 @@ def adapt(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
         serving=ServingSettings(namespaces=(EVERY,)),
         priorities=Priorities(default=PriorityBound(max=HIGHEST)),
     )
-    return World(
-        tasks=tuple(_task(one, wishes) for one in manifests.tasks),
+    return RunInputs(
+        tasks=tuple(_task(one, options) for one in manifests.tasks),
         pipelines=pipelines,
         secrets={Key(one.place.namespace, one.place.name): one.data for one in manifests.secrets},
         settings=settings,
-        device=wishes.device,
+        device=options.device,
     )
 
 
@@ -105,49 +111,49 @@ def model_uri(place: str, base: Path) -> str:
     return folder.as_uri()
 
 
-def _task(manifest: TaskManifest, wishes: Wishes) -> dict[str, Any]:
-    made = _object(task.KIND, manifest.place, manifest.spec, wishes)
-    if wishes.overwrite:
+def _task(manifest: TaskManifest, options: RunOptions) -> dict[str, Any]:
+    made = _object(task.KIND, manifest.place, manifest.spec, options)
+    if options.overwrite:
         made["spec"]["output"]["overwrite"] = True
     return made
 
 
-def _pipeline(manifest: PipelineManifest, wishes: Wishes, machine: Machine) -> dict[str, Any]:
-    made = _object(pipeline.KIND, manifest.place, manifest.spec, wishes)
+def _pipeline(manifest: PipelineManifest, options: RunOptions, machine: Machine) -> dict[str, Any]:
+    made = _object(pipeline.KIND, manifest.place, manifest.spec, options)
     spec = made["spec"]
-    if manifest.spec.model.name in wishes.models:
-        spec["model"]["uri"] = wishes.models[manifest.spec.model.name]
-    if wishes.dtype is not None:
-        spec["model"]["dtype"] = wishes.dtype
-    if wishes.stages is not None:
-        spec["stages"] = wishes.stages
-    threads = wishes.threads or manifest.spec.worker.threads
+    if manifest.spec.model.name in options.models:
+        spec["model"]["uri"] = options.models[manifest.spec.model.name]
+    if options.dtype is not None:
+        spec["model"]["dtype"] = options.dtype
+    if options.stages is not None:
+        spec["stages"] = options.stages
+    threads = options.threads or manifest.spec.worker.threads
     spec["worker"]["threads"] = threads or machine.threads_of(spec["stages"])
     spec.pop(
         "replicas", None
     )  # of one machine's memory and processors another group would only take its share
-    if wishes.restarts is not None:
-        spec["restarts"]["limit"] = wishes.restarts
+    if options.restarts is not None:
+        spec["restarts"]["limit"] = options.restarts
     if manifest.spec.memory.budget is None:
-        spec["memory"]["budget"] = _share(machine, spec["stages"], wishes.device)
+        spec["memory"]["budget"] = _share(machine, spec["stages"], options.device)
     made["spec"] = _dump(LoRAPipelineSpec.model_validate(spec))
     return made
 
 
-def _catalogue_model(name: str, uri: str, wishes: Wishes, machine: Machine) -> CatalogueModel:
-    stages = wishes.stages or 1
+def _catalogue_model(name: str, uri: str, options: RunOptions, machine: Machine) -> CatalogueModel:
+    stages = options.stages or 1
     # Processors without bfloat16 arithmetic are slow at it, and there float32 costs only memory.
-    dtype = wishes.dtype or ("bfloat16" if _on_gpu(machine, wishes.device) else "float32")
+    dtype = options.dtype or ("bfloat16" if _on_gpu(machine, options.device) else "float32")
     return CatalogueModel.model_validate(
         {
             "name": name,
             "uri": uri,
             "dtype": dtype,
             "stages": stages,
-            "memory": {"budget": _share(machine, stages, wishes.device)},
-            "storage": {"endpoint": wishes.s3_endpoint},
-            "restarts": {} if wishes.restarts is None else {"limit": wishes.restarts},
-            "worker": {"threads": wishes.threads or machine.threads_of(stages)},
+            "memory": {"budget": _share(machine, stages, options.device)},
+            "storage": {"endpoint": options.s3_endpoint},
+            "restarts": {} if options.restarts is None else {"limit": options.restarts},
+            "worker": {"threads": options.threads or machine.threads_of(stages)},
         }
     )
 
@@ -161,10 +167,12 @@ def _on_gpu(machine: Machine, device: Device) -> bool:
     return device != "cpu" and bool(machine.gpus)
 
 
-def _object(kind: str, place: Place, spec: LoRATaskSpec | LoRAPipelineSpec, wishes: Wishes) -> dict[str, Any]:
+def _object(
+    kind: str, place: ObjectSource, spec: LoRATaskSpec | LoRAPipelineSpec, options: RunOptions
+) -> dict[str, Any]:
     content = _dump(spec)
-    if wishes.s3_endpoint is not None:
-        content["storage"]["endpoint"] = wishes.s3_endpoint
+    if options.s3_endpoint is not None:
+        content["storage"]["endpoint"] = options.s3_endpoint
     metadata = {"namespace": place.namespace, "name": place.name}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": content}
 

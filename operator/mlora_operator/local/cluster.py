@@ -13,20 +13,20 @@ from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.units import parse_bytes
-from mlora_operator.local.adapt import World
+from mlora_operator.local.adapt import RunInputs
 from mlora_operator.local.fits import beside_models, recall, remember
 from mlora_operator.local.machine import Machine
-from mlora_operator.local.objects import Objects
+from mlora_operator.local.objects import LocalObjects
 from mlora_operator.local.ranks import HOST, TERM_GRACE, Ports, RankGroup
 from mlora_operator.manifests.names import child_name, digest
 from mlora_operator.reconcile import ports
-from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.state.decision import DesiredWorkers, Event, Manifest
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Pod, SecretData, Task
 from mlora_worker.protocol import HUB_ENDPOINT, ModelSource, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LocalEnvironment:
     """Where a run keeps its things. ``private`` holds keys and tokens, is only ours, and goes when it ends."""
 
     state: Path
@@ -46,9 +46,9 @@ class LocalCluster:
 
     def __init__(
         self,
-        world: World,
-        objects: Objects,
-        surroundings: Surroundings,
+        world: RunInputs,
+        objects: LocalObjects,
+        surroundings: LocalEnvironment,
         *,
         on_task: Callable[[dict[str, Any]], None],
         on_event: Callable[[Event], None],
@@ -91,8 +91,8 @@ class LocalCluster:
 
     # --- what is ---
 
-    def objects(self) -> ports.Objects:
-        return ports.Objects(
+    def objects(self) -> ports.ClusterObjects:
+        return ports.ClusterObjects(
             tasks=self._objects.of_kind(loratask.KIND),
             pipelines=self._objects.of_kind(lorapipeline.KIND),
             groups={key: one.group for key, one in self._groups.items()},
@@ -148,7 +148,7 @@ class LocalCluster:
     async def delete_pipeline(self, pipeline: Pipeline) -> None:
         """One machine has no replicas (``adapt``)."""
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         key = workers.pipeline.key
         if key not in self._groups:
             self._groups[key] = self._make_group(workers.pipeline)

@@ -17,7 +17,7 @@ from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import LearnedMemory, PipelineStatus
 from mlora_operator.local.machine import Machine
-from mlora_operator.local.objects import Objects
+from mlora_operator.local.objects import LocalObjects
 from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import fits_of
 from mlora_operator.memory.origin import named_origin
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FOLDER = "memory"  # beside that of the base models
 
 
-class Known(BaseModel, frozen=True):
+class LearnedPipeline(BaseModel, frozen=True):
     """Of one pipeline: what was learned of its stages, and the stages as their workers told them."""
 
     memory: tuple[LearnedMemory, ...] = ()
@@ -42,17 +42,17 @@ class Known(BaseModel, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Fits:
+class FitStore:
     folder: Path
 
-    def read(self, origin: str) -> Known:
+    def read(self, origin: str) -> LearnedPipeline:
         try:
-            known = Known.model_validate_json(self._path(origin).read_text(encoding="utf-8"))
+            known = LearnedPipeline.model_validate_json(self._path(origin).read_text(encoding="utf-8"))
         except (OSError, ValidationError):
-            return Known()
-        return known if all(one.origin == origin for one in known.memory) else Known()
+            return LearnedPipeline()
+        return known if all(one.origin == origin for one in known.memory) else LearnedPipeline()
 
-    def keep(self, known: Known) -> None:
+    def keep(self, known: LearnedPipeline) -> None:
         """Nothing where nothing was measured."""
         if not known.memory or not all(one.samples for one in known.memory):
             return
@@ -69,9 +69,9 @@ class Fits:
         return self.folder / f"{origin}.json"
 
 
-def beside_models(models: Path) -> Fits:
+def beside_models(models: Path) -> FitStore:
     """``models``: folder of the downloaded base models."""
-    return Fits(models.parent / FOLDER)
+    return FitStore(models.parent / FOLDER)
 
 
 def local_origin(spec: LoRAPipelineSpec, machine: Machine, device: str) -> str:
@@ -80,7 +80,7 @@ def local_origin(spec: LoRAPipelineSpec, machine: Machine, device: str) -> str:
     return named_origin(spec, ["cuda" if gpus else "cpu"])
 
 
-def recall(objects: Objects, key: Key, fits: Fits, machine: Machine, device: str) -> None:
+def recall(objects: LocalObjects, key: Key, fits: FitStore, machine: Machine, device: str) -> None:
     """Give a pipeline that has learned nothing yet what a former run has."""
     raw = next(
         one
@@ -98,8 +98,8 @@ def recall(objects: Objects, key: Key, fits: Fits, machine: Machine, device: str
             return
 
 
-def remember(status: PipelineStatus, fits: Fits) -> None:
-    fits.keep(Known(memory=status.memory, stages=status.stages))
+def remember(status: PipelineStatus, fits: FitStore) -> None:
+    fits.keep(LearnedPipeline(memory=status.memory, stages=status.stages))
 
 
 def _plain(memory: Sequence[LearnedMemory]) -> list[object]:

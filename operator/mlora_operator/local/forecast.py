@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
-from mlora_operator.local.fits import Known
+from mlora_operator.local.fits import LearnedPipeline
 from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
 from mlora_operator.reconcile.admission.workload import candidate
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.scheduling.admission import Outcome, Place, Verdict
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome, MemoryCheck
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
+from mlora_operator.scheduling.memory import WholeSetMemory
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
-from mlora_operator.scheduling.room import AskedAnew
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
@@ -35,7 +35,7 @@ _LEAST_MICROBATCH = 16  # the least that a LoRAPipeline may say
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DeviceMemory:
     """Of each stage's device. ``bytes`` None: not known, and nobody is judged by it."""
 
     bytes: tuple[int, ...] | None
@@ -48,7 +48,7 @@ class StageForecast:
     share: float  # of the cost of a token
     embedding: bool
     head: bool
-    memory: Verdict  # with all admitted tasks in training
+    memory: MemoryCheck  # with all admitted tasks in training
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TaskForecast:
 
     @property
     def admitted(self) -> bool:
-        return self.state == Outcome.ADMITTED
+        return self.state == AdmissionOutcome.ADMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class PipelineForecast:
     name: str
     spec: LoRAPipelineSpec
     device: str
-    memory: Memory
+    memory: DeviceMemory
     stages: tuple[StageForecast, ...]
     tasks: tuple[TaskForecast, ...]
     plan: StreamPlan  # of the admitted tasks, by uid
@@ -88,9 +88,9 @@ def forecast(
     answer: SurveyAnswer,
     *,
     device: str,
-    memory: Memory,
+    memory: DeviceMemory,
     tokens_per_second: float | None = None,
-    known: Known | None = None,
+    known: LearnedPipeline | None = None,
 ) -> PipelineForecast:
     """``tasks`` in the scheduler's order; ``answer`` is about this pipeline and has facts. ``tokens_per_second``: of
     one device with the whole model. ``known``: what was learned of the same pipeline's memory before.
@@ -98,12 +98,14 @@ def forecast(
     facts = answer.facts
     assert facts is not None
     answers = {one.uid: one for one in answer.tasks}
-    known = known if known is not None else Known()
+    known = known if known is not None else LearnedPipeline()
     model = _memory_model(spec, tasks, facts, answer.stages, memory, device, known)
     loads = {task.uid: _load(task, answers.get(task.uid), facts) for task in tasks}
-    places = _places(tasks, answers, loads, model, spec.scheduling)
+    admissions = _admissions(tasks, answers, loads, model, spec.scheduling)
     admitted = [
-        task.uid for task in tasks if task.uid in places and places[task.uid].outcome is Outcome.ADMITTED
+        task.uid
+        for task in tasks
+        if task.uid in admissions and admissions[task.uid].outcome is AdmissionOutcome.ADMITTED
     ]
     costs = stage_costs(facts, spec.stages, launch_tokens(device))
     travelling = {uid: loads[uid] for uid in admitted}
@@ -117,13 +119,11 @@ def forecast(
         device=device,
         memory=memory,
         stages=tuple(
-            StageForecast(
-                shape, cost.per_token / whole, shape.stage == 0, shape is answer.stages[-1], verdict
-            )
-            for shape, cost, verdict in zip(answer.stages, costs, model.by_stage(admitted), strict=True)
+            StageForecast(shape, cost.per_token / whole, shape.stage == 0, shape is answer.stages[-1], check)
+            for shape, cost, check in zip(answer.stages, costs, model.by_stage(admitted), strict=True)
         ),
         tasks=tuple(
-            _task(task, places.get(task.uid), loads[task.uid], answers.get(task.uid), facts, model)
+            _task(task, admissions.get(task.uid), loads[task.uid], answers.get(task.uid), facts, model)
             for task in tasks
         ),
         plan=plan,
@@ -138,9 +138,9 @@ def _memory_model(
     tasks: Sequence[Task],
     facts: ModelFacts,
     shapes: Sequence[StageShape],
-    memory: Memory,
+    memory: DeviceMemory,
     device: str,
-    known: Known,
+    known: LearnedPipeline,
 ) -> MemoryModel:
     groups = {stage.stage: stage.input_groups for stage in known.stages}
     return MemoryModel(
@@ -170,22 +170,22 @@ def _memory_model(
     )
 
 
-def _places(
+def _admissions(
     tasks: Sequence[Task],
     answers: Mapping[str, TaskAnswer],
     loads: Mapping[str, TaskLoad],
     model: MemoryModel,
     scheduling: Scheduling,
-) -> Mapping[str, Place]:
+) -> Mapping[str, Admission]:
     """As the operator will decide once all tasks are prepared and none has trained. A suspended task has none."""
     failed = {uid: one.failure for uid, one in answers.items() if one.failure is not None}
     now = max((task.created for task in tasks), default=datetime.min.replace(tzinfo=UTC))
     entrants = [
         Entrant(
             candidate(task),
-            State.WAITING,
+            EntrantState.WAITING,
             since=now,
-            progress=Progress(0, _total_steps(task, answers.get(task.uid)), loads[task.uid].tokens),
+            progress=EntrantProgress(0, _total_steps(task, answers.get(task.uid)), loads[task.uid].tokens),
         )
         for task in tasks
         if task.spec is not None and not task.spec.suspend and task.uid not in failed
@@ -195,8 +195,8 @@ def _places(
         "shortestRemaining": ShortestRemaining(),
         "fairShare": FairShare(weights=scheduling.weights),
     }
-    refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in failed.items()}
-    return {**schedule(entrants, AskedAnew(model.verdict), policies[scheduling.policy], now), **refused}
+    refused = {uid: Admission(AdmissionOutcome.REFUSED, failure=failure) for uid, failure in failed.items()}
+    return {**schedule(entrants, WholeSetMemory(model.check), policies[scheduling.policy], now), **refused}
 
 
 def _total_steps(task: Task, answer: TaskAnswer | None) -> int | None:
@@ -223,7 +223,7 @@ def _load(task: Task, answer: TaskAnswer | None, facts: ModelFacts) -> TaskLoad:
 
 def _task(
     task: Task,
-    place: Place | None,
+    admission: Admission | None,
     load: TaskLoad,
     answer: TaskAnswer | None,
     facts: ModelFacts,
@@ -231,7 +231,7 @@ def _task(
 ) -> TaskForecast:
     assert task.spec is not None
     rows = answer.rows if answer is not None else None
-    state, cause = _words(task, place, model)
+    state, cause = _words(task, admission, model)
     training = task.spec.training
     longest = rows.longest if rows is not None else min(training.max_seq_length, facts.max_positions)
     steps = _total_steps(task, answer)
@@ -239,30 +239,30 @@ def _task(
     return TaskForecast(task, state, cause, load, longest, rows, steps, held)
 
 
-def _words(task: Task, place: Place | None, model: MemoryModel) -> tuple[str, Cause]:
+def _words(task: Task, admission: Admission | None, model: MemoryModel) -> tuple[str, Cause]:
     """State and cause, as the task's status will have them."""
-    if place is None:
+    if admission is None:
         return "Suspended", Cause("Suspended", "spec.suspend is true")
-    match place.outcome:
-        case Outcome.ADMITTED:
-            return Outcome.ADMITTED, Cause("Admitted", "is admitted at once")
-        case Outcome.REFUSED:
-            assert place.failure is not None
-            return "Failed", Cause(place.failure.reason.value, place.failure.message)
-        case Outcome.NEVER_FITS:
-            return "Rejected", Cause("ExceedsCapacity", too_large(place) + _what_fits(task.uid, model))
+    match admission.outcome:
+        case AdmissionOutcome.ADMITTED:
+            return AdmissionOutcome.ADMITTED, Cause("Admitted", "is admitted at once")
+        case AdmissionOutcome.REFUSED:
+            assert admission.failure is not None
+            return "Failed", Cause(admission.failure.reason.value, admission.failure.message)
+        case AdmissionOutcome.NEVER_FITS:
+            return "Rejected", Cause("ExceedsCapacity", too_large(admission) + _what_fits(task.uid, model))
         case _:
-            return "Queued", Cause("WaitingForMemory", not_yet(place, task.key.namespace))
+            return "Queued", Cause("WaitingForMemory", not_yet(admission, task.key.namespace))
 
 
 def _what_fits(uid: str, model: MemoryModel) -> str:
     """The largest microbatchTokens (halved again and again) with which the task would fit, or recomputation."""
     tokens = model.microbatch_tokens // 2
     while tokens >= _LEAST_MICROBATCH:
-        if replace(model, microbatch_tokens=tokens).verdict([uid]).fits:
+        if replace(model, microbatch_tokens=tokens).check([uid]).fits:
             return f"; it would fit alone with microbatchTokens: {tokens}"
         tokens //= 2
-    if replace(model, recompute=True).verdict([uid]).fits:
+    if replace(model, recompute=True).check([uid]).fits:
         return "; it would fit alone with recomputeActivations: true"
     return ""
 
@@ -272,8 +272,8 @@ def _assumed(
     answers: Mapping[str, TaskAnswer],
     facts: ModelFacts,
     device: str,
-    memory: Memory,
-    known: Known,
+    memory: DeviceMemory,
+    known: LearnedPipeline,
 ) -> Iterator[str]:
     for task in tasks:
         assert task.spec is not None

@@ -27,7 +27,7 @@ from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.suggestions import unknown_field
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.documents import Document, DocumentError, Path, parse
-from mlora_operator.reconcile.assignment.priority_bounds import bound_of, told
+from mlora_operator.reconcile.assignment.priority_bounds import bound_message, bound_of
 from mlora_operator.reconcile.state.output_folders import Folder, folders_in
 
 SECRET = "Secret"
@@ -49,7 +49,7 @@ _METADATA = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObjectSource:
     """Where an object stands in the user's files, and which it is."""
 
     file: str
@@ -76,7 +76,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class TaskManifest:
-    place: Place
+    place: ObjectSource
     spec: LoRATaskSpec
 
 
@@ -84,14 +84,14 @@ class TaskManifest:
 class PipelineManifest:
     """``status`` is there in files that came from a cluster (`kubectl get -o yaml`)."""
 
-    place: Place
+    place: ObjectSource
     spec: LoRAPipelineSpec
     status: PipelineStatus = field(default_factory=PipelineStatus)
 
 
 @dataclass(frozen=True, slots=True)
 class SecretManifest:
-    place: Place
+    place: ObjectSource
     data: Mapping[str, str] = field(repr=False)  # decoded
 
 
@@ -102,7 +102,7 @@ class Manifests:
     tasks: tuple[TaskManifest, ...] = ()
     pipelines: tuple[PipelineManifest, ...] = ()
     secrets: tuple[SecretManifest, ...] = ()
-    others: tuple[Place, ...] = ()
+    others: tuple[ObjectSource, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
@@ -113,7 +113,7 @@ Manifest = TaskManifest | PipelineManifest | SecretManifest
 def read_manifests(texts: Sequence[tuple[str, str]]) -> Manifests:
     """Reads all of ``texts``, pairs of file name and content. Never raises for what is in them."""
     found: list[Manifest] = []
-    others: list[Place] = []
+    others: list[ObjectSource] = []
     problems: list[Problem] = []
     for file, text in texts:
         try:
@@ -122,7 +122,7 @@ def read_manifests(texts: Sequence[tuple[str, str]]) -> Manifests:
                     result = _object(file, document, item, prefix)
                     if isinstance(result, list):
                         problems += result
-                    elif isinstance(result, Place):
+                    elif isinstance(result, ObjectSource):
                         others.append(result)
                     else:
                         found.append(result)
@@ -149,7 +149,9 @@ def _items(document: Document) -> Iterator[tuple[Any, Path]]:
         yield value, ()
 
 
-def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest | Place | list[Problem]:
+def _object(
+    file: str, document: Document, value: Any, prefix: Path
+) -> Manifest | ObjectSource | list[Problem]:
     def problem(about: str, path: Path, message: str) -> Problem:
         return Problem(file, document.line_of((*prefix, *path)), about, _dotted(path), message)
 
@@ -168,7 +170,7 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
     problems += [problem(about, path, message) for path, message in _bad_texts(names)]
     ours = version.split("/")[0] == GROUP or kind.lower() in (task.KIND.lower(), pipeline.KIND.lower())
     if not ours and (version, kind) != ("v1", SECRET):
-        return problems or Place(file, document.line_of(prefix), kind, str(namespace), str(name))
+        return problems or ObjectSource(file, document.line_of(prefix), kind, str(namespace), str(name))
     if ours and version != API_VERSION:
         return [problem(about, ("apiVersion",), f"must be {API_VERSION} (got {version!r})"), *problems]
     if ours and kind not in (task.KIND, pipeline.KIND):
@@ -178,7 +180,7 @@ def _object(file: str, document: Document, value: Any, prefix: Path) -> Manifest
             *problems,
         ]
 
-    place = Place(file, document.line_of(prefix), kind, str(namespace), str(name))
+    place = ObjectSource(file, document.line_of(prefix), kind, str(namespace), str(name))
     if kind == SECRET:
         data, wrong = _secret_data(value)
         problems += [problem(about, path, message) for path, message in wrong]
@@ -307,7 +309,7 @@ def _secret_data(value: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[P
 
 
 def _twice(found: Sequence[Manifest]) -> Iterator[Problem]:
-    first: dict[tuple[str, str, str], Place] = {}
+    first: dict[tuple[str, str, str], ObjectSource] = {}
     for one in found:
         place = one.place
         other = first.setdefault((place.kind, place.namespace, place.name), place)
@@ -319,8 +321,8 @@ def _twice(found: Sequence[Manifest]) -> Iterator[Problem]:
 
 def _shared_outputs(tasks: Sequence[TaskManifest]) -> Iterator[Problem]:
     """Two adapters below one prefix would overwrite each other's files. The operator would not accept the later one."""
-    at: dict[Folder, Place] = {}
-    above: dict[Folder, Place] = {}  # every folder that some output lies in
+    at: dict[Folder, ObjectSource] = {}
+    above: dict[Folder, ObjectSource] = {}  # every folder that some output lies in
     for one in tasks:
         place, targets = one.place, folders_in(one.spec.storage, one.spec.output.uri)
         ways = [(at.get(folder), "a folder above it") for target in targets for folder in _above(target)]
@@ -355,7 +357,7 @@ def _too_high(tasks: Sequence[TaskManifest], pipelines: Sequence[PipelineManifes
             continue
         highest = max(known, key=lambda bound: bound.most)
         if priority > highest.most:
-            about, words = f"{place.kind}/{place.name}", told(priority, place.namespace, highest)
+            about, words = f"{place.kind}/{place.name}", bound_message(priority, place.namespace, highest)
             yield Problem(place.file, place.line, about, "spec.priority", words)
 
 

@@ -20,7 +20,7 @@ from mlora_operator.reconcile.state.snapshot import Key
 _PLURALS = {task.KIND: task.PLURAL, pipeline.KIND: pipeline.PLURAL}
 
 
-class Objects:
+class LocalObjects:
     """Objects by kind and key; ``FOLDER/loratasks/NAMESPACE.NAME.yaml`` is what ``kubectl get -o yaml`` shows.
 
     Not a store to share: one process writes, anyone may read.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mlora_operator.local.machine import Machine
 from mlora_operator.reconcile.state.cause import Cause
-from mlora_operator.reconcile.state.snapshot import PEER_LOST, Ending, Group, Key, Pod
+from mlora_operator.reconcile.state.snapshot import PEER_LOST, Key, Pod, ProcessEnding, WorkerGroup
 from mlora_worker.protocol import WorkerConfig
 
 # -P: no module comes from the present folder, which may be one that was fetched.
@@ -95,14 +95,14 @@ class RankGroup:
         self._failures = 0  # since the ranks were last replaced
         self._replacements = 0
         self._replaced = False  # somebody outside ends them
-        self._endings: dict[int, Ending] = {}
+        self._endings: dict[int, ProcessEnding] = {}
         self._last_words: str | None = None
         self._listens_since: datetime | None = None
         self.ports = free_ports()
         self.given_up: str | None = None
 
     @property
-    def group(self) -> Group:
+    def group(self) -> WorkerGroup:
         """What is there now, in the words of the reconcile loop."""
         pods = tuple(
             Pod(
@@ -118,7 +118,7 @@ class RankGroup:
         )
         whole = len(pods) == self._wanted and all(pod.ready for pod in pods)
         problem = None if whole or self._last_words is None else Cause("Restarting", self._last_words)
-        return Group(self._wanted, self._revision, pods, problem)
+        return WorkerGroup(self._wanted, self._revision, pods, problem)
 
     def resize(self, ranks: int) -> None:
         """Idempotent, and repeated by the reconcile loop until it is so."""
@@ -231,12 +231,12 @@ class RankGroup:
         self._on_change()
 
 
-def _ending(rank: _Rank) -> Ending:
+def _ending(rank: _Rank) -> ProcessEnding:
     code = rank.process.returncode
     assert code is not None
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     words = f"rank {rank.number} {how}: {_last_line(rank.log)} (log: {rank.log})"
-    return Ending(code if code >= 0 else 128 - code, words)  # as a shell or a kubelet would say it
+    return ProcessEnding(code if code >= 0 else 128 - code, words)  # as a shell or a kubelet would say it
 
 
 async def _wait(ranks: Sequence[_Rank], until: str, seconds: float | None) -> None:

@@ -10,21 +10,21 @@ from typing import Any
 
 from mlora_operator.api import task as loratask
 from mlora_operator.coordinator import Links
-from mlora_operator.local.adapt import World
+from mlora_operator.local.adapt import RunInputs
 from mlora_operator.local.audience import Audience
-from mlora_operator.local.cluster import LocalCluster, Surroundings
+from mlora_operator.local.cluster import LocalCluster, LocalEnvironment
 from mlora_operator.local.ending import End, endings
-from mlora_operator.local.objects import Objects
-from mlora_operator.local.place import PageNotServed, Place
+from mlora_operator.local.objects import LocalObjects
 from mlora_operator.local.ranks import HOST
+from mlora_operator.local.run_environment import PageNotServed, RunEnvironment
 from mlora_operator.local.timelines import save_timelines
 from mlora_operator.page.board import Board
-from mlora_operator.page.desk import Desk
 from mlora_operator.page.server import LOOPBACK, PageServer
+from mlora_operator.page.service import PageService
 from mlora_operator.reconcile.loop import Loop, utc_now
 
 
-async def run(world: World, place: Place, audience: Audience) -> list[End]:
+async def run(world: RunInputs, place: RunEnvironment, audience: Audience) -> list[End]:
     """Train every task to its end. All processes have ended when this returns, also by cancellation.
 
     Raises PageNotServed before anything has begun.
@@ -32,7 +32,7 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
     if place.page is None:
         return await _run(world, place, audience, None)
     board = Board()
-    page = PageServer(Desk(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
+    page = PageServer(PageService(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
     try:
         page.start()
     except OSError as error:
@@ -43,8 +43,8 @@ async def run(world: World, place: Place, audience: Audience) -> list[End]:
         await asyncio.to_thread(page.stop)
 
 
-async def _run(world: World, place: Place, audience: Audience, board: Board | None) -> list[End]:
-    objects = Objects(place.state, utc_now)
+async def _run(world: RunInputs, place: RunEnvironment, audience: Audience, board: Board | None) -> list[End]:
+    objects = LocalObjects(place.state, utc_now)
     for manifest in world.tasks:
         if not objects.resume(manifest):
             objects.apply(manifest)
@@ -61,7 +61,7 @@ async def _run(world: World, place: Place, audience: Audience, board: Board | No
     cluster = LocalCluster(
         world,
         objects,
-        Surroundings(
+        LocalEnvironment(
             state=place.state,
             private=private,
             cache=place.cache,
@@ -87,7 +87,11 @@ async def _run(world: World, place: Place, audience: Audience, board: Board | No
 
 
 async def _reconcile(
-    cluster: LocalCluster, objects: Objects, world: World, changed: asyncio.Event, board: Board | None
+    cluster: LocalCluster,
+    objects: LocalObjects,
+    world: RunInputs,
+    changed: asyncio.Event,
+    board: Board | None,
 ) -> list[End]:
     loop: Loop | None = None
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from mlora_operator.api.meta import timestamp
-from mlora_operator.local.adapt import World
+from mlora_operator.local.adapt import RunInputs
 from mlora_operator.manifests.pipeline import pipeline_manifest
 from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.assignment.eligibility import accept
@@ -37,7 +37,7 @@ class Service:
     missing: frozenset[Key]
 
 
-def service(world: World, now: datetime) -> Service:
+def service(world: RunInputs, now: datetime) -> Service:
     """Pipelines of the catalogue are made where a task needs one, as the operator would."""
     tasks = tuple(
         read_task(_created(raw, now), allow_file_uris=world.settings.allow_file_uris) for raw in world.tasks

@@ -95,7 +95,7 @@ class Coefficients:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """One quantity. ``interval``: by how much more than predicted it may be, relative, within what was sampled."""
 
     coefficients: Coefficients
@@ -108,9 +108,9 @@ class StageFit:
     factor on what is predicted, above 1 once memory ran out where it should not have.
     """
 
-    kept: Line = field(default_factory=lambda: Line(Coefficients()))
-    forward: Line = field(default_factory=lambda: Line(Coefficients()))
-    backward: Line = field(default_factory=lambda: Line(Coefficients()))
+    kept: FittedLine = field(default_factory=lambda: FittedLine(Coefficients()))
+    forward: FittedLine = field(default_factory=lambda: FittedLine(Coefficients()))
+    backward: FittedLine = field(default_factory=lambda: FittedLine(Coefficients()))
     samples: int = 0
     widest: int = 0
     correction: float = 1.0
@@ -130,11 +130,11 @@ class StageFit:
         learned = max(self.forward.coefficients.of(shape), self.backward.coefficients.of(shape))
         return max(_exact_of_peak(shape) + learned, shape.floor_bytes)
 
-    def _upper(self, line: Line, shape: Shape, exact: float) -> float:
+    def _upper(self, line: FittedLine, shape: Shape, exact: float) -> float:
         """The interval grows with each doubling of the width beyond what was sampled."""
         return (exact + line.coefficients.of(shape)) * self.interval_factor(line, shape.tokens)
 
-    def interval_factor(self, line: Line, tokens: float) -> float:
+    def interval_factor(self, line: FittedLine, tokens: float) -> float:
         """On what is predicted of a microbatch so wide."""
         beyond = max(0.0, math.log2(tokens / self.widest)) if self.widest and tokens else 0.0
         return 1 + line.interval * (1 + beyond)
@@ -197,7 +197,9 @@ def _exact_of_peak(shape: Shape) -> float:
     return max(0.0, shape.exact_bytes - shape.layer_bytes)
 
 
-def _fit(shapes: Sequence[Shape], exact: Sequence[float], measured: Sequence[int], prior: Line) -> Line:
+def _fit(
+    shapes: Sequence[Shape], exact: Sequence[float], measured: Sequence[int], prior: FittedLine
+) -> FittedLine:
     """Rows are divided by about what was measured, columns by their mean, so that all numbers are near 1."""
     whole = np.array(measured, dtype=np.float64)
     tokens = np.array([shape.tokens for shape in shapes], dtype=np.float64)
@@ -220,7 +222,7 @@ def _fit(shapes: Sequence[Shape], exact: Sequence[float], measured: Sequence[int
             break
     residuals = target - rows @ found
     coefficients = Coefficients(*(float(one) for one in found / scale))
-    return Line(coefficients, _interval(residuals))
+    return FittedLine(coefficients, _interval(residuals))
 
 
 def _nnls(matrix: Array, wanted: Array) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mlora_operator.api.pipeline_status import LearnedLine, LearnedMemory
-from mlora_operator.memory.fit import Coefficients, Line, StageFit, fit_stage
+from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit, fit_stage
 from mlora_operator.memory.model import MemoryModel
 from mlora_worker.protocol import MemoryExhausted, MemorySample
 from mlora_worker.stream.footprint import Shape
@@ -114,14 +114,14 @@ def _readable(one: LearnedMemory) -> StageFit | None:
         return None
 
 
-def _line(line: Line) -> LearnedLine:
+def _line(line: FittedLine) -> LearnedLine:
     return LearnedLine(
         coefficients=tuple(map(_text, line.coefficients.values)), interval=_text(line.interval)
     )
 
 
-def _read(line: LearnedLine) -> Line:
-    return Line(Coefficients(*map(_number, line.coefficients)), _number(line.interval, least=0.0))
+def _read(line: LearnedLine) -> FittedLine:
+    return FittedLine(Coefficients(*map(_number, line.coefficients)), _number(line.interval, least=0.0))
 
 
 def _number(text: str, least: float = -math.inf) -> float:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 
-from mlora_operator.memory.fit import NONE_BELOW, Coefficients, Line, StageFit
-from mlora_operator.scheduling.admission import Need, Verdict
+from mlora_operator.memory.fit import NONE_BELOW, Coefficients, FittedLine, StageFit
+from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
 from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
@@ -118,7 +118,7 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
         r2=early[2],
     )
     below = Coefficients(b1=kept - sum(early), r0=early[0], r1=early[1], r2=early[2])
-    return StageFit(kept=Line(below), forward=Line(peak), backward=Line(peak))
+    return StageFit(kept=FittedLine(below), forward=FittedLine(peak), backward=FittedLine(peak))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +229,12 @@ def stage_need(
     fit: StageFit,
     *,
     recompute: bool = False,
-) -> Need:
+) -> MemoryNeed:
     """The most that one stage needs with these tasks in training, as far as the fit's interval goes."""
     worst = worst_case(demands, facts, stage, stages, microbatch_tokens, recompute=recompute)
     adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
     activations = activation_bytes(fit, worst.microbatch, worst.tokens)
-    return Need(stage.resident_bytes, adapters, activations, worst.tokens)
+    return MemoryNeed(stage.resident_bytes, adapters, activations, worst.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +250,11 @@ class MemoryModel:
     recompute: bool = False  # activations, in the backward
     learned: Mapping[int, StageFit] = field(default_factory=dict)  # by stage; the prior where there is none
 
-    def verdict(self, uids: Iterable[str]) -> Verdict:
+    def check(self, uids: Iterable[str]) -> MemoryCheck:
         """Whether these tasks fit together. Raises KeyError for a uid without a demand."""
-        return min(self.by_stage(uids), key=lambda verdict: verdict.budget - verdict.needed)
+        return min(self.by_stage(uids), key=lambda check: check.budget - check.needed)
 
-    def by_stage(self, uids: Iterable[str]) -> tuple[Verdict, ...]:
+    def by_stage(self, uids: Iterable[str]) -> tuple[MemoryCheck, ...]:
         """The same for each stage by itself."""
         demands = [self.demands[uid] for uid in uids]
         return tuple(self._of_stage(stage, demands) for stage in self.stages)
@@ -276,14 +276,14 @@ class MemoryModel:
         """The fit of ``stage`` after memory ran out there with these tasks in training: they never fit again."""
         report = self.stages[stage]
         fit = self.fit_of(report)
-        verdict = self._of_stage(report, [self.demands[uid] for uid in uids if uid in self.demands])
-        need = verdict.need
-        if not verdict.fits or need is None or need.activations <= 0:
+        check = self._of_stage(report, [self.demands[uid] for uid in uids if uid in self.demands])
+        need = check.need
+        if not check.fits or need is None or need.activations <= 0:
             return fit
-        room = verdict.budget - need.weights - need.adapters
+        room = check.budget - need.weights - need.adapters
         return replace(fit, correction=fit.correction * (room / need.activations) * _BEYOND)
 
-    def _of_stage(self, stage: StageReport, demands: Sequence[Demand]) -> Verdict:
+    def _of_stage(self, stage: StageReport, demands: Sequence[Demand]) -> MemoryCheck:
         count = len(self.stages)
         need = stage_need(
             demands,
@@ -295,7 +295,7 @@ class MemoryModel:
             recompute=self.recompute,
         )
         budget = self.budget_of(stage)
-        return Verdict(need.total <= budget, stage.stage, need.total, budget, need)
+        return MemoryCheck(need.total <= budget, stage.stage, need.total, budget, need)
 
 
 _BEYOND = 1.02  # so much more than the room there was

@@ -30,7 +30,9 @@ from mlora_worker.stream.targets import ranks_of
 
 _WIDTHS = 10_000  # that are remembered
 
-ToldGroups = tuple[int, tuple[tuple[str, ...], ...]]  # number of a stage, its input groups as it reports them
+ReportedGroups = tuple[
+    int, tuple[tuple[str, ...], ...]
+]  # number of a stage, its input groups as it reports them
 
 
 class Brought(NamedTuple):
@@ -228,11 +230,11 @@ class StageReckoning:
         return inputs.whole * element + low * half, inputs.last * element + last_low * half
 
 
-def told_groups(stages: Iterable[StageReport]) -> tuple[ToldGroups, ...]:
+def reported_groups(stages: Iterable[StageReport]) -> tuple[ReportedGroups, ...]:
     return tuple((stage.stage, stage.input_groups) for stage in stages)
 
 
-def layouts(facts: ModelFacts, told: Sequence[ToldGroups], *, recompute: bool) -> tuple[StageLayout, ...]:
+def layouts(facts: ModelFacts, told: Sequence[ReportedGroups], *, recompute: bool) -> tuple[StageLayout, ...]:
     """One for each stage."""
     made = []
     for stage, names in told:
@@ -245,7 +247,7 @@ def layouts(facts: ModelFacts, told: Sequence[ToldGroups], *, recompute: bool) -
 
 def reckonings(model: MemoryModel, laid_out: Sequence[StageLayout] = ()) -> tuple[StageReckoning, ...]:
     """One for each stage. ``laid_out``: the ``layouts`` of the model's stages, where they are there already."""
-    own = laid_out or layouts(model.facts, told_groups(model.stages), recompute=model.recompute)
+    own = laid_out or layouts(model.facts, reported_groups(model.stages), recompute=model.recompute)
     return tuple(
         StageReckoning(
             layout=layout,

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from mlora_operator.metrics import families as f
 from mlora_operator.metrics.measures import Measures
-from mlora_operator.metrics.state import State
+from mlora_operator.metrics.state import StateCollector
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Snapshot
 from mlora_operator.settings import MetricsSettings
@@ -36,7 +36,7 @@ class Exporter:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.measures = Measures(self.registry, settings.priorities)
-        self._state = State(settings, now)
+        self._state = StateCollector(settings, now)
         self.registry.register(self._state)
         self.registry.register(_Replica(leads, watching))
         ProcessCollector(registry=self.registry)

@@ -31,7 +31,7 @@ SECONDS_OF_A_TASK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """``name`` as Prometheus stores it, but for the endings of a histogram's parts."""
 
     name: str
@@ -41,169 +41,175 @@ class Family:
     buckets: tuple[float, ...] = ()
 
 
-BUILD_INFO = Family(
+BUILD_INFO = MetricFamily(
     "mlora_operator_build_info", "gauge", "1, with the version of the operator", labels=("version",)
 )
-LEADER = Family("mlora_operator_leader", "gauge", "1 while this replica holds the Lease, else 0")
-WATCHING = Family(
+LEADER = MetricFamily("mlora_operator_leader", "gauge", "1 while this replica holds the Lease, else 0")
+WATCHING = MetricFamily(
     "mlora_operator_watching",
     "gauge",
     "1 once the caches have synced; until then no replica leads",
 )
-LAST_PASS = Family(
+LAST_PASS = MetricFamily(
     "mlora_operator_last_pass_timestamp_seconds",
     "gauge",
     "Time of the last successful pass of the reconcile loop",
 )
-FAILED_PASSES = Family(
+FAILED_PASSES = MetricFamily(
     "mlora_operator_failed_passes", "gauge", "Consecutive failed passes; 0 after a success"
 )
-UNDECIDED = Family(
+UNDECIDED = MetricFamily(
     "mlora_operator_undecided_objects",
     "gauge",
     "Tasks and pipelines that the last pass could not reconcile; they stay unchanged",
     labels=("kind",),
 )
-PASS = Family(
+PASS = MetricFamily(
     "mlora_operator_pass_duration_seconds",
     "histogram",
     "Duration of a reconcile pass: observe, decide, start to act",
     buckets=SECONDS_OF_A_PASS,
 )
-DECISION = Family(
+DECISION = MetricFamily(
     "mlora_operator_decision_duration_seconds",
     "histogram",
     "Duration of the decision in a pass: order, memory, admission, statuses",
     buckets=SECONDS_OF_A_PASS,
 )
-ERRORS = Family(
+ERRORS = MetricFamily(
     "mlora_operator_reconcile_errors_total",
     "counter",
     "Failed passes and failed writes; both are retried",
     labels=("stage",),
 )
-API_REQUESTS = Family(
+API_REQUESTS = MetricFamily(
     "mlora_operator_api_requests_total",
     "counter",
     "Requests to the API server, except watches; code is the HTTP status, or none without an answer",
     labels=("method", "resource", "code"),
 )
-API_DURATION = Family(
+API_DURATION = MetricFamily(
     "mlora_operator_api_request_duration_seconds",
     "histogram",
     "Seconds until the API server answered",
     labels=("method",),
     buckets=SECONDS_OF_A_PASS,
 )
-TASKS = Family("mlora_tasks", "gauge", "Tasks by state", labels=(*PIPELINE, "state"))
-WAITING = Family(
+TASKS = MetricFamily("mlora_tasks", "gauge", "Tasks by state", labels=(*PIPELINE, "state"))
+WAITING = MetricFamily(
     "mlora_tasks_waiting", "gauge", "Tasks that wait for admission: the queue", labels=(*PIPELINE, "priority")
 )
-LONGEST_WAIT = Family(
+LONGEST_WAIT = MetricFamily(
     "mlora_tasks_longest_wait_seconds",
     "gauge",
     "Waiting time of the oldest of them since its creation or last retry",
     labels=(*PIPELINE, "priority"),
 )
-ADMITTED = Family(
+ADMITTED = MetricFamily(
     "mlora_tasks_admitted_total",
     "counter",
     "Admissions; a task that was preempted or restarted is admitted again",
     labels=(*PIPELINE, "priority"),
 )
-PREEMPTED = Family("mlora_tasks_preempted_total", "counter", "Preemptions", labels=PIPELINE)
-RESTARTED = Family(
+PREEMPTED = MetricFamily("mlora_tasks_preempted_total", "counter", "Preemptions", labels=PIPELINE)
+RESTARTED = MetricFamily(
     "mlora_tasks_restarted_total",
     "counter",
     "Tasks that restarted, from a checkpoint if one existed, because their workers ended",
     labels=PIPELINE,
 )
-FINISHED = Family(
+FINISHED = MetricFamily(
     "mlora_tasks_finished_total",
     "counter",
     "Tasks that succeeded or failed, with the condition's reason",
     labels=(*PIPELINE, "result", "reason"),
 )
-WAIT = Family(
+WAIT = MetricFamily(
     "mlora_task_wait_seconds",
     "histogram",
     "Time from a task's creation to its first admission",
     labels=("priority",),
     buckets=SECONDS_OF_A_TASK,
 )
-DURATION = Family(
+DURATION = MetricFamily(
     "mlora_task_duration_seconds",
     "histogram",
     "Time from a task's first admission to its end",
     labels=("result",),
     buckets=SECONDS_OF_A_TASK,
 )
-PIPELINE_STATE = Family(
+PIPELINE_STATE = MetricFamily(
     "mlora_pipeline_state",
     "gauge",
     "1 for the pipeline's state, 0 for the others",
     labels=(*PIPELINE, "state"),
 )
-WORKERS_WANTED = Family(
+WORKERS_WANTED = MetricFamily(
     "mlora_pipeline_workers_wanted", "gauge", "Desired number of worker pods", labels=PIPELINE
 )
-WORKERS_READY = Family("mlora_pipeline_workers_ready", "gauge", "Worker pods that are ready", labels=PIPELINE)
-REACHABLE = Family(
+WORKERS_READY = MetricFamily(
+    "mlora_pipeline_workers_ready", "gauge", "Worker pods that are ready", labels=PIPELINE
+)
+REACHABLE = MetricFamily(
     "mlora_pipeline_coordinator_reachable",
     "gauge",
     "1 while the coordinator responds; 0 while it does not, or while its stages load the model; absent without "
     "workers",
     labels=PIPELINE,
 )
-CERTIFICATE_END = Family(
+CERTIFICATE_END = MetricFamily(
     "mlora_pipeline_certificate_end_timestamp_seconds",
     "gauge",
     "When the certificate ends by which the coordinator proves itself; absent without workers or TLS",
     labels=PIPELINE,
 )
-ACTIVE = Family("mlora_pipeline_active_tasks", "gauge", "Tasks that are training or saving", labels=PIPELINE)
-STALLS = Family("mlora_pipeline_stalls_total", "counter", "How often training stalled", labels=PIPELINE)
-PIPELINE_RESTARTS = Family(
+ACTIVE = MetricFamily(
+    "mlora_pipeline_active_tasks", "gauge", "Tasks that are training or saving", labels=PIPELINE
+)
+STALLS = MetricFamily("mlora_pipeline_stalls_total", "counter", "How often training stalled", labels=PIPELINE)
+PIPELINE_RESTARTS = MetricFamily(
     "mlora_pipeline_restarts_total",
     "counter",
     "Failures of the workers; each one restarted all of them",
     labels=PIPELINE,
 )
-TOKENS = Family(
+TOKENS = MetricFamily(
     "mlora_pipeline_tokens_total",
     "counter",
     "Tokens trained by the current workers; resets when they restart",
     labels=PIPELINE,
 )
-MICROBATCHES = Family(
+MICROBATCHES = MetricFamily(
     "mlora_pipeline_microbatches_total", "counter", "Microbatches, likewise", labels=PIPELINE
 )
-BUDGET = Family(
+BUDGET = MetricFamily(
     "mlora_pipeline_memory_budget_bytes",
     "gauge",
     "Usable memory of a stage",
     labels=(*PIPELINE, "stage"),
 )
-PREDICTED = Family(
+PREDICTED = MetricFamily(
     "mlora_pipeline_memory_predicted_bytes",
     "gauge",
     "Predicted peak memory of the tasks in training, including the base model",
     labels=(*PIPELINE, "stage"),
 )
-USED = Family(
+USED = MetricFamily(
     "mlora_pipeline_memory_used_bytes",
     "gauge",
     "Measured peak memory of the stage's last microbatches, including base model and adapters",
     labels=(*PIPELINE, "stage"),
 )
-TASK_STEP = Family("mlora_task_step", "gauge", "Completed optimizer steps", labels=TASK)
-TASK_STEPS = Family("mlora_task_steps", "gauge", "Total optimizer steps", labels=TASK)
-TASK_LOSS = Family("mlora_task_loss", "gauge", "Mean loss of the last step", labels=TASK)
-TASK_EVALUATION_LOSS = Family(
+TASK_STEP = MetricFamily("mlora_task_step", "gauge", "Completed optimizer steps", labels=TASK)
+TASK_STEPS = MetricFamily("mlora_task_steps", "gauge", "Total optimizer steps", labels=TASK)
+TASK_LOSS = MetricFamily("mlora_task_loss", "gauge", "Mean loss of the last step", labels=TASK)
+TASK_EVALUATION_LOSS = MetricFamily(
     "mlora_task_evaluation_loss", "gauge", "Mean loss of the last evaluation", labels=TASK
 )
-TASK_SPEED = Family("mlora_task_tokens_per_second", "gauge", "Tokens per second of training", labels=TASK)
-TASKS_LEFT_OUT = Family(
+TASK_SPEED = MetricFamily(
+    "mlora_task_tokens_per_second", "gauge", "Tokens per second of training", labels=TASK
+)
+TASKS_LEFT_OUT = MetricFamily(
     "mlora_task_series_left_out", "gauge", "Tasks in training beyond metrics.mostTasks; they have no series"
 )
 

@@ -76,14 +76,14 @@ class Measures:
     def failing(self, times: int) -> None:
         self._failed_passes.set(times)
 
-    def apart(self, tasks: int, pipelines: int) -> None:
+    def isolated(self, tasks: int, pipelines: int) -> None:
         self._undecided.labels("LoRATask").set(tasks)
         self._undecided.labels("LoRAPipeline").set(pipelines)
 
     def end_of_term(self) -> None:
         """Who does not lead decides nothing, and fails at nothing."""
         self.failing(0)
-        self.apart(0, 0)
+        self.isolated(0, 0)
 
     def write_failed(self) -> None:
         self._errors.labels("write").inc()
@@ -154,13 +154,13 @@ def _add(counter: Counter, labels: tuple[str, ...], before: int | None, after: i
         counter.labels(*labels).inc(more)
 
 
-def _counter(family: f.Family, registry: CollectorRegistry) -> Counter:
+def _counter(family: f.MetricFamily, registry: CollectorRegistry) -> Counter:
     return Counter(family.name, family.help, family.labels, registry=registry)
 
 
-def _gauge(family: f.Family, registry: CollectorRegistry) -> Gauge:
+def _gauge(family: f.MetricFamily, registry: CollectorRegistry) -> Gauge:
     return Gauge(family.name, family.help, family.labels, registry=registry)
 
 
-def _histogram(family: f.Family, registry: CollectorRegistry) -> Histogram:
+def _histogram(family: f.MetricFamily, registry: CollectorRegistry) -> Histogram:
     return Histogram(family.name, family.help, family.labels, buckets=family.buckets, registry=registry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class StageMemory:
     used: int
 
 
-def stage_memory(view: View) -> tuple[StageMemory, ...]:
+def stage_memory(view: PipelineView) -> tuple[StageMemory, ...]:
     """Of the tasks of ``view``, all of which train; none while the model's shape is not known."""
     model = memory_model(view)
     if model is None:
@@ -29,8 +29,5 @@ def stage_memory(view: View) -> tuple[StageMemory, ...]:
         for sample in view.report.memory:
             if sample.stage < len(used) and not sample.calibration:
                 used[sample.stage] = max(used[sample.stage], sample.used_bytes)
-    verdicts = model.by_stage(task.uid for task in view.tasks)
-    return tuple(
-        StageMemory(verdict.stage, verdict.budget, verdict.needed, used[verdict.stage])
-        for verdict in verdicts
-    )
+    checks = model.by_stage(task.uid for task in view.tasks)
+    return tuple(StageMemory(check.stage, check.budget, check.needed, used[check.stage]) for check in checks)

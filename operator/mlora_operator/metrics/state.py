@@ -35,7 +35,7 @@ PIPELINE_STATES = ("Idle", "Waiting", "Starting", "Ready", "Stalled", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LastPass:
     """One pass."""
 
     snapshot: Snapshot
@@ -43,16 +43,16 @@ class Seen:
     at: datetime
 
 
-class State(Collector):
+class StateCollector(Collector):
     """The last pass of this replica; nothing before the first one, and after the end of its term."""
 
     def __init__(self, settings: MetricsSettings, now: Callable[[], datetime]) -> None:
         self._settings, self._now = settings, now
-        self._seen: Seen | None = None
+        self._seen: LastPass | None = None
 
     def watch(self, snapshot: Snapshot, decision: Decision) -> None:
         """Called by each pass."""
-        self._seen = Seen(snapshot, decision, self._now())
+        self._seen = LastPass(snapshot, decision, self._now())
 
     def forget(self) -> None:
         self._seen = None
@@ -66,7 +66,7 @@ class State(Collector):
             yield from measured(self._seen, self._settings, self._now())
 
 
-def measured(seen: Seen, settings: MetricsSettings, now: datetime) -> Iterator[Metric]:
+def measured(seen: LastPass, settings: MetricsSettings, now: datetime) -> Iterator[Metric]:
     """One look at every task and pipeline. Pure."""
     statuses = [
         (task, seen.decision.task_statuses.get(task.key, task.status))
@@ -107,7 +107,7 @@ def _of_queue(
     yield _gauge(f.LONGEST_WAIT, [((*pipeline_labels(name), step), s) for (name, step), s in waits.items()])
 
 
-def _of_pipelines(seen: Seen, members: Mapping[str, list[Task]]) -> Iterator[Metric]:
+def _of_pipelines(seen: LastPass, members: Mapping[str, list[Task]]) -> Iterator[Metric]:
     rows: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
     for pipeline in seen.snapshot.pipelines:
         if pipeline.deleting:
@@ -165,7 +165,7 @@ def _stages(pipeline: Pipeline, tasks: list[Task], snapshot: Snapshot) -> tuple[
         return ()
 
 
-def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: Seen, most: int) -> Iterator[Metric]:
+def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: LastPass, most: int) -> Iterator[Metric]:
     """The longest in training first, so that a series does not come and go with its neighbours."""
     training.sort(key=lambda one: (one[1].start_time or "", one[0].uid))
     rows: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
@@ -190,7 +190,7 @@ def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: Seen, most: int) ->
     yield _gauge(f.TASKS_LEFT_OUT, [((), max(0, len(training) - most))])
 
 
-def _gauge(family: f.Family, rows: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
+def _gauge(family: f.MetricFamily, rows: Iterable[tuple[tuple[str, ...], float]]) -> GaugeMetricFamily:
     metric = GaugeMetricFamily(family.name, family.help, labels=family.labels)
     for labels, value in rows:
         metric.add_metric(labels, value)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition, timestamp
-from mlora_operator.page.board import Sight
+from mlora_operator.page.board import LastDecision
 from mlora_operator.page.curves import Drawn, thinned
 from mlora_operator.page.documents import (
     CurveDocument,
@@ -23,7 +23,7 @@ from mlora_operator.page.documents import (
 )
 from mlora_operator.page.order import TRAINING_STATES, Lists, Standing
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.admission.workload import waits_since
 from mlora_operator.reconcile.state.snapshot import condition, is_true
 from mlora_worker.protocol import Report
@@ -48,7 +48,7 @@ _TELLING = {
 }
 
 
-def overview(sight: Sight, lists: Lists, namespace: str | None) -> Overview:
+def overview(sight: LastDecision, lists: Lists, namespace: str | None) -> Overview:
     """Of all namespaces, or what concerns one: its tasks, and the pipelines that it has or uses."""
     everyone = (*lists.waiting, *lists.training, *lists.finished)
     ours = [one for one in everyone if namespace is None or one.task.key.namespace == namespace]
@@ -105,7 +105,9 @@ def of_namespace(standings: Iterable[Standing], namespace: str | None) -> tuple[
     return tuple(one for one in standings if namespace is None or one.task.key.namespace == namespace)
 
 
-def _pipeline(sight: Sight, view: View, lists: Lists, namespace: str | None) -> PipelineDocument:
+def _pipeline(
+    sight: LastDecision, view: PipelineView, lists: Lists, namespace: str | None
+) -> PipelineDocument:
     pipeline, here = view.pipeline, str(view.pipeline.key)
     status = sight.pipeline_statuses.get(pipeline.key, pipeline.status)
     spec, group, contact = pipeline.spec, view.group, view.contact
@@ -143,7 +145,7 @@ def _pipeline(sight: Sight, view: View, lists: Lists, namespace: str | None) -> 
     )
 
 
-def _stages(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
+def _stages(view: PipelineView, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
     """The stages with what is predicted of those who have a place there, by the memory model that admits them. None where
     that cannot be worked out: the pipeline's condition says why, and the page shows all others."""
     try:
@@ -153,14 +155,14 @@ def _stages(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ..
         return ()
 
 
-def _predicted(view: View, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
+def _predicted(view: PipelineView, training: Iterable[Standing]) -> tuple[StageDocument, ...]:
     model = memory_model(view)
     if model is None:
         return ()
     placed = {one.task.uid for one in training} | {
         task.uid for task in view.tasks if task.uid in view.active or _has_place(task.admitted)
     }
-    verdicts = model.by_stage(sorted(uid for uid in placed if uid in model.demands))
+    checks = model.by_stage(sorted(uid for uid in placed if uid in model.demands))
     used = _used(view.report)
     return tuple(
         StageDocument(
@@ -169,11 +171,11 @@ def _predicted(view: View, training: Iterable[Standing]) -> tuple[StageDocument,
             last_layer=stage.last_layer,
             device=stage.device,
             weights=stage.resident_bytes,
-            predicted=verdict.needed,
+            predicted=check.needed,
             used=used.get(stage.stage) if placed else None,
-            budget=verdict.budget,
+            budget=check.budget,
         )
-        for stage, verdict in zip(model.stages, verdicts, strict=True)
+        for stage, check in zip(model.stages, checks, strict=True)
     )
 
 

@@ -16,7 +16,7 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.curves import Curves, Drawn
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import Report, TaskPhase
 
 _WITH_LOSSES = frozenset(
@@ -31,7 +31,7 @@ class Reachable(Protocol):
 
 
 @dataclass(frozen=True)
-class Sight:
+class LastDecision:
     """One pass of the loop: what it saw, and the statuses that it decided on."""
 
     number: int
@@ -39,7 +39,7 @@ class Sight:
     pipelines: tuple[Pipeline, ...]
     task_statuses: Mapping[Key, TaskStatus]
     pipeline_statuses: Mapping[Key, PipelineStatus]
-    groups: Mapping[Key, Group]
+    groups: Mapping[Key, WorkerGroup]
     revisions: Mapping[Key, str]
     contacts: Mapping[Key, Contact]
     endpoints: Mapping[Key, Endpoint] = field(default_factory=dict, repr=False)
@@ -53,7 +53,7 @@ class Board:
         self._curves = Curves()
         self._number = 0
         self._heard: dict[Key, Report] = {}  # last noted, so that a report is read once
-        self._sight: Sight | None = None
+        self._sight: LastDecision | None = None
 
     def watcher(self, links: Reachable) -> Callable[[Snapshot, Decision], None]:
         """For ``reconcile.loop.Loop``."""
@@ -66,7 +66,7 @@ class Board:
         with self._lock:
             self._note_losses(snapshot)
         self._number += 1
-        self._sight = Sight(
+        self._sight = LastDecision(
             number=self._number,
             tasks=snapshot.tasks,
             pipelines=snapshot.pipelines,
@@ -83,7 +83,7 @@ class Board:
         self._sight = None
         self._heard = {}
 
-    def sight(self) -> Sight | None:
+    def sight(self) -> LastDecision | None:
         """The newest; None before the first pass of a replica that leads."""
         return self._sight
 

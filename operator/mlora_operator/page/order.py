@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.page.board import Sight
-from mlora_operator.reconcile.admission.pipeline_view import View, looks_back
+from mlora_operator.page.board import LastDecision
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, looks_back
 from mlora_operator.reconcile.admission.workload import policy_of, progress_of, waits_since
 from mlora_operator.reconcile.state.snapshot import Contact, Pipeline, Task
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 
 logger = logging.getLogger(__name__)
 TRAINING_STATES = frozenset({"Training", "Saving", "UploadBlocked"})
@@ -41,14 +41,14 @@ class Lists:
     waiting: tuple[Standing, ...]
     training: tuple[Standing, ...]
     finished: tuple[Standing, ...]
-    views: tuple[View, ...]
+    views: tuple[PipelineView, ...]
 
     def named(self, name: str) -> tuple[Standing, ...]:
         """``waiting``, ``training`` or ``finished``."""
         return {"waiting": self.waiting, "training": self.training, "finished": self.finished}[name]
 
 
-def arrange(sight: Sight, now: datetime) -> Lists:
+def arrange(sight: LastDecision, now: datetime) -> Lists:
     """1. Waiting: pipeline by pipeline, in the order of its scheduling policy; those that wait for a person after them;
        last those that no pipeline has taken, by priority and age.
     2. Training: pipeline by pipeline, in the same order.
@@ -85,11 +85,13 @@ def arrange(sight: Sight, now: datetime) -> Lists:
     return Lists(tuple(waiting), tuple(training), tuple(finished), tuple(views))
 
 
-def _view(sight: Sight, pipeline: Pipeline, own: Sequence[Standing], past: tuple[Task, ...]) -> View:
+def _view(
+    sight: LastDecision, pipeline: Pipeline, own: Sequence[Standing], past: tuple[Task, ...]
+) -> PipelineView:
     key = pipeline.key
     here = str(key)
     tasks = tuple(one.task for one in own)
-    return View(
+    return PipelineView(
         pipeline=pipeline,
         tasks=tasks,
         group=sight.groups.get(key),
@@ -101,7 +103,7 @@ def _view(sight: Sight, pipeline: Pipeline, own: Sequence[Standing], past: tuple
     )
 
 
-def _by_policy(view: View, own: Sequence[Standing], now: datetime) -> list[Standing]:
+def _by_policy(view: PipelineView, own: Sequence[Standing], now: datetime) -> list[Standing]:
     """The policy is asked about all of them, those whose rows are not prepared yet, too: it is where they will stand."""
     valid = {one.task.uid: one for one in own if one.task.spec is not None}
     rest = [one for one in own if one.task.spec is None]
@@ -110,7 +112,9 @@ def _by_policy(view: View, own: Sequence[Standing], now: datetime) -> list[Stand
     try:
         policy = policy_of(view, view.pipeline.spec.scheduling, now)
         entrants = [
-            Entrant(one.task.candidate, State.WAITING, waits_since(one.task), progress_of(view, one.task))
+            Entrant(
+                one.task.candidate, EntrantState.WAITING, waits_since(one.task), progress_of(view, one.task)
+            )
             for one in valid.values()
         ]
         return [*(valid[one.uid] for one in policy.order(entrants)), *rest]

@@ -1,7 +1,7 @@
 """The page and its API over HTTP, from a thread of its own: whoever asks, the reconcile loop does not wait.
 
 Only GET and HEAD. Every answer has an ETag, so that a page that looks again and again costs a few bytes while nothing
-changes; answers are made once for each pass (``desk``), connections are few and short (``connections``).
+changes; answers are made once for each pass (``service``), connections are few and short (``connections``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,16 @@ from aiohttp.typedefs import Handler, Middleware
 
 from mlora_operator.coordinator import CoordinatorError, open_session
 from mlora_operator.page.connections import Limits, bounded
-from mlora_operator.page.desk import Answer, Desk, Refused, answer, asked, tagged, unreachable
 from mlora_operator.page.documents import Trouble
+from mlora_operator.page.service import (
+    PageAnswer,
+    PageService,
+    RequestError,
+    answer,
+    asked,
+    tagged,
+    unreachable,
+)
 from mlora_operator.page.timelines import Timelines
 
 logger = logging.getLogger(__name__)
@@ -45,11 +53,13 @@ _HEADERS = {
 }
 
 
-def page_app(desk: Desk, timelines: Callable[[], Timelines], hosts: frozenset[str] | None) -> web.Application:
+def page_app(
+    service: PageService, timelines: Callable[[], Timelines], hosts: frozenset[str] | None
+) -> web.Application:
     """The routes. ``hosts``: names under which it may be asked for; None: any."""
 
     def api(
-        ask: Callable[[Mapping[str, str]], Answer], *names: str
+        ask: Callable[[Mapping[str, str]], PageAnswer], *names: str
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             return _respond(request, ask(asked(request.query, "namespace", *names)), "application/json")
@@ -58,20 +68,20 @@ def page_app(desk: Desk, timelines: Callable[[], Timelines], hosts: frozenset[st
 
     async def timeline(request: web.Request) -> web.Response:
         query = asked(request.query, "namespace", "pipeline")
-        key, endpoint, stages = desk.coordinator(query)
+        key, endpoint, stages = service.coordinator(query)
         try:
             found = await timelines().of(key, endpoint, stages)
         except CoordinatorError:
             raise unreachable(key) from None
-        return _respond(request, desk.timeline(key, found, query), "application/json")
+        return _respond(request, service.timeline(key, found, query), "application/json")
 
     app = web.Application(middlewares=[_guard(hosts)], client_max_size=1024)
     for path, (name, kind) in _FILES.items():
         app.router.add_get(path, _file(name, kind))
     app.router.add_get("/favicon.ico", _nothing)
-    app.router.add_get("/api/v1/overview", api(desk.overview))
-    app.router.add_get("/api/v1/tasks", api(desk.tasks, "list", "offset", "limit"))
-    app.router.add_get("/api/v1/losses", api(desk.losses, "limit"))
+    app.router.add_get("/api/v1/overview", api(service.overview))
+    app.router.add_get("/api/v1/tasks", api(service.tasks, "list", "offset", "limit"))
+    app.router.add_get("/api/v1/losses", api(service.losses, "limit"))
     app.router.add_get("/api/v1/timeline", timeline)
     return app
 
@@ -81,14 +91,14 @@ class PageServer:
 
     def __init__(
         self,
-        desk: Desk,
+        service: PageService,
         host: str | None,
         port: int,
         *,
         hosts: frozenset[str] | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self._desk = desk
+        self._desk = service
         self._host = host
         self._port = port
         self._hosts = hosts
@@ -170,7 +180,7 @@ async def _handled(
         )
     try:
         return await handler(request)
-    except Refused as refused:
+    except RequestError as refused:
         return _refuse(refused.status, refused.trouble)
     except web.HTTPNotFound:
         return _trouble(404, "notFound", "this page does not exist")
@@ -211,7 +221,7 @@ def _refuse(status: int, trouble: Trouble) -> web.Response:
     return response
 
 
-def _respond(request: web.Request, found: Answer, kind: str) -> web.Response:
+def _respond(request: web.Request, found: PageAnswer, kind: str) -> web.Response:
     asked = request.headers.get("If-None-Match", "")
     if asked == "*" or found.etag in (one.strip().removeprefix("W/") for one in asked.split(",")):
         return web.Response(status=304, headers={"ETag": found.etag})

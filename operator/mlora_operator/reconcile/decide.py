@@ -10,42 +10,42 @@ from functools import partial
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
-from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, PipelineViews
 from mlora_operator.reconcile.admission.spec_checks import looked_into
 from mlora_operator.reconcile.assignment.assign import acceptances
 from mlora_operator.reconcile.assignment.fit import PipelineMemories
 from mlora_operator.reconcile.assignment.priority_bounds import as_counted
-from mlora_operator.reconcile.assignment.replicas import Family, dealt, families, to_delete, to_make
+from mlora_operator.reconcile.assignment.replicas import ReplicaFamily, dealt, families, to_delete, to_make
 from mlora_operator.reconcile.cache import Memo
-from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.plan import Counted, Sources, known_generation, next_plan
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.decision import Decision, Event, Manifest
-from mlora_operator.reconcile.state.isolation import Apart
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task
 from mlora_operator.reconcile.status.closed_ports import explained
 from mlora_operator.reconcile.status.conditions import news
 from mlora_operator.reconcile.status.incremental import TaskStatuses
 from mlora_operator.reconcile.status.lifetime import as_leaving, outlived
 from mlora_operator.reconcile.status.pipeline import invalid_status, pipeline_status
-from mlora_operator.reconcile.status.pipeline_summary import scene
-from mlora_operator.reconcile.status.retries import told, tried_again
-from mlora_operator.reconcile.status.undecided import pipeline_status_apart
+from mlora_operator.reconcile.status.pipeline_summary import pipeline_context
+from mlora_operator.reconcile.status.retries import retry_event, tried_again
+from mlora_operator.reconcile.status.undecided import isolated_pipeline_status
 from mlora_operator.reconcile.workers.demand import PipelineDemand, demand_of
-from mlora_operator.reconcile.workers.gang import Applicant, Reach, Turn, applicant, bystander, turns
+from mlora_operator.reconcile.workers.gang import Applicant, GangTurn, Reach, applicant, bystander, turns
 from mlora_operator.reconcile.workers.health import health
 from mlora_operator.reconcile.workers.scale import pods_to_delete, size, workers
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_operator.settings import CatalogueModel, Settings
 from mlora_worker.protocol import TaskPhase
 
-_UNTOLD = Place(Outcome.UNTOLD)
+_NOT_IN_PLAN = Admission(AdmissionOutcome.NOT_IN_PLAN)
 
 
 def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | None = None) -> Decision:
     """What to do about a snapshot. ``memo``: of the decisions before; the answer is the same with any.
 
-    0. New tasks are looked into, as far as one decision has time for that (``judging``).
+    0. New tasks are looked into, as far as one decision has time for that (``spec_checks``).
     1. Each unfinished task is accepted by a pipeline or one of its replicas, or told why not. A finished one is never
        touched again, unless it failed and its user asks for another try, or its time to live is over.
     2. Each pipeline: who has a place in its memory.
@@ -53,48 +53,52 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     4. Each pipeline: how its workers fare, how many it needs, which plan its coordinator gets.
     5. Statuses follow, and events from what changed in them.
 
-    What raises about one object stands ``apart``, and all others are decided about (``apart``).
+    What raises about one object isolates it, and all others are decided about (``isolation``).
     """
     memo = memo or Memo()
     memo.turn()
-    apart = Apart()
+    isolation = Isolation()
     again: dict[Key, Task] = {}
     for one in snapshot.tasks:
         if one.retry is not None:
-            task = apart.of_task(one, partial(tried_again, one, snapshot.contacts, now), None)
+            task = isolation.try_task(one, partial(tried_again, one, snapshot.contacts, now), None)
             if task is not None:
                 again[task.key] = task
     present = (again.get(task.key, task) for task in snapshot.tasks)
     open_tasks = [
-        apart.of_task(task, partial(as_leaving, task, now), task)
+        isolation.try_task(task, partial(as_leaving, task, now), task)
         for task in present
         if not task.finished and not task.deleting
     ]
     views = PipelineViews(
         snapshot, any_address=settings.allow_private_endpoints, now=now, rights=settings.rights
     )
-    views.snapshot = snapshot = looked_into(views, open_tasks, memo.judging)
+    views.snapshot = snapshot = looked_into(views, open_tasks, memo.spec_checks)
     memories = PipelineMemories(open_tasks, views)
-    accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, memories.suits, apart)
-    understood = [as_counted(apart.as_judged(task), accepted[task.key]) for task in open_tasks]
+    accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, memories.suits, isolation)
+    understood = [as_counted(isolation.as_judged(task), accepted[task.key]) for task in open_tasks]
     shared = families(accepted, understood, snapshot)
-    accepted = dealt(accepted, understood, shared, snapshot, memories, apart)
+    accepted = dealt(accepted, understood, shared, snapshot, memories, isolation)
     members = _members(understood, accepted)
 
-    crews = {}
+    demands = {}
     for pipeline in snapshot.pipelines:
-        if not pipeline.deleting and pipeline.key not in apart.pipelines:
+        if not pipeline.deleting and pipeline.key not in isolation.pipelines:
             own = tuple(members.get(pipeline.key, ()))
             look = partial(views.of, pipeline)
-            crew = apart.of_pipeline(pipeline, partial(demand_of, own, look, memo.places, now, apart), None)
-            if crew is not None:
-                crews[pipeline.key] = crew
-    may = turns(_applicants(crews, snapshot, apart, settings.rights.reach), now, settings.rights.reach)
-    judged = TaskStatuses(accepted, snapshot.told_lately, memo.statuses, settings.network_policy, now, apart)
+            demand = isolation.try_pipeline(
+                pipeline, partial(demand_of, own, look, memo.admissions, now, isolation), None
+            )
+            if demand is not None:
+                demands[pipeline.key] = demand
+    may = turns(_applicants(demands, snapshot, isolation, settings.rights.reach), now, settings.rights.reach)
+    judged = TaskStatuses(
+        accepted, snapshot.recently_written, memo.statuses, settings.network_policy, now, isolation
+    )
     decided = [
         _decide_one(
             pipeline,
-            crews.get(pipeline.key),
+            demands.get(pipeline.key),
             members.get(pipeline.key, ()),
             may,
             judged,
@@ -111,9 +115,9 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
     }
     task_statuses = {key: status for one in decided for key, status in one.task_statuses.items()} | homeless
     task_statuses |= {
-        task.key: judged.apart_status(task)
+        task.key: judged.isolated_status(task)
         for task in understood
-        if task.key in apart.tasks and task.key not in task_statuses
+        if task.key in isolation.tasks and task.key not in task_statuses
     }
     pipeline_statuses = {key: status for one in decided for key, status in one.pipeline_statuses.items()}
     return Decision(
@@ -121,7 +125,7 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         pipeline_statuses=pipeline_statuses,
         new_pipelines=(
             *_from_catalogue(accepted, snapshot.pipelines, settings),
-            *_replicas(shared, snapshot, apart),
+            *_replicas(shared, snapshot, isolation),
         ),
         delete_pipelines=to_delete(shared, accepted, snapshot),
         workers={key: group for one in decided for key, group in one.workers.items()},
@@ -129,33 +133,33 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         delete_tasks=tuple(
             task
             for task in snapshot.tasks
-            if task.key not in again and apart.of_task(task, partial(outlived, task, now), False)
+            if task.key not in again and isolation.try_task(task, partial(outlived, task, now), False)
         ),
         plans={key: plan for one in decided for key, plan in one.plans.items()},
         plan_sizes={key: size for one in decided for key, size in one.plan_sizes.items()},
         texts={key: texts for one in decided for key, texts in one.texts.items()},
         events=(
-            *map(told, again.values()),
+            *map(retry_event, again.values()),
             *(event for task in open_tasks for event in judged.news.get(task.key, ())),
             *_events(snapshot.pipelines, pipeline_statuses),
         ),
         unjudged=snapshot.unjudged,
-        faults=apart.faults,
+        faults=isolation.faults,
     )
 
 
 def _applicants(
-    crews: Mapping[Key, PipelineDemand], snapshot: Snapshot, apart: Apart, reach: Reach
+    demands: Mapping[Key, PipelineDemand], snapshot: Snapshot, isolation: Isolation, reach: Reach
 ) -> list[Applicant]:
-    """Also of those that stand apart: others count on what they hold."""
+    """Also of those that are isolated: others count on what they hold."""
     found = []
     for pipeline in snapshot.pipelines:
         if pipeline.deleting or pipeline.spec is None:
             continue
-        crew = crews.get(pipeline.key)
+        demand = demands.get(pipeline.key)
         asks = (
-            apart.of_pipeline(pipeline, partial(applicant, crew.view, crew.wanting, reach), None)
-            if crew is not None
+            isolation.try_pipeline(pipeline, partial(applicant, demand.view, demand.wanting, reach), None)
+            if demand is not None
             else None
         )
         found.append(asks or bystander(pipeline.key, snapshot.groups.get(pipeline.key)))
@@ -164,50 +168,53 @@ def _applicants(
 
 def _decide_one(
     pipeline: Pipeline,
-    crew: PipelineDemand | None,
+    demand: PipelineDemand | None,
     tasks: Sequence[Task],
-    may: Mapping[Key, Turn],
+    may: Mapping[Key, GangTurn],
     judged: TaskStatuses,
     snapshot: Snapshot,
-    plans: Answers[Counted],
+    plans: Memoized[Counted],
 ) -> Decision:
-    """Of one that stands apart, that it does."""
-    apart, decided = judged.apart, None
-    if crew is not None and pipeline.key not in apart.pipelines:
-        turn = may.get(pipeline.key, Turn())
-        decided = apart.of_pipeline(
-            pipeline, partial(_decide_pipeline, crew, turn, judged, snapshot, plans, judged.now), None
+    """Of one that is isolated, that it does."""
+    isolation, decided = judged.isolation, None
+    if demand is not None and pipeline.key not in isolation.pipelines:
+        turn = may.get(pipeline.key, GangTurn())
+        decided = isolation.try_pipeline(
+            pipeline, partial(_decide_pipeline, demand, turn, judged, snapshot, plans, judged.now), None
         )
     if decided is not None:
         return decided
-    fault = apart.pipelines[pipeline.key]
+    fault = isolation.pipelines[pipeline.key]
     return Decision(
-        pipeline_statuses={pipeline.key: pipeline_status_apart(pipeline, fault, judged.now)},
+        pipeline_statuses={pipeline.key: isolated_pipeline_status(pipeline, fault, judged.now)},
         task_statuses={task.key: judged.status_at(task, fault) for task in tasks},
     )
 
 
 def _decide_pipeline(
-    crew: PipelineDemand,
-    turn: Turn,
+    demand: PipelineDemand,
+    turn: GangTurn,
     judged: TaskStatuses,
     snapshot: Snapshot,
-    plans: Answers[Counted],
+    plans: Memoized[Counted],
     now: datetime,
 ) -> Decision:
-    seen, placed, wanting = crew.view, crew.placed, crew.wanting
+    seen, placed, wanting = demand.view, demand.placed, demand.wanting
     key = seen.pipeline.key
     if seen.pipeline.spec is None:
         return Decision(pipeline_statuses={key: invalid_status(seen, now)})
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
-    wish = size(seen, wanting, fares, turn, now)
+    wanted = size(seen, wanting, fares, turn, now)
     sources = Sources(snapshot.secrets, snapshot.config_maps, snapshot.texts_kept)
-    planned = next_plan(seen, wanting, placed, sources, plans, judged.apart)
+    planned = next_plan(seen, wanting, placed, sources, plans, judged.isolation)
     plan = planned.plan
     generation = plan.generation if plan is not None else known_generation(seen) or None
-    group = workers(seen, wish)
+    group = workers(seen, wanted)
     waiting = len([task for task in wanting if task.uid not in seen.active])
-    here, reports = scene(seen, fares, turn, now), seen.contact.tasks if seen.report is not None else {}
+    here, reports = (
+        pipeline_context(seen, fares, turn, now),
+        seen.contact.tasks if seen.report is not None else {},
+    )
     return Decision(
         task_statuses={
             task.key: judged.unread(task)
@@ -220,7 +227,7 @@ def _decide_pipeline(
             )
             for task in seen.tasks
         },
-        pipeline_statuses={key: pipeline_status(seen, wish, fares, turn, waiting, generation, now)},
+        pipeline_statuses={key: pipeline_status(seen, wanted, fares, turn, waiting, generation, now)},
         workers={key: group} if group is not None else {},
         delete_pods=pods_to_delete(seen, fares),
         plans={key: plan} if plan is not None else {},
@@ -229,11 +236,11 @@ def _decide_pipeline(
     )
 
 
-def _place(task: Task, placed: Mapping[str, Place], over: frozenset[str]) -> Place | None:
-    return placed.get(task.uid, _UNTOLD) if task.uid in over else placed.get(task.uid)
+def _place(task: Task, placed: Mapping[str, Admission], over: frozenset[str]) -> Admission | None:
+    return placed.get(task.uid, _NOT_IN_PLAN) if task.uid in over else placed.get(task.uid)
 
 
-def _is_unreadable(task: Task, seen: View) -> bool:
+def _is_unreadable(task: Task, seen: PipelineView) -> bool:
     """It trains, and its spec is not understood: nothing can be said of it but how it ends."""
     if task.spec is not None:
         return False
@@ -251,9 +258,11 @@ def _members(tasks: list[Task], accepted: Mapping[Key, Acceptance]) -> Mapping[K
     return members
 
 
-def _replicas(shared: Iterable[Family], snapshot: Snapshot, apart: Apart) -> tuple[Manifest, ...]:
+def _replicas(
+    shared: Iterable[ReplicaFamily], snapshot: Snapshot, isolation: Isolation
+) -> tuple[Manifest, ...]:
     nothing: tuple[Manifest, ...] = ()
-    each = (apart.of_pipeline(one.head, partial(to_make, (one,), snapshot), nothing) for one in shared)
+    each = (isolation.try_pipeline(one.head, partial(to_make, (one,), snapshot), nothing) for one in shared)
     return tuple(made for manifests in each for made in manifests)
 
 

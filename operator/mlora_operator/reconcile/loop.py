@@ -17,14 +17,14 @@ from mlora_operator.api.problem import describe
 from mlora_operator.reconcile.admission.deleted_tasks import DeletedTasks
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.cluster.assumed import up_to_date_pipeline, up_to_date_task
-from mlora_operator.reconcile.cluster.cached_reads import Lookups
+from mlora_operator.reconcile.cluster.cached_reads import CachedReads
 from mlora_operator.reconcile.cluster.throttle import PROMPT, Pace
 from mlora_operator.reconcile.cluster.writer import Writer
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.failed_passes import Failing, failed_again
+from mlora_operator.reconcile.failed_passes import FailedPasses, failed_again
 from mlora_operator.reconcile.observer import NoObserver, Observer
-from mlora_operator.reconcile.ports import Cluster, Coordinators, Endpoint, Trust
-from mlora_operator.reconcile.state.decision import Decision, Fault
+from mlora_operator.reconcile.ports import Cluster, Coordinators, CoordinatorTrust, Endpoint
+from mlora_operator.reconcile.state.decision import Decision, DecisionFault
 from mlora_operator.reconcile.state.decode import (
     Reader,
     config_maps_wanted,
@@ -76,7 +76,7 @@ class Loop:
         self._witness = witness or NoObserver()
         self._woken = asyncio.Event()
         self._reader = Reader(allow_file_uris=settings.allow_file_uris)
-        self._lookups = Lookups(cluster, monotonic)
+        self._lookups = CachedReads(cluster, monotonic)
         self._memo = Memo()
         self._deleted = DeletedTasks()
         self._writer = Writer(
@@ -86,9 +86,9 @@ class Loop:
         self._deciding = 0.0  # seconds of the last decision, and of what it began
         self._told: frozenset[tuple[str, Key, str]] = (
             frozenset()
-        )  # of what stands apart: said in the log already
+        )  # of what is isolated: said in the log already
         self.last_pass = monotonic()  # when a pass last came to its end, well or not
-        self.failing: Failing | None = None  # while passes fail
+        self.failing: FailedPasses | None = None  # while passes fail
 
     def wake(self) -> None:
         self._woken.set()
@@ -160,7 +160,7 @@ class Loop:
         self._witness.passed(self._monotonic() - begun, self._deciding)
         return snapshot, decision, now
 
-    def _tell_faults(self, faults: Sequence[Fault]) -> None:
+    def _tell_faults(self, faults: Sequence[DecisionFault]) -> None:
         """In the log once for as long as it lasts: the conditions say so all the time."""
         now = frozenset((one.kind, one.about, one.words) for one in faults)
         for one in faults:
@@ -175,7 +175,7 @@ class Loop:
                 )
         self._told = now
         kinds = Counter(one.kind for one in faults)
-        self._witness.apart(kinds["LoRATask"], kinds["LoRAPipeline"])
+        self._witness.isolated(kinds["LoRATask"], kinds["LoRAPipeline"])
 
     def _compare_clocks(self, steady: float) -> None:
         """A clock is put right by hours where a machine has slept, or had started with a wrong one."""
@@ -228,7 +228,7 @@ class Loop:
             unread=self._lookups.unread(),
             later=self._lookups.later(),
             texts_kept=self._lookups.texts.kept,
-            told_lately=written.told_lately(self._now()),
+            recently_written=written.recently_written(self._now()),
             deleted=self._deleted.seen(tasks, (str(one.key) for one in pipelines), self._now()),
         )
 
@@ -251,7 +251,7 @@ class Loop:
             read.append(seen)
         return tuple(read), revisions
 
-    async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> Mapping[Key, Trust]:
+    async def _follow(self, schemes: Mapping[Key, tuple[Pipeline, str]]) -> Mapping[Key, CoordinatorTrust]:
         """Of each pipeline with workers, and how its coordinator is spoken to. Returns by what those that encrypt prove
         themselves."""
         urls = {key: self._cluster.coordinator_url(*one) for key, one in schemes.items()}

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 V = TypeVar("V")
 
 
-class Answers(Generic[V]):
+class Memoized(Generic[V]):
     """To one question about many objects, by uid. What nobody asked for between two ``turn`` is forgotten."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.reconcile.admission.admit import ordered
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.memoize import Answers
-from mlora_operator.reconcile.state.isolation import Apart
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.memoize import Memoized
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.references import dataset_text, storage_access, template_text
-from mlora_operator.reconcile.state.snapshot import Key, SecretData, Task, Text
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Key, SecretData, Task
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPhase, TaskPlan
 
 MOST_BYTES = 16 * 2**20  # of a plan as JSON: keys, specs and, for workers of a former version, texts
@@ -40,12 +40,12 @@ MOST_COUNTED = 2**52  # plans: one a millisecond for 140,000 years
 
 
 def next_plan(
-    view: View,
+    view: PipelineView,
     wanting: tuple[Task, ...],
-    places: Mapping[str, Place],
+    admissions: Mapping[str, Admission],
     known: Sources,
-    made: Answers[Counted],
-    apart: Apart,
+    made: Memoized[Counted],
+    isolation: Isolation,
 ) -> Planned:
     """What the coordinator is told.
 
@@ -61,7 +61,7 @@ def next_plan(
     nobody new: they would prepare it in vain, and may be too old to understand it. A plan has a size: whom the coordinator
     knows already stays in it, and new ones come in their order, as long as there is room.
 
-    ``made``: plans of tasks, as far as they are known. A task of which none can be made stands ``apart``: it keeps what it
+    ``made``: plans of tasks, as far as they are known. A task of which none can be made is isolated: it keeps what it
     was told last.
     """
     if view.report is None:
@@ -76,7 +76,9 @@ def next_plan(
         if task.spec is None:
             return _counted(sent) if sent is not None else None
         admitted = (
-            _keeps_place(view, task) if unread else _is_admitted(view, places, task) and _is_here(view, task)
+            _stays_admitted(view, task)
+            if unread
+            else _is_admitted(view, admissions, task) and _is_here(view, task)
         )
         return _of_task(task, admitted, sent, view, known, made)
 
@@ -84,8 +86,8 @@ def next_plan(
     assert view.pipeline.spec is not None
     for task in ordered((*wanting, *_suspended_there(view, wanting)), view.pipeline.spec.scheduling):
         sent = view.contact.sent_tasks.get(task.uid)
-        one = apart.of_task(task, partial(counted_of, task, sent), None)
-        if task.key in apart.tasks:
+        one = isolation.try_task(task, partial(counted_of, task, sent), None)
+        if task.key in isolation.tasks:
             one = _counted(sent) if sent is not None else None
         if one is not None:
             counted.append(one)
@@ -97,7 +99,7 @@ class Sources(NamedTuple):
     """What plans are made of beside tasks: see ``Snapshot``."""
 
     secrets: Mapping[Key, SecretData | None]
-    config_maps: Mapping[Key, Mapping[str, Text] | None]
+    config_maps: Mapping[Key, Mapping[str, ConfigMapText] | None]
     texts_kept: frozenset[str]
 
     def sizes(self) -> Mapping[str, int]:
@@ -107,7 +109,12 @@ class Sources(NamedTuple):
 
 
 def _of_task(
-    task: Task, admitted: bool, sent: TaskPlan | None, view: View, known: Sources, made: Answers[Counted]
+    task: Task,
+    admitted: bool,
+    sent: TaskPlan | None,
+    view: PipelineView,
+    known: Sources,
+    made: Memoized[Counted],
 ) -> Counted | None:
     """None for one that cannot be told of, and that the coordinator does not have."""
     parts = _parts(task, admitted, view, known)
@@ -131,7 +138,7 @@ def _counted(plan: TaskPlan) -> Counted:
 
 
 def _within(
-    counted: Sequence[Counted], view: View, known: Sources
+    counted: Sequence[Counted], view: PipelineView, known: Sources
 ) -> tuple[tuple[TaskPlan, ...], frozenset[str], int]:
     """The plans of those for whom there is room, in their order; the uids of the others; bytes of the plan."""
     in_plan = _takes_texts_in_plans(view)
@@ -149,16 +156,16 @@ def _within(
     return tuple(one.plan for one in counted if one.plan.uid not in over), frozenset(over), MOST_BYTES - left
 
 
-def _is_there(view: View, plan: TaskPlan) -> bool:
+def _is_there(view: PipelineView, plan: TaskPlan) -> bool:
     return plan.uid in view.contact.tasks or plan.uid in view.contact.sent_tasks
 
 
-def _takes_texts_in_plans(view: View) -> bool:
+def _takes_texts_in_plans(view: PipelineView) -> bool:
     """Its workers are of a version that knows of no digests."""
     return view.report is not None and view.report.lacks is None
 
 
-def _asked_for(view: View) -> tuple[str, ...]:
+def _asked_for(view: PipelineView) -> tuple[str, ...]:
     """What the coordinator lacks of texts that it was told of, in its order. Of tasks of other namespaces, nothing that it
     may not have: what it asks for is its own word."""
     report, sent = view.report, view.contact.sent_tasks
@@ -182,7 +189,7 @@ class _Parts(NamedTuple):
     template: str | None
 
 
-def _parts(task: Task, admitted: bool, view: View, known: Sources) -> _Parts:
+def _parts(task: Task, admitted: bool, view: PipelineView, known: Sources) -> _Parts:
     assert task.spec is not None
     may_have_keys = view.may_have_keys_of(task)
     first = view.contact.texts_of(task)
@@ -198,7 +205,9 @@ def _parts(task: Task, admitted: bool, view: View, known: Sources) -> _Parts:
     )
 
 
-def _digest(first: str | None, now: Text | None, task: Task, view: View, known: Sources) -> str | None:
+def _digest(
+    first: str | None, now: ConfigMapText | None, task: Task, view: PipelineView, known: Sources
+) -> str | None:
     """Of a text of ``task``: what was sent first, as long as the workers have it or it can be had still; else what its
     ConfigMap holds now."""
     if first is None or now is None:
@@ -209,7 +218,7 @@ def _digest(first: str | None, now: Text | None, task: Task, view: View, known: 
     return first if there or first in known.texts_kept else now.digest
 
 
-def known_generation(view: View) -> int:
+def known_generation(view: PipelineView) -> int:
     """The highest generation that was ever seen or sent. One that nobody can have counted up to is no word of anybody:
     believed, it would leave no number for a further plan."""
     contact = view.contact
@@ -221,9 +230,9 @@ def known_generation(view: View) -> int:
     )
 
 
-def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
-    """1. Another wish than the one sent last: the next generation.
-    2. The same wish, but the coordinator started anew since, or has not taken it though it reported since:
+def _if_new(tasks: tuple[TaskPlan, ...], view: PipelineView) -> Plan | None:
+    """1. Another plan than the one sent last: the next generation.
+    2. The same plan, but the coordinator started anew since, or has not taken it though it reported since:
        again; under the next number when others have counted on in between.
     3. Else nothing.
     """
@@ -243,7 +252,7 @@ def _if_new(tasks: tuple[TaskPlan, ...], view: View) -> Plan | None:
 
 
 def _is_done(tasks: tuple[TaskPlan, ...], report: Report) -> bool:
-    """The coordinator has these tasks and no other, and none waits or trains against this wish."""
+    """The coordinator has these tasks and no other, and none waits or trains against this plan."""
     phases = {task.uid: task.phase for task in report.tasks}
     if phases.keys() != {task.uid for task in tasks}:
         return False
@@ -277,33 +286,37 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
     )
 
 
-def _is_admitted(view: View, places: Mapping[str, Place], task: Task) -> bool:
+def _is_admitted(view: PipelineView, admissions: Mapping[str, Admission], task: Task) -> bool:
     """One that the worker has put out for want of memory is told so first: only then does the worker let it in again."""
-    place = places.get(task.uid)
-    return place is not None and place.outcome is Outcome.ADMITTED and not _is_put_out(view, task)
+    admission = admissions.get(task.uid)
+    return (
+        admission is not None
+        and admission.outcome is AdmissionOutcome.ADMITTED
+        and not _is_put_out(view, task)
+    )
 
 
-def _keeps_place(view: View, task: Task) -> bool:
-    """It has the place that it was told of last, and its user has not suspended it."""
+def _stays_admitted(view: PipelineView, task: Task) -> bool:
+    """It was admitted by the plan that was sent last, and its user has not suspended it."""
     assert task.spec is not None
-    told = view.contact.told.get(task.uid, False)
+    told = view.contact.sent_admissions.get(task.uid, False)
     return told and not task.spec.suspend and not _is_put_out(view, task)
 
 
-def _is_put_out(view: View, task: Task) -> bool:
+def _is_put_out(view: PipelineView, task: Task) -> bool:
     reported = view.reported(task)
     return reported is not None and bool(reported.crowded_out)
 
 
-def _is_here(view: View, task: Task) -> bool:
+def _is_here(view: PipelineView, task: Task) -> bool:
     """Pipelines that share tasks let in whom they know to be theirs by its status: so an operator that starts anew never
     takes a task for another's that trains here."""
     if view.members is None and view.pipeline.replica is None:
         return True
-    return task.status.pipeline == str(view.pipeline.key) or view.contact.told.get(task.uid, False)
+    return task.status.pipeline == str(view.pipeline.key) or view.contact.sent_admissions.get(task.uid, False)
 
 
-def _suspended_there(view: View, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
+def _suspended_there(view: PipelineView, wanting: tuple[Task, ...]) -> tuple[Task, ...]:
     """Suspended tasks that are out of the pipeline, but not forgotten."""
     wanted = {task.uid for task in wanting}
     return tuple(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.reconcile.state.decision import DesiredWorkers, Event, Manifest
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Pod, SecretData, Task, WorkerGroup
 from mlora_worker.protocol import Plan
 
 ReadText = Callable[[str], Awaitable[str]]  # the text of a digest. Raises texts.TextGone
@@ -24,12 +24,12 @@ class Gone(Exception):
     """The object of a write is no longer there (or is another one of the same name)."""
 
 
-class Refused(Exception):
+class WriteRefused(Exception):
     """What was to be written is wrong, or not allowed, and will be refused again until somebody changes something."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class CoordinatorTrust:
     """The one certificate that a coordinator may have. Its name is asked for wherever its address leads."""
 
     host: str
@@ -39,18 +39,18 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Objects:
+class ClusterObjects:
     """What is there now. ``metadata`` of tasks and pipelines needs namespace, name, uid, creationTimestamp;
     generation and resourceVersion where there are any."""
 
     tasks: Sequence[Raw] = ()
     pipelines: Sequence[Raw] = ()
-    groups: Mapping[Key, Group] = field(default_factory=dict)  # by pipeline
+    groups: Mapping[Key, WorkerGroup] = field(default_factory=dict)  # by pipeline
 
 
 class Cluster(Protocol):
     # --- what is ---
-    def objects(self) -> Objects:
+    def objects(self) -> ClusterObjects:
         """All objects, from memory: no I/O."""
 
     def revision(self, pipeline: Pipeline) -> str:
@@ -68,7 +68,7 @@ class Cluster(Protocol):
     async def read_token(self, pipeline: Pipeline) -> str | None:
         """The bearer token of the pipeline's coordinator, or None before its workers were first applied."""
 
-    async def read_trust(self, pipeline: Pipeline) -> Trust | None:
+    async def read_trust(self, pipeline: Pipeline) -> CoordinatorTrust | None:
         """By what the pipeline's coordinator proves itself when it serves HTTPS, or None when there is nothing yet."""
 
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
@@ -81,7 +81,7 @@ class Cluster(Protocol):
     async def delete_pipeline(self, pipeline: Pipeline) -> None:
         """Remove a replica, this very object, with all that belongs to it."""
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         """Make the pipeline's token and certificate (once), and its workers, or bring them to this number.
         Raises Refused."""
 
@@ -107,7 +107,7 @@ class Endpoint:
 
     url: str
     token: str = field(repr=False)
-    trust: Trust | None = None  # needed where the address begins with https
+    trust: CoordinatorTrust | None = None  # needed where the address begins with https
 
 
 class Coordinators(Protocol):

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_operator.download import AdapterCorrupt, AdapterNotFound, Manifest, Source
+from mlora_operator.download import AdapterCorrupt, AdapterNotFound, AdapterSource, Manifest
 from mlora_operator.reporting.curves import Finished, Run, points_of
 
 _HISTORY = "history.jsonl"
@@ -15,7 +15,7 @@ _CONFIG = "adapter_config.json"
 _SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules")
 
 
-def finished_run(source: Source, manifest: Manifest) -> Finished:
+def finished_run(source: AdapterSource, manifest: Manifest) -> Finished:
     """Raises DownloadError: AdapterNotFound where no losses were published, AdapterCorrupt for other bytes than the
     manifest's."""
     run = Run(manifest.task_uid, manifest.namespace, manifest.name, manifest.base_model)
@@ -27,7 +27,7 @@ def finished_run(source: Source, manifest: Manifest) -> Finished:
     return Finished(run, points, {"base_model": run.base_model, "steps": manifest.step, **settings})
 
 
-def _verified(source: Source, manifest: Manifest, name: str) -> bytes:
+def _verified(source: AdapterSource, manifest: Manifest, name: str) -> bytes:
     listed = next((file for file in manifest.files if file.name == name), None)
     if listed is None:
         raise AdapterNotFound(f"the adapter of {manifest.namespace}/{manifest.name} has no {name}")

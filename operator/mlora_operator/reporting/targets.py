@@ -12,20 +12,20 @@ _FORMS = "tensorboard:FOLDER, mlflow:URL or wandb:PROJECT"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ReportTarget:
     kind: str
     place: str
 
 
-def target(text: str) -> Target:
+def target(text: str) -> ReportTarget:
     """Raises ValueError, which says how it is written."""
     kind, _, place = text.partition(":")
     if kind not in _OPENERS or not place:
         raise ValueError(f"{text!r} is not a valid target: write {_FORMS}")
-    return Target(kind, place)
+    return ReportTarget(kind, place)
 
 
-def check_installed(target: Target, find: Callable[[str], object] = importlib.util.find_spec) -> None:
+def check_installed(target: ReportTarget, find: Callable[[str], object] = importlib.util.find_spec) -> None:
     """Raises LibraryMissing."""
     if find(target.kind) is None:
         raise LibraryMissing(
@@ -34,7 +34,7 @@ def check_installed(target: Target, find: Callable[[str], object] = importlib.ut
         )
 
 
-def open_reporter(target: Target, run: Run, environment: Mapping[str, str]) -> Reporter:
+def open_reporter(target: ReportTarget, run: Run, environment: Mapping[str, str]) -> Reporter:
     """Raises LibraryMissing, ReportError."""
     check_installed(target)
     return _OPENERS[target.kind](target.place, run, environment)

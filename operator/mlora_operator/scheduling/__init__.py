@@ -1,5 +1,5 @@
-"""Who goes first, who gets a place, who has to leave. Pure: ``schedule`` turns entrants into places.
+"""Which task goes first, which is admitted, which has to leave. Pure: ``schedule`` turns entrants into admissions.
 
-``entrant`` (a task as it stands), ``room`` (memory as it is asked) and ``policy`` go in; ``admission.Place`` comes out.
+``entrant`` (a task as it stands), ``memory`` (as it is asked) and ``policy`` go in; ``admission.Admission`` comes out.
 ``priority``, ``fair_share`` and ``shortest_remaining`` are the policies. May import: api.
 """

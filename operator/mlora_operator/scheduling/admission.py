@@ -12,7 +12,7 @@ from mlora_worker.protocol import Failure
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """Bytes of one stage's memory, by what they are for."""
 
     weights: int  # frozen
@@ -26,47 +26,49 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MemoryCheck:
     """Whether a set of tasks fits on every stage; the numbers are those of the tightest stage, in bytes."""
 
     fits: bool
     stage: int
     needed: int
     budget: int
-    need: Need | None = None  # what ``needed`` is made of
+    need: MemoryNeed | None = None  # what ``needed`` is made of
 
 
-class Judged(Protocol):
-    """A set of tasks that was looked at. Most verdicts are never read, and figures cost more than yes or no."""
+class LazyMemoryCheck(Protocol):
+    """A set of tasks that was looked at. Most figures are never read, and they cost more than yes or no."""
 
-    def verdict(self) -> Verdict: ...
-
-
-Fits = Callable[[Sequence[str]], Verdict]  # uids of tasks that shall train together -> verdict
+    def check(self) -> MemoryCheck: ...
 
 
-class Outcome(StrEnum):
+Fits = Callable[[Sequence[str]], MemoryCheck]  # uids of tasks that shall train together -> check
+
+
+class AdmissionOutcome(StrEnum):
     ADMITTED = "Admitted"
     PREEMPTED = "Preempted"  # trains still and must leave at the end of its step, for ``displaced_by``
     SUSPENDED = "Suspended"  # trains still and must leave at the end of its step, as its user wishes
-    WAITING = "Waiting"  # others have the memory; the place comes by itself
-    UNTOLD = "Untold"  # the workers have not been told of it, since the plan is full; it comes by itself
+    WAITING = "Waiting"  # others have the memory; it is admitted by itself
+    NOT_IN_PLAN = (
+        "NotInPlan"  # the workers have not been told of it, since the plan is full; it comes by itself
+    )
     NEVER_FITS = "NeverFits"  # not even alone
     REFUSED = "Refused"  # it does not fit the base model, whatever the memory
 
 
-class Place(NamedTuple):
+class Admission(NamedTuple):
     """What became of one task. A tuple: thousands are made for a decision.
 
-    A waiting one does not fit beside others (``judged``), or stands ``behind`` another one that has waited for long, or
+    A waiting one does not fit beside others (``lazy_check``), or stands ``behind`` another one that has waited for long, or
     comes ``after`` one that is about to leave, or fits but for what tasks that are out still hold (``lingers``), or its
     namespace has as many tasks inside as the ``limit`` says. A refused one has a ``failure``. One that must leave keeps its
     memory until the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is
     None when it is no more known for whom it leaves.
     """
 
-    outcome: Outcome
-    judged: Judged | None = None
+    outcome: AdmissionOutcome
+    lazy_check: LazyMemoryCheck | None = None
     behind: Candidate | None = None
     after: Candidate | None = None
     failure: Failure | None = None
@@ -75,6 +77,6 @@ class Place(NamedTuple):
     lingers: bool = False
 
     @property
-    def verdict(self) -> Verdict | None:
+    def check(self) -> MemoryCheck | None:
         """What the memory says of the task with those beside whom it shall fit."""
-        return self.judged.verdict() if self.judged is not None else None
+        return self.lazy_check.check() if self.lazy_check is not None else None

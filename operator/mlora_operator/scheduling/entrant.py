@@ -18,7 +18,7 @@ from typing import NamedTuple
 from mlora_operator.scheduling.order import Candidate
 
 
-class State(StrEnum):
+class EntrantState(StrEnum):
     WAITING = "Waiting"  # ready to train, or back from it; holds no memory
     STARTING = "Starting"  # was told that it may train, and has not begun
     RUNNING = "Running"
@@ -26,10 +26,12 @@ class State(StrEnum):
     SAVING = "Saving"  # all steps are complete; the adapter is gathered and uploaded
 
 
-STAYING = frozenset((State.STARTING, State.RUNNING, State.SAVING))  # hold memory and keep it for now
+STAYING = frozenset(
+    (EntrantState.STARTING, EntrantState.RUNNING, EntrantState.SAVING)
+)  # hold memory and keep it for now
 
 
-class Progress(NamedTuple):
+class EntrantProgress(NamedTuple):
     """Optimizer steps done and to do, and tokens of a usual step. None: not known."""
 
     step: int = 0
@@ -60,9 +62,9 @@ class Progress(NamedTuple):
 
 class Entrant(NamedTuple):
     task: Candidate
-    state: State
-    since: datetime  # when it lost its place or was made, for one that waits; else when it got its place
-    progress: Progress = Progress()
+    state: EntrantState
+    since: datetime  # when it was preempted or created, for one that waits; else when it was admitted
+    progress: EntrantProgress = EntrantProgress()
 
     @property
     def uid(self) -> str:

@@ -17,13 +17,13 @@ from mlora_operator.scheduling.order import Candidate
 class FairShare:
     """Start-time fair queueing (Goyal et al., 1996) over namespaces, with tokens as the service.
 
-    1. Within a namespace the order is that of ``first_come``, and a task takes the place of one of lower priority.
+    1. Within a namespace the order is that of ``first_come``, and a task preempts one of lower priority.
     2. A namespace's virtual time is what it was served lately (``served``, tokens), divided by its weight.
     3. A task's tag is its namespace's virtual time once all its namespace's tasks before it are done:
        ``(served + their remaining tokens) / weight``. The smaller tag goes first; of equal tags, as ``first_come`` says of
        tasks of one priority, since a priority is an agreement within its namespace. Where a task's remaining tokens are not
        known, the mean of the known ones is taken.
-    4. A task takes the place of one of another namespace when that namespace's virtual time is ahead by more than
+    4. A task preempts one of another namespace when that namespace's virtual time is ahead by more than
        ``quantum``: after that the former has a whole quantum to catch up before the reverse can be.
 
     Of tasks of one namespace, whatever it was served, it says what ``Priority`` says.

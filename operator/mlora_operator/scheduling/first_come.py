@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 
 
 def first_come(entrants: Iterable[Entrant]) -> list[Entrant]:
@@ -15,7 +15,7 @@ def first_come(entrants: Iterable[Entrant]) -> list[Entrant]:
     1. The higher priority goes first.
     2. Of equal priority, the one that was created first.
     3. Of those of one priority and second (the API server's resolution; ``kubectl apply`` of many makes such), those that
-       have a place, then those that wait.
+       are admitted, then those that wait.
     4. Of these that wait: while others wait, too, the one with the fewest tokens in all, since that is the least waiting
        (SPT; Smith, 1956). When nobody else waits, the one with the most: so that none of them trains alone in
        the end (LPT; Graham, 1969). Tokens count from the first step, so a step changes no order.
@@ -25,13 +25,13 @@ def first_come(entrants: Iterable[Entrant]) -> list[Entrant]:
     ranks = [one.task.rank for one in ordered]
     if len(set(ranks)) == len(ranks):
         return ordered
-    waiting = sum(one.state is State.WAITING for one in ordered)
+    waiting = sum(one.state is EntrantState.WAITING for one in ordered)
     found: list[Entrant] = []
     for _, group in groupby(ordered, key=_by_rank):
         together = list(group)
         if len(together) > 1:
-            own = [one for one in together if one.state is State.WAITING]
-            inside = [one for one in together if one.state is not State.WAITING]
+            own = [one for one in together if one.state is EntrantState.WAITING]
+            inside = [one for one in together if one.state is not EntrantState.WAITING]
             together = inside + sorted(own, key=_most_tokens if len(own) == waiting else _fewest_tokens)
         found += together
     return found

@@ -1,4 +1,4 @@
-"""What a policy decides: who goes first, and who may take whose place. Pure."""
+"""What a policy decides: who goes first, and which task may preempt which. Pure."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ class Policy(Protocol):
     def displaces(self, waiting: Entrant, running: Entrant) -> bool:
         """Whether ``running`` may be told to leave for ``waiting``, which stands before it in the order.
 
-        It must not be so that two tasks take each other's place again and again.
+        It must not be so that two tasks preempt each other again and again.
         """
         ...

@@ -11,7 +11,7 @@ from mlora_operator.scheduling.first_come import first_come
 
 class Priority:
     """1. The order is that of ``first_come``: priority, then age; of the same second, by how long they are.
-    2. A task takes the place of one of lower priority, never of one of equal priority, however old it is.
+    2. A task preempts one of lower priority, never of one of equal priority, however old it is.
     """
 
     steady: ClassVar[bool] = True

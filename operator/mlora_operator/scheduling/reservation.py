@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 
 # A task that passes must be done in this part of the rounds until the first of those who stay may be done: nobody who is
 # held back can begin before that, and the other half is a reserve.
@@ -23,7 +23,7 @@ def first_end(staying: Iterable[Entrant]) -> float:
 def rounds_left(entrant: Entrant) -> float:
     """At least so many rounds until the task is done: 0 while it saves, or when its steps are not known."""
     steps = entrant.progress.remaining_steps
-    return 0.0 if entrant.state is State.SAVING or steps is None else float(steps)
+    return 0.0 if entrant.state is EntrantState.SAVING or steps is None else float(steps)
 
 
 def is_over_by(entrant: Entrant, rounds: float) -> bool:

@@ -1,4 +1,4 @@
-"""Who gets a place in a pipeline's memory, who has to leave it, and who waits for what. Pure."""
+"""Which tasks are admitted to a pipeline's memory, which have to leave it, and which wait for what. Pure."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Generic
 
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.entrant import STAYING, Entrant, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
+from mlora_operator.scheduling.entrant import STAYING, Entrant, EntrantState
+from mlora_operator.scheduling.memory import CheckBeside, Held, PipelineMemory
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.reservation import first_end, is_over_by
-from mlora_operator.scheduling.room import Beside, Held, Memory
 
 HOLD_BACK = timedelta(minutes=10)
-_WAITING = State.WAITING
-_ADMITTED = Place(Outcome.ADMITTED)
-_LINGERS = Place(Outcome.WAITING, lingers=True)
-_MAY_LEAVE = (State.STARTING, State.RUNNING)  # one that starts is only told so once it has begun
+_WAITING = EntrantState.WAITING
+_ADMITTED = Admission(AdmissionOutcome.ADMITTED)
+_LINGERS = Admission(AdmissionOutcome.WAITING, lingers=True)
+_MAY_LEAVE = (
+    EntrantState.STARTING,
+    EntrantState.RUNNING,
+)  # one that starts is only told so once it has begun
 
 
 def schedule(
     entrants: Iterable[Entrant],
-    memory: Memory[Held],
+    memory: PipelineMemory[Held],
     policy: Policy,
     now: datetime,
     hold_back: timedelta = HOLD_BACK,
-) -> Mapping[str, Place]:
-    """The place of each task, by uid. Deterministic: the same whichever way the tasks are listed.
+) -> Mapping[str, Admission]:
+    """What becomes of each task, by uid. Deterministic: the same whichever way the tasks are listed.
 
-    1. A task that starts, trains or saves keeps its place unless rule 5 takes it. One that leaves goes on leaving. When
+    1. A task that starts, trains or saves stays admitted unless rule 5 preempts it. One that leaves still leaves. When
        they do not fit together any more, since more is known of the memory, those that start wait again: the last first,
        until the others fit; one that would not even fit alone is told so. Their room is nobody's yet: the worker may have
        let them in just now.
     2. A waiting task that does not fit even alone never will: it is told so and stands in nobody's way.
-    3. The other waiting tasks are taken in the policy's order. One that fits beside all that have a place is admitted, as
-       soon as it also fits beside those that are still leaving, and beside what those that are out still hold.
+    3. The other waiting tasks are taken in the policy's order. One that fits beside all that are admitted is
+       admitted as soon as it also fits beside those that are still leaving, and beside what those that are out still hold.
     4. One that fits but for those that are leaving gets their room: nobody after it does.
     5. For one that does not fit, running tasks after it in the order have to leave as far as the policy allows: the last
        first, until it fits; then those are spared again, the first first, beside whom it still fits, also of those who
@@ -46,61 +49,63 @@ def schedule(
        more, but one that fits without anybody leaving and is done before anybody else may be (``reservation``).
     """
     listed = tuple(entrants)
-    places: dict[str, Place] = {}
+    admissions: dict[str, Admission] = {}
     for one in listed:
         if one.state is _WAITING and not memory.fits_alone(one.task.uid):
-            places[one.task.uid] = _never(memory, one.task.uid)
-    if places:
-        listed = tuple(one for one in listed if one.task.uid not in places)
+            admissions[one.task.uid] = _never(memory, one.task.uid)
+    if admissions:
+        listed = tuple(one for one in listed if one.task.uid not in admissions)
     ordered, called_back = _as_far_as_they_fit(policy.order(listed), memory)
-    room = _Room(memory, [one for one in ordered if one.state is not _WAITING])
-    behind: Place | None = None  # of those that stand behind one that has waited for long
+    occupancy = _Occupancy(memory, [one for one in ordered if one.state is not _WAITING])
+    behind: Admission | None = None  # of those that stand behind one that has waited for long
     for one in ordered:
         if one.state is not _WAITING:
-            room.passed(one)
+            occupancy.passed(one)
             continue
         uid = one.task.uid
         if behind is not None:
-            may_pass = is_over_by(one, room.rounds_to_first_end())
-            places[uid] = (room.admit(one) if may_pass else None) or behind
+            may_pass = is_over_by(one, occupancy.rounds_to_first_end())
+            admissions[uid] = (occupancy.admit(one) if may_pass else None) or behind
         else:
-            place = room.admit(one) or room.make_room(one, policy)
-            places[uid] = place or Place(Outcome.WAITING, Beside(memory, room.later, uid))
-            if place is None and now - one.since >= hold_back:
-                behind = Place(Outcome.WAITING, behind=one.task)
+            admission = occupancy.admit(one) or occupancy.make_room(one, policy)
+            admissions[uid] = admission or Admission(
+                AdmissionOutcome.WAITING, CheckBeside(memory, occupancy.later, uid)
+            )
+            if admission is None and now - one.since >= hold_back:
+                behind = Admission(AdmissionOutcome.WAITING, behind=one.task)
     waiting = {
-        uid: Place(Outcome.WAITING, Beside(memory, room.later, uid))
+        uid: Admission(AdmissionOutcome.WAITING, CheckBeside(memory, occupancy.later, uid))
         if memory.fits_alone(uid)
         else _never(memory, uid)
         for uid in called_back
     }
-    return {**places, **room.of_newcomers(places), **room.of_those_inside(), **waiting}
+    return {**admissions, **occupancy.of_newcomers(admissions), **occupancy.of_those_inside(), **waiting}
 
 
-def _never(memory: Memory[Held], uid: str) -> Place:
-    return Place(Outcome.NEVER_FITS, Beside(memory, memory.held(()), uid))
+def _never(memory: PipelineMemory[Held], uid: str) -> Admission:
+    return Admission(AdmissionOutcome.NEVER_FITS, CheckBeside(memory, memory.held(()), uid))
 
 
 def _as_far_as_they_fit(
-    ordered: Sequence[Entrant], memory: Memory[Held]
+    ordered: Sequence[Entrant], memory: PipelineMemory[Held]
 ) -> tuple[Sequence[Entrant], frozenset[str]]:
-    """Of those that start, the last ones as leaving, until all others that have a place fit; with their uids."""
+    """Of those that start, the last ones as leaving, until all others that are admitted fit; with their uids."""
     inside = [one for one in ordered if one.state is not _WAITING]
     back: set[str] = set()
-    for one in reversed([one for one in inside if one.state is State.STARTING]):
+    for one in reversed([one for one in inside if one.state is EntrantState.STARTING]):
         if memory.fits(memory.held(other.uid for other in inside if other.uid not in back)):
             break
         back.add(one.uid)
     if back:
-        ordered = [one._replace(state=State.LEAVING) if one.uid in back else one for one in ordered]
+        ordered = [one._replace(state=EntrantState.LEAVING) if one.uid in back else one for one in ordered]
     return ordered, frozenset(back)
 
 
 @dataclass
-class _Room(Generic[Held]):
+class _Occupancy(Generic[Held]):
     """Who is in the memory now, and who will be once those that leave are out."""
 
-    memory: Memory[Held]
+    memory: PipelineMemory[Held]
     inside: list[Entrant]  # at the beginning, in order
     staying: list[Entrant] = field(init=False)  # will be there later: in order, then those who are new
     leaving: list[Entrant] = field(init=False)
@@ -114,7 +119,7 @@ class _Room(Generic[Held]):
 
     def __post_init__(self) -> None:
         self.staying = [one for one in self.inside if one.state in STAYING]
-        self.leaving = [one for one in self.inside if one.state is State.LEAVING]
+        self.leaving = [one for one in self.inside if one.state is EntrantState.LEAVING]
         self.ahead = [one for one in reversed(self.staying) if one.state in _MAY_LEAVE]
         self.later = self._sum(self.staying)
         self.now = self.memory.held(one.uid for one in self.inside) if self.leaving else self.later
@@ -130,8 +135,8 @@ class _Room(Generic[Held]):
             self.first_end = first_end(self.staying)
         return self.first_end
 
-    def admit(self, one: Entrant) -> Place | None:
-        """A place at once, or as soon as those that leave are out; None when it does not fit."""
+    def admit(self, one: Entrant) -> Admission | None:
+        """Admitted at once, or as soon as those that leave are out; None when it does not fit."""
         if not self.memory.fits_beside(self.later, one.task.uid):
             return None
         self.later = self.memory.plus(self.later, one.task.uid)
@@ -139,15 +144,15 @@ class _Room(Generic[Held]):
         self.first_end = None
         if self.leaving and not self.memory.fits_beside(self.now, one.uid):
             self.newcomers.append(one.task)
-            return Place(Outcome.WAITING, after=self.leaving[-1].task)
+            return Admission(AdmissionOutcome.WAITING, after=self.leaving[-1].task)
         now = self.memory.plus(self.now, one.uid) if self.leaving else self.later
         if not self.memory.fits_already(now):
             return _LINGERS
         self.now = now
         return _ADMITTED
 
-    def make_room(self, one: Entrant, policy: Policy) -> Place | None:
-        """A place once others, who come after it in the order, are out; None when that does not help."""
+    def make_room(self, one: Entrant, policy: Policy) -> Admission | None:
+        """Admitted once others, who come after it in the order, are out; None when that does not help."""
         if not self.ahead:
             return None
         victims = self._victims(one, policy)
@@ -167,10 +172,10 @@ class _Room(Generic[Held]):
         ]
         self.first_end = None
         self.newcomers.append(one.task)
-        return Place(Outcome.WAITING, after=victims[0].task)
+        return Admission(AdmissionOutcome.WAITING, after=victims[0].task)
 
     def _spare(self, displaced: Iterable[Entrant]) -> None:
-        """Those who would have had to leave for one before, and fit beside all that have a place now."""
+        """Those who would have had to leave for one before, and fit beside all that are admitted now."""
         for other in displaced:
             if self.memory.fits_beside(self.later, other.uid):
                 self.later = self.memory.plus(self.later, other.uid)
@@ -197,26 +202,28 @@ class _Room(Generic[Held]):
                 victims.append(other)
         return victims[::-1]
 
-    def of_newcomers(self, given: Mapping[str, Place]) -> Mapping[str, Place]:
-        """Their places once it is known who leaves: who was to leave for one may have been spared since."""
+    def of_newcomers(self, given: Mapping[str, Admission]) -> Mapping[str, Admission]:
+        """What becomes of them once it is known who leaves: who was to leave for one may have been spared since."""
         leaving = {one.task for one in self.leaving}
         return {
-            one.uid: Place(Outcome.WAITING, after=self.leaving[-1].task)
+            one.uid: Admission(AdmissionOutcome.WAITING, after=self.leaving[-1].task)
             for one in self.newcomers
             if given[one.uid].after not in leaving
         }
 
-    def of_those_inside(self) -> Mapping[str, Place]:
-        """The places of those who were inside at the beginning."""
-        places = {}
+    def of_those_inside(self) -> Mapping[str, Admission]:
+        """What becomes of those who were inside at the beginning."""
+        admissions = {}
         for one in self.inside:
-            if one.uid in self.displaced and one.state is State.RUNNING:
-                places[one.uid] = Place(Outcome.PREEMPTED, displaced_by=self.displaced[one.uid])
-            elif one.state is State.LEAVING:
-                places[one.uid] = Place(Outcome.PREEMPTED, displaced_by=self._first_newcomer)
+            if one.uid in self.displaced and one.state is EntrantState.RUNNING:
+                admissions[one.uid] = Admission(
+                    AdmissionOutcome.PREEMPTED, displaced_by=self.displaced[one.uid]
+                )
+            elif one.state is EntrantState.LEAVING:
+                admissions[one.uid] = Admission(AdmissionOutcome.PREEMPTED, displaced_by=self._first_newcomer)
             else:
-                places[one.uid] = _ADMITTED
-        return places
+                admissions[one.uid] = _ADMITTED
+        return admissions
 
     @cached_property
     def _first_newcomer(self) -> Candidate | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar
 
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 
-WORTH = 2.0  # how many times more a running task must have left than the one that takes its place
+WORTH = 2.0  # how many times more a running task must have left than the one that preempts it
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class ShortestRemaining:
     3. What is left of a task that has waited counts for less: after one ``hold_back`` half, after two a third, and so on
        (as in highest response ratio next, Brinch Hansen, 1971). So nobody waits for ever for shorter ones that keep coming.
     4. Of as many, the order of ``in_order``.
-    5. A task takes the place of one of lower priority, and of one of equal priority that has at least ``WORTH`` times as
-       much left, which counts for less in the same way by the time from when that one was made to its place. What is left
-       of a running task only shrinks, so the displaced one can never pay that back.
+    5. A task preempts one of lower priority, and of one of equal priority that has at least ``WORTH`` times as
+       much left, which counts for less in the same way by the time from when that one was created to its admission. What is
+       left of a running task only shrinks, so the displaced one can never pay that back.
     """
 
     steady: ClassVar[bool] = False
@@ -43,7 +43,7 @@ class ShortestRemaining:
         """What is left of it, as far as it counts."""
         if self.now is None:
             return _left(one)
-        waited = self.now - one.since if one.state is State.WAITING else one.since - one.task.created
+        waited = self.now - one.since if one.state is EntrantState.WAITING else one.since - one.task.created
         if waited <= timedelta():
             return _left(one)
         return _left(one) / (1 + waited / self.hold_back) if self.hold_back else 0.0

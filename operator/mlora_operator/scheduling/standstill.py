@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 
 FOR_EVER, NO_TIME = timedelta.max, timedelta()
 
 
 def holds_for(
-    entrants: Iterable[Entrant], places: Mapping[str, Place], now: datetime, hold_back: timedelta
+    entrants: Iterable[Entrant], admissions: Mapping[str, Admission], now: datetime, hold_back: timedelta
 ) -> timedelta:
     """How long after ``now`` ``schedule`` would say the same of the same tasks, of whom those inside have done further
     steps, with the same memory and a policy that is ``steady``.
@@ -24,12 +24,12 @@ def holds_for(
     """
     least = FOR_EVER
     for one in entrants:
-        if one.state is not State.WAITING:
+        if one.state is not EntrantState.WAITING:
             continue
-        place = places[one.task.uid]
-        if place.outcome is Outcome.ADMITTED or place.after is not None or place.lingers:
+        admission = admissions[one.task.uid]
+        if admission.outcome is AdmissionOutcome.ADMITTED or admission.after is not None or admission.lingers:
             return NO_TIME
-        if place.outcome is Outcome.WAITING and place.behind is None:
+        if admission.outcome is AdmissionOutcome.WAITING and admission.behind is None:
             left = hold_back - (now - one.since)
             if NO_TIME < left < least:
                 least = left

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlora_operator.local.place import PageNotServed
+from mlora_operator.local.run_environment import PageNotServed
 
 from .test_run import Bench, bench, world  # noqa: F401
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import yaml
 
-from mlora_operator.local.adapt import Wishes, World, adapt
+from mlora_operator.local.adapt import RunInputs, RunOptions, adapt
 from mlora_operator.local.ending import End, Result
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.place import Place
 from mlora_operator.local.run import run
+from mlora_operator.local.run_environment import RunEnvironment
 from mlora_operator.reconcile.state.decision import Event
 
 pytestmark = pytest.mark.integration
@@ -79,8 +79,8 @@ class Bench:
 
     def place(
         self, gpus: tuple[str, ...] = (), timeline: Path | None = None, page: int | None = None
-    ) -> Place:
-        return Place(
+    ) -> RunEnvironment:
+        return RunEnvironment(
             state=self.home / "state",
             cache=self.home / "cache",
             machine=Machine(cpus=2, memory_bytes=8 << 30, gpus=gpus),
@@ -90,7 +90,7 @@ class Bench:
             page=page,
         )
 
-    async def run(self, world: World, **place: Any) -> dict[str, End]:
+    async def run(self, world: RunInputs, **place: Any) -> dict[str, End]:
         ends = await asyncio.wait_for(run(world, self.place(**place), self.heard), 60)
         return {end.name: end for end in ends}
 
@@ -123,13 +123,13 @@ def bench(tmp_path: Path) -> Bench:
     return made
 
 
-def world(*names: str, steps: int = 4, text: str = SECRET, **wishes: Any) -> World:
+def world(*names: str, steps: int = 4, text: str = SECRET, **wishes: Any) -> RunInputs:
     tasks = "".join(
         TASK.format(name=name, priority=10 * index, steps=steps) for index, name in enumerate(names)
     )
     manifests = read_manifests([("f.yaml", tasks + text)])
     assert manifests.problems == ()
-    given = Wishes(**{"models": {"m": "file:///models/m"}, "device": "cpu", **wishes})
+    given = RunOptions(**{"models": {"m": "file:///models/m"}, "device": "cpu", **wishes})
     return adapt(manifests, given, Machine(cpus=2, memory_bytes=8 << 30))
 
 
@@ -281,7 +281,7 @@ from pathlib import Path
 from mlora_operator.local.adapt import Wishes, adapt
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.place import Place
+from mlora_operator.local.run_environment import Place
 from mlora_operator.local.run import run
 
 class Nobody:
@@ -305,7 +305,7 @@ asyncio.run(run(world, place, Nobody()))
 async def test_each_rank_gets_its_own_gpu(bench: Bench) -> None:
     machine = Machine(cpus=2, memory_bytes=8 << 30, gpus=("4", "7"))
     manifests = read_manifests([("f.yaml", TASK.format(name="a", priority=0, steps=1) + SECRET)])
-    wishes = Wishes(models={"m": "file:///models/m"}, stages=2)
+    wishes = RunOptions(models={"m": "file:///models/m"}, stages=2)
     await bench.run(adapt(manifests, wishes, machine), gpus=("4", "7"))
     noted = [json.loads(line) for line in (bench.home / "environment").read_text().splitlines()]
     assert {one["rank"]: one["gpu"] for one in noted} == {0: "4", 1: "7"}

@@ -13,7 +13,7 @@ import pytest
 from kubernetes.aio import client, config
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.api_server import ApiServerCluster, Indexes
 from mlora_operator.reconcile.cluster.rest_client import KubeApi
 from mlora_operator.reconcile.state.decode import read_task
 from mlora_operator.reconcile.state.snapshot import Task
@@ -171,7 +171,7 @@ def unencrypted(host: str) -> CertificatePair:
 
 
 @contextlib.asynccontextmanager
-async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterator[ApiServer]:
+async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterator[ApiServerCluster]:
     """The operator's own edge to the API server, with indexes of our own."""
     settings = Settings.model_validate(
         {"namespace": bench.namespace, "watchNamespaces": [bench.namespace], "worker": {"image": "w"}}
@@ -181,4 +181,4 @@ async def api_server(bench: Any, tasks: Callable[[], list[Any]]) -> AsyncIterato
     async with client.ApiClient(configuration) as api:
         nothing: Callable[[], list[Any]] = list
         indexes = Indexes(tasks, nothing, nothing, nothing, nothing, nothing)
-        yield ApiServer(KubeApi(api), indexes, settings, lambda: "token", unencrypted)
+        yield ApiServerCluster(KubeApi(api), indexes, settings, lambda: "token", unencrypted)

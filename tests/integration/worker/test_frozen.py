@@ -17,9 +17,9 @@ from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import BaseModelSource, LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.coordinator.progress import heard
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod
-from mlora_operator.reconcile.workers.health import Health, health
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Pod, WorkerGroup
+from mlora_operator.reconcile.workers.health import GroupHealth, health
 from mlora_worker.protocol import Report, TaskPhase, TaskPlan
 from tests.integration.worker.conftest import Group as Ranks
 
@@ -105,7 +105,7 @@ def undisturbed(group: Ranks, make_task: MakeTask, folder: Path) -> TaskPlan:
     return alone
 
 
-def listen(group: Ranks, task: TaskPlan) -> list[Health]:
+def listen(group: Ranks, task: TaskPlan) -> list[GroupHealth]:
     """What the operator finds second by second, by its own clock, from what rank 0 says."""
     settled, contact, found = stand_still(group), Contact(), []
     for second in range(PATIENCE + 1):
@@ -119,7 +119,7 @@ def listen(group: Ranks, task: TaskPlan) -> list[Health]:
     return found
 
 
-def seen_with(contact: Contact) -> View:
+def seen_with(contact: Contact) -> PipelineView:
     """The pipeline of these ranks, as the operator sees it."""
     spec = LoRAPipelineSpec(
         model=BaseModelSource(name="org/tiny", uri="s3://models/tiny"), stages=2, stall_timeout=f"{PATIENCE}s"
@@ -127,7 +127,7 @@ def seen_with(contact: Contact) -> View:
     pods = tuple(Pod(Key("test", f"group-{rank}"), f"pod-{rank}", "1", ready=True) for rank in range(2))
     status = PipelineStatus(observed_generation=1)
     pipeline = Pipeline(Key("test", "group"), "uid", START, 1, spec, status=status)
-    return View(pipeline, (), Group(2, "1", pods), contact)
+    return PipelineView(pipeline, (), WorkerGroup(2, "1", pods), contact)
 
 
 def stand_still(group: Ranks) -> Report:

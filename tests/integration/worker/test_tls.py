@@ -20,7 +20,7 @@ from aiohttp import web
 from mlora_operator.certificates import LIFETIME, self_signed
 from mlora_operator.coordinator import CoordinatorClient, Links, Starting, Unreachable, Untrusted, reading
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.ports import Endpoint, Trust
+from mlora_operator.reconcile.ports import CoordinatorTrust, Endpoint
 from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.coordinator.http.server import coordinator_app
 from mlora_worker.coordinator.service import Coordinator
@@ -77,8 +77,8 @@ async def served(plans: Plans, tls: ssl.SSLContext | None, token: str = "hush") 
         await runner.cleanup()
 
 
-def trust(pair: CertificatePair) -> Trust:
-    return Trust(HOST, pair.certificate, "Secret team-a/mlora-toy-tls")
+def trust(pair: CertificatePair) -> CoordinatorTrust:
+    return CoordinatorTrust(HOST, pair.certificate, "Secret team-a/mlora-toy-tls")
 
 
 async def test_a_plan_arrives_by_the_certificate_that_the_operator_made(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ async def test_the_own_certificate_is_of_its_name_and_time_alone(
 @pytest.mark.parametrize("certificate", ["", "nonsense", "\u00e4", self_signed(HOST, NOW).key])
 async def test_a_secret_without_a_certificate_is_said(tmp_path: Path, certificate: str) -> None:
     put(tmp_path, self_signed(HOST, NOW))
-    broken = Trust(HOST, certificate, "Secret team-a/mlora-toy-tls")
+    broken = CoordinatorTrust(HOST, certificate, "Secret team-a/mlora-toy-tls")
     async with served(Plans(), server_context(tmp_path, HOST)) as place, aiohttp.ClientSession() as session:
         client = CoordinatorClient(session, Endpoint(f"https{place}", "hush", broken))
         with pytest.raises(Untrusted, match="Secret team-a/mlora-toy-tls has no certificate") as refused:

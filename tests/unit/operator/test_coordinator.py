@@ -22,7 +22,7 @@ from mlora_operator.coordinator import (
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone
 from mlora_operator.reconcile.ports import Endpoint
-from mlora_operator.reconcile.state.snapshot import Contact, Key, Text, Texts
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Contact, Key, TextDigests
 from mlora_worker.protocol import (
     REPORT_FORMAT,
     Dataset,
@@ -249,10 +249,10 @@ async def test_a_coordinator_that_is_loading_anew_has_said_nothing_yet(
             await waker.wait()
         contact = links.contacts()[TOY]
         assert (contact.starting, contact.report, contact.sent) == (True, None, None)
-        assert contact.texts_before == {"uid-1": Texts("ab" * 32, None)}
+        assert contact.texts_before == {"uid-1": TextDigests("ab" * 32, None)}
 
 
-ROWS, TEMPLATE = Text.of("rows \u00e4\u2028\x01"), Text.of("{{ messages }}")
+ROWS, TEMPLATE = ConfigMapText.of("rows \u00e4\u2028\x01"), ConfigMapText.of("{{ messages }}")
 TEXTS = {ROWS.digest: "rows \u00e4\u2028\x01", TEMPLATE.digest: "{{ messages }}"}
 
 
@@ -286,11 +286,11 @@ async def test_a_text_arrives_as_it_was_read(peer: Peer, server: TestServer) -> 
         await follow(links, waker, server)
         for digest, text in TEXTS.items():
             await links.send_text(TOY, digest, text)
-        await links.send_text(TOY, Text.of("half \ud800").digest, "half \ud800")
+        await links.send_text(TOY, ConfigMapText.of("half \ud800").digest, "half \ud800")
         await links.send_plan(TOY, BOTH, read)
         with pytest.raises(Unreachable):
             await links.send_text(Key("no", "link"), ROWS.digest, "rows")
-    assert peer.texts == {**TEXTS, Text.of("half ?").digest: "half ?"}
+    assert peer.texts == {**TEXTS, ConfigMapText.of("half ?").digest: "half ?"}
     assert peer.plans == [BOTH], "it is told of digests alone"
 
 

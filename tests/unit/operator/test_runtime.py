@@ -6,7 +6,7 @@ import copy
 import time
 
 from mlora_operator.handlers import Runtime
-from mlora_operator.reconcile.failed_passes import Failing
+from mlora_operator.reconcile.failed_passes import FailedPasses
 from mlora_operator.settings import Settings
 
 
@@ -33,7 +33,7 @@ async def test_the_probe_is_red_while_passes_fail_though_each_of_them_ends() -> 
 
     class Fails:
         last_pass = time.monotonic()
-        failing: Failing | None = Failing(time.monotonic() - 100, 50, "OverflowError: too large")
+        failing: FailedPasses | None = FailedPasses(time.monotonic() - 100, 50, "OverflowError: too large")
 
     runtime.loop = Fails()  # type: ignore[assignment]
     told = [line for line in runtime._check().problems if not line.startswith("no watch")]

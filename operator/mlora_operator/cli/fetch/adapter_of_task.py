@@ -10,7 +10,7 @@ from contextlib import aclosing
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.client import JSON
-from mlora_operator.cli.kube.cluster import Cluster, connect
+from mlora_operator.cli.kube.cluster import KubeCluster, connect
 from mlora_operator.cli.kube.retry import RetryTimeouts
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.follow import follow
@@ -68,7 +68,7 @@ async def _adapter_of_task(
     return shown.adapter or spec.output.uri, access_to(spec, keys, endpoint), found["metadata"]["uid"]
 
 
-async def _finished(cluster: Cluster, name: str, seen: Callable[[JSON], None]) -> JSON:
+async def _finished(cluster: KubeCluster, name: str, seen: Callable[[JSON], None]) -> JSON:
     tasks = follow(cluster, cluster.namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
     async with aclosing(tasks):
         async for known in tasks:

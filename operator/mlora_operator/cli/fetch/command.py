@@ -21,10 +21,10 @@ from mlora_operator.download import (
     Access,
     AdapterCorrupt,
     AdapterNotFound,
+    AdapterSource,
     DownloadError,
     FolderInUse,
     Manifest,
-    Source,
     StoreRefused,
     StoreSilent,
     await_manifest,
@@ -146,7 +146,7 @@ def is_name(text: str) -> bool:
     return len(text) <= 253 and _NAME.fullmatch(text) is not None
 
 
-def manifest_of(source: Source, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
+def manifest_of(source: AdapterSource, uri: str, uid: str | None, wait: bool, left: float | None) -> Manifest:
     """Of the adapter at ``uri``, which is that of task ``uid``. Raises CommandError, DownloadError, TimeoutError."""
     if wait:
         return await_manifest(

@@ -28,7 +28,7 @@ _PATIENCE = 30.0  # seconds for one answer
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class ApiError(Exception):
+class KubeError(Exception):
     """The API server refused a request; ``status`` is HTTP's, the message its own words."""
 
     def __init__(self, status: int, message: str, reason: str = "") -> None:
@@ -37,7 +37,7 @@ class ApiError(Exception):
         self.reason = reason
 
 
-class ApiServer:
+class KubeConnection:
     """A connection, with the context's namespace. Made by ``open_api``; ``close`` it."""
 
     def __init__(self, api: Any, namespace: str, context: str | None) -> None:
@@ -103,7 +103,7 @@ class ApiServer:
         return await self._api.call_api(*request, _request_timeout=seconds)
 
 
-async def open_api(context: str | None) -> ApiServer:
+async def open_api(context: str | None) -> KubeConnection:
     """By KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError when there is neither."""
     files = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     configuration = client.Configuration()
@@ -111,7 +111,7 @@ async def open_api(context: str | None) -> ApiServer:
         if context is None and _IN_POD.exists():  # noqa: ASYNC240
             config.load_incluster_config(client_configuration=configuration)
             namespace = _IN_POD.read_text().strip()  # noqa: ASYNC240
-            return ApiServer(client.ApiClient(configuration), namespace, None)
+            return KubeConnection(client.ApiClient(configuration), namespace, None)
         message = f"no kubeconfig at {files}; set KUBECONFIG to the file of your cluster"
         raise CommandError(message, exit_codes.UNREACHABLE)
     try:
@@ -123,7 +123,7 @@ async def open_api(context: str | None) -> ApiServer:
         namespace = str(active["context"].get("namespace") or "default")
     except (ConfigException, yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
         raise CommandError(f"no usable kubeconfig at {files}: {error}", exit_codes.UNREACHABLE) from error
-    return ApiServer(client.ApiClient(configuration), namespace, context)
+    return KubeConnection(client.ApiClient(configuration), namespace, context)
 
 
 def _json(text: bytes) -> JSON:
@@ -135,5 +135,5 @@ def _json(text: bytes) -> JSON:
     return content if isinstance(content, dict) else {}
 
 
-def _error(status: int, content: JSON, words: str) -> ApiError:
-    return ApiError(status, content.get("message") or words, content.get("reason") or "")
+def _error(status: int, content: JSON, words: str) -> KubeError:
+    return KubeError(status, content.get("message") or words, content.get("reason") or "")

@@ -11,7 +11,7 @@ import aiohttp
 from mlora_operator.api import API_VERSION, task
 from mlora_operator.api.paths import collection, item
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.kube.client import APPLY, JSON, MERGE, ApiError, ApiServer, open_api
+from mlora_operator.cli.kube.client import APPLY, JSON, MERGE, KubeConnection, KubeError, open_api
 from mlora_operator.cli.output import CommandError
 
 FIELD_MANAGER = "mlora"
@@ -21,10 +21,10 @@ _WATCH_SECONDS = 120  # the server ends a watch after so long
 _WATCH_GRACE = 15  # and if it does not, the connection is dead
 
 
-class Cluster:
+class KubeCluster:
     """Verbs on tasks and on whatever else stands in a user's files."""
 
-    def __init__(self, api: ApiServer, namespace: str) -> None:
+    def __init__(self, api: KubeConnection, namespace: str) -> None:
         self.namespace = namespace
         self._api = api
         self._resources: dict[str, list[JSON]] = {}
@@ -45,7 +45,7 @@ class Cluster:
     async def find_task(self, namespace: str, name: str) -> JSON | None:
         try:
             return await self._api.request("GET", _task_path(namespace, name))
-        except ApiError as error:
+        except KubeError as error:
             if error.status == 404 and error.reason == "NotFound":
                 return None
             raise
@@ -66,7 +66,9 @@ class Cluster:
         async for event in self._api.lines(_task_path(namespace), query, _WATCH_SECONDS + _WATCH_GRACE):
             if event["type"] == "ERROR":
                 status = event["object"]
-                raise ApiError(status.get("code") or 500, status.get("message", ""), status.get("reason", ""))
+                raise KubeError(
+                    status.get("code") or 500, status.get("message", ""), status.get("reason", "")
+                )
             yield event
 
     async def suspend(self, namespace: str, name: str) -> None:
@@ -79,7 +81,7 @@ class Cluster:
         body = {"preconditions": {"uid": uid}}
         try:
             await self._api.request("DELETE", _task_path(namespace, name), {}, body)
-        except ApiError as error:
+        except KubeError as error:
             if error.status not in (404, 409):
                 raise
 
@@ -88,7 +90,7 @@ class Cluster:
         query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         try:
             found = await self._api.request("GET", collection("v1", "events", namespace), query)
-        except ApiError:
+        except KubeError:
             return []
         return sorted(found["items"], key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
 
@@ -117,7 +119,7 @@ class Cluster:
         """The decoded Secret. Raises CommandError when it is not there or not for this user."""
         try:
             secret = await self._api.request("GET", item("v1", "secrets", self.namespace, name))
-        except ApiError as error:
+        except KubeError as error:
             if error.status in (403, 404):
                 message = (
                     f"secret/{name} cannot be read: {error.reason}; give the adapter's s3:// address instead"
@@ -137,7 +139,7 @@ class Cluster:
         if version not in self._resources:
             try:
                 self._resources[version] = (await self._api.request("GET", _root(version)))["resources"]
-            except ApiError as error:
+            except KubeError as error:
                 if error.status != 404:
                     raise
                 self._resources[version] = []
@@ -177,15 +179,15 @@ def _selected(name: str | None) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def connect(context: str | None, namespace: str | None) -> AsyncIterator[Cluster]:
+async def connect(context: str | None, namespace: str | None) -> AsyncIterator[KubeCluster]:
     """A connection by KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError.
 
     Inside, errors of the API server and of the way to it become CommandErrors too.
     """
     api = await open_api(context)
     try:
-        yield Cluster(api, namespace or api.namespace)
-    except ApiError as error:
+        yield KubeCluster(api, namespace or api.namespace)
+    except KubeError as error:
         raise refused(error) from error
     except NO_ANSWER as error:
         raise CommandError(
@@ -195,7 +197,7 @@ async def connect(context: str | None, namespace: str | None) -> AsyncIterator[C
         await api.close()
 
 
-def refused(error: ApiError) -> CommandError:
+def refused(error: KubeError) -> CommandError:
     """What the API server's refusal means to the user."""
     if error.status == 401:
         return CommandError("the cluster rejected your credentials: log in again", exit_codes.UNREACHABLE)

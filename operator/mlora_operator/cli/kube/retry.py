@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from mlora_operator.cli.kube.client import ApiError
+from mlora_operator.cli.kube.client import KubeError
 from mlora_operator.cli.kube.cluster import NO_ANSWER
 
 Clock = Callable[[], float]
@@ -27,7 +27,7 @@ class RetryTimeouts:
 
 def may_pass(error: BaseException) -> bool:
     """Whether the same request may well be answered a little later."""
-    if isinstance(error, ApiError):
+    if isinstance(error, KubeError):
         return error.status >= 500 or error.status in _NOT_NOW
     return isinstance(error, NO_ANSWER)
 
@@ -43,7 +43,7 @@ async def insist(call: Callable[[], Awaitable[T]], seconds: float, now: Clock, s
     while True:
         try:
             return await call()
-        except (ApiError, *NO_ANSWER) as error:
+        except (KubeError, *NO_ANSWER) as error:
             if not may_pass(error) or now() > end:
                 raise
         pause = longer(pause)

@@ -15,14 +15,14 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument
-from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
+from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stderr, stdout
 from mlora_operator.cli.plan.view import as_json, lines
 from mlora_operator.cli.run.command import models_of, world_of
 from mlora_operator.cli.validate.command import read_texts
 from mlora_operator.local.access import access_to
-from mlora_operator.local.adapt import Device, Dtype, Wishes
-from mlora_operator.local.fits import Known, beside_models
-from mlora_operator.local.forecast import Memory, PipelineForecast, forecast
+from mlora_operator.local.adapt import Device, Dtype, RunOptions
+from mlora_operator.local.fits import LearnedPipeline, beside_models
+from mlora_operator.local.forecast import DeviceMemory, PipelineForecast, forecast
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, PipelineManifest, read_manifests
 from mlora_operator.local.served import Served, Service, service
@@ -81,8 +81,8 @@ def plan(
         typer.Option(min=0, help="Throughput of one device with the whole model, for absolute figures."),
     ] = None,
     output: Annotated[
-        Output, typer.Option("--output", "-o", help="text for people, json for programs.")
-    ] = Output.TEXT,
+        OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")
+    ] = OutputFormat.TEXT,
 ) -> None:
     """Show admission, microbatch schedule, memory and expected throughput without training.
 
@@ -90,8 +90,8 @@ def plan(
     """
     machine = this_machine(os.environ)
     manifests = read_manifests(read_texts(files))
-    wishes = Wishes(models_of(model or []), stages, dtype, None, device, s3_endpoint)
-    world = world_of(manifests, wishes, machine)
+    options = RunOptions(models_of(model or []), stages, dtype, None, device, s3_endpoint)
+    world = world_of(manifests, options, machine)
     found = service(world, datetime.now(UTC))
     asked = _bytes(memory)
     forecasts = []
@@ -228,12 +228,14 @@ def _forecast(
     )
 
 
-def _known(spec: LoRAPipelineSpec, origin: PipelineManifest | None, *, gpu: bool) -> Known:
+def _known(spec: LoRAPipelineSpec, origin: PipelineManifest | None, *, gpu: bool) -> LearnedPipeline:
     """What was learned of the pipeline's memory: by its cluster, as the manifest tells, else by a run here."""
     if origin is not None and origin.status.memory:
         status = origin.status
         same = origin_of(spec, status.stages)
-        return Known(memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages)
+        return LearnedPipeline(
+            memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages
+        )
     return beside_models(_models_folder()).read(named_origin(spec, ["cuda" if gpu else "cpu"]))
 
 
@@ -244,32 +246,34 @@ def _models_folder() -> Path:
 
 def memory_of(
     stages: int, origin: PipelineManifest | None, share: str | None, asked: int | None, *, gpu: bool
-) -> Memory:
+) -> DeviceMemory:
     """Of each stage: what was asked for, else what the pipeline says, else what its workers had when they last ran, else
     their limit; else (``share``) a part of this machine's.
     """
     if asked is not None:
-        return Memory((asked,) * stages, "as --memory says")
+        return DeviceMemory((asked,) * stages, "as --memory says")
     if origin is not None and origin.spec.memory.budget is not None:
-        return Memory((parse_bytes(origin.spec.memory.budget),) * stages, "the pipeline's memory.budget")
+        return DeviceMemory(
+            (parse_bytes(origin.spec.memory.budget),) * stages, "the pipeline's memory.budget"
+        )
     if origin is not None and len(origin.status.stages) == stages:
         known = tuple(stage.capacity_bytes for stage in origin.status.stages)
-        return Memory(known, "what the workers had when they last ran")
+        return DeviceMemory(known, "what the workers had when they last ran")
     limits = (origin.spec.worker.resources.get("limits") or {}) if origin is not None else {}
     if gpu:
-        return Memory(None, "that of a GPU")
+        return DeviceMemory(None, "that of a GPU")
     if "memory" in limits:
-        return Memory((parse_bytes(str(limits["memory"])),) * stages, "the workers' memory limit")
+        return DeviceMemory((parse_bytes(str(limits["memory"])),) * stages, "the workers' memory limit")
     if share is not None:
-        return Memory((parse_bytes(share),) * stages, f"this machine's, shared by {stages} stages")
-    return Memory(None, "that of a GPU")
+        return DeviceMemory((parse_bytes(share),) * stages, f"this machine's, shared by {stages} stages")
+    return DeviceMemory(None, "that of a GPU")
 
 
-def _show(forecasts: list[PipelineForecast], found: Service, output: Output) -> None:
+def _show(forecasts: list[PipelineForecast], found: Service, output: OutputFormat) -> None:
     missing = [
         f"Secret {key} is not in the given files, so its store is not read" for key in sorted(found.missing)
     ]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(as_json(forecasts, found.unserved, missing))
         return
     for line in lines(forecasts):

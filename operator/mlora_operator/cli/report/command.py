@@ -12,7 +12,7 @@ from mlora_operator.cli import exit_codes
 from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
 from mlora_operator.cli.fetch.command import EXIT_CODES, is_name, manifest_of
 from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
-from mlora_operator.cli.output import CommandError, Output, print_json, stdout
+from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stdout
 from mlora_operator.cli.report.reporters import Reports
 from mlora_operator.download import Access, DownloadError, open_source
 from mlora_operator.reporting.curves import LibraryMissing, ReportError
@@ -50,7 +50,7 @@ def report(
         ),
     ] = None,
     timeout: TimeoutOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Report a task's losses to TensorBoard, MLflow or Weights & Biases. Repeated runs do not create duplicates."""
     try:
@@ -80,7 +80,7 @@ def report(
         finished = finished_run(source, manifest_of(source, uri, uid, wait=False, left=None))
         for kind, reporter in reports.of(finished.run):
             written = reporter.complete(finished)
-            if output is Output.JSON:
+            if output is OutputFormat.JSON:
                 print_json(
                     {"kind": kind, "run": finished.run.title, "uid": finished.run.uid, "points": len(finished.points),
                      "new": written, "place": reporter.place()}

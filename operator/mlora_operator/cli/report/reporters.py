@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from mlora_operator.cli.kube.client import JSON
 from mlora_operator.cli.task_table import row
 from mlora_operator.reporting.curves import LOSS, Point, Reporter, Run
-from mlora_operator.reporting.targets import Target
+from mlora_operator.reporting.targets import ReportTarget
 
-Open = Callable[[Target, Run, Mapping[str, str]], Reporter]
+Open = Callable[[ReportTarget, Run, Mapping[str, str]], Reporter]
 
 
 class Reports:
     """Opened when it is known which run it is; anew for another one."""
 
-    def __init__(self, targets: Sequence[Target], open_: Open, environment: Mapping[str, str]) -> None:
+    def __init__(self, targets: Sequence[ReportTarget], open_: Open, environment: Mapping[str, str]) -> None:
         self._targets, self._open, self._environment = targets, open_, environment
         self._uid: str | None = None
         self._reporters: list[tuple[str, Reporter]] = []

@@ -20,16 +20,16 @@ from mlora_operator.api.pipeline import BaseModelSource
 from mlora_operator.api.problem import describe
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument, OutputOption, TimeoutOption
-from mlora_operator.cli.output import CommandError, Output, stderr
-from mlora_operator.cli.run.progress import Bars, Lines, View
+from mlora_operator.cli.output import CommandError, OutputFormat, stderr
+from mlora_operator.cli.run.progress import Bars, JsonProgress, ProgressView
 from mlora_operator.cli.validate.command import read_texts
-from mlora_operator.local.adapt import Device, Dtype, InvalidRun, Wishes, World, adapt, model_uri
+from mlora_operator.local.adapt import Device, Dtype, InvalidRun, RunInputs, RunOptions, adapt, model_uri
 from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, read_manifests
-from mlora_operator.local.place import PageNotServed, Place
-from mlora_operator.logs import TextLines
+from mlora_operator.local.run_environment import PageNotServed, RunEnvironment
+from mlora_operator.logs import TextLogLines
 
 
 def run(
@@ -86,7 +86,7 @@ def run(
         bool, typer.Option("--overwrite", help="Replace adapters that already exist at the tasks' outputs.")
     ] = False,
     timeout: TimeoutOption = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Train the LoRATasks of the manifests on this machine, then end.
 
@@ -94,8 +94,10 @@ def run(
     tasks succeeded, and 1 when one did not.
     """
     machine = this_machine(os.environ)
-    wishes = Wishes(models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts, overwrite)
-    world = world_of(read_manifests(read_texts(files)), wishes, machine)
+    options = RunOptions(
+        models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts, overwrite
+    )
+    world = world_of(read_manifests(read_texts(files)), options, machine)
     if importlib.util.find_spec("torch") is None:
         raise CommandError(
             "training needs the worker: run pip install 'mlora-operator[worker]'", exit_codes.INVALID
@@ -110,7 +112,7 @@ def run(
         log_to(folder / "operator.log")
     except OSError as error:
         raise CommandError(f"--state {folder}: {error.strerror}", exit_codes.INVALID) from error
-    place = Place(
+    place = RunEnvironment(
         state=folder,
         cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
         machine=machine,
@@ -120,7 +122,7 @@ def run(
     )
     if page is not None:
         stderr().print(f"page: http://127.0.0.1:{page}/ until the run ends")
-    view: View = Lines() if output is Output.JSON else Bars()
+    view: ProgressView = JsonProgress() if output is OutputFormat.JSON else Bars()
     ends: list[End] = []
     try:
         with view:
@@ -164,19 +166,21 @@ def _check(option: str, model: type[Model], **fields: str) -> None:
         raise CommandError(f"{option}: {describe(error)}", exit_codes.INVALID) from error
 
 
-def world_of(manifests: Manifests, wishes: Wishes, machine: Machine) -> World:
-    """Raises CommandError when the manifests, with these wishes, make no run."""
+def world_of(manifests: Manifests, options: RunOptions, machine: Machine) -> RunInputs:
+    """Raises CommandError when the manifests, with these options, make no run."""
     if manifests.problems:
         raise CommandError("\n".join(map(str, manifests.problems)), exit_codes.INVALID)
-    if wishes.s3_endpoint is not None:
-        _check(f"--s3-endpoint {wishes.s3_endpoint}", Storage, endpoint=wishes.s3_endpoint)
+    if options.s3_endpoint is not None:
+        _check(f"--s3-endpoint {options.s3_endpoint}", Storage, endpoint=options.s3_endpoint)
     try:
-        return adapt(manifests, wishes, machine)
+        return adapt(manifests, options, machine)
     except InvalidRun as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
 
 
-async def _run(world: World, place: Place, audience: Audience, seconds: float | None) -> list[End]:
+async def _run(
+    world: RunInputs, place: RunEnvironment, audience: Audience, seconds: float | None
+) -> list[End]:
     """SIGTERM ends the run as Ctrl-C does: with all its processes."""
     from mlora_operator.local.run import run as run_locally  # its HTTP client takes a second to load
 
@@ -193,7 +197,7 @@ async def _run(world: World, place: Place, audience: Audience, seconds: float | 
 def log_to(file: Path) -> None:
     """The operator's log goes to a file: the terminal belongs to the progress bars."""
     handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(TextLines())  # one record, one line, whatever a server or a worker says
+    handler.setFormatter(TextLogLines())  # one record, one line, whatever a server or a worker says
     logger = logging.getLogger("mlora_operator")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -18,13 +18,13 @@ from mlora_operator.reconcile.state.decision import Event
 from mlora_worker.lines import headed, one_line
 
 
-class View(Audience, AbstractContextManager["View"], Protocol):
+class ProgressView(Audience, AbstractContextManager["ProgressView"], Protocol):
     """Where the run is shown."""
 
     def ended(self, ends: list[End], folder: Path) -> None: ...
 
 
-class Lines(nullcontext[Any]):
+class JsonProgress(nullcontext[Any]):
     """JSON: an object for each change of a task, each event, and the end."""
 
     def task_changed(self, task: Mapping[str, Any]) -> None:

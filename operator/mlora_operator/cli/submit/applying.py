@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.kube.client import JSON, ApiError
+from mlora_operator.cli.kube.client import JSON, KubeError
 from mlora_operator.cli.kube.retry import Clock, RetryTimeouts, Sleep, insist
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.submit.conflict import Step, decide
@@ -17,7 +17,7 @@ _DELETION = 300.0  # seconds until a deleted task must be gone
 T = TypeVar("T")
 
 
-class Target(Protocol):
+class TaskWriter(Protocol):
     """The part of ``cluster.Cluster`` that is needed here."""
 
     namespace: str
@@ -45,10 +45,10 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Applying:
+class ApplyContext:
     """The tools of this module: whom to ask, how long to insist, and the clock."""
 
-    target: Target
+    target: TaskWriter
     force: bool
     patience: RetryTimeouts
     now: Clock
@@ -59,7 +59,7 @@ class Applying:
 
 
 async def apply_submission(
-    tools: Applying, submission: Submission, *, replace: bool, say: Callable[[str], None]
+    tools: ApplyContext, submission: Submission, *, replace: bool, say: Callable[[str], None]
 ) -> list[Submitted]:
     """Applies ``submission``, tasks last, and returns the tasks. ``say`` is told of each object.
 
@@ -111,17 +111,17 @@ def _decided(tasks: list[JSON], there: list[JSON | None], replace: bool) -> list
     return steps
 
 
-def _find(target: Target, manifest: JSON) -> Awaitable[JSON | None]:
+def _find(target: TaskWriter, manifest: JSON) -> Awaitable[JSON | None]:
     return target.find_task(manifest["metadata"]["namespace"], manifest["metadata"]["name"])
 
 
-async def _placed(tools: Applying, manifest: JSON) -> JSON:
+async def _placed(tools: ApplyContext, manifest: JSON) -> JSON:
     """In its namespace, if objects of its kind have one."""
     namespaced = await tools.insist(lambda: tools.target.is_namespaced(manifest), tools.patience.first)
     return within(manifest, tools.target.namespace) if namespaced else manifest
 
 
-async def _dry_run(tools: Applying, manifest: JSON, step: Step) -> None:
+async def _dry_run(tools: ApplyContext, manifest: JSON, step: Step) -> None:
     if step is Step.REPLACE:  # what is there now could not be changed into it
         await _asked(tools, manifest, lambda: tools.target.try_create(manifest))
     else:
@@ -129,18 +129,18 @@ async def _dry_run(tools: Applying, manifest: JSON, step: Step) -> None:
         await _asked(tools, manifest, lambda: tools.target.apply(manifest, force=force, dry_run=True))
 
 
-async def _apply(tools: Applying, manifest: JSON, *, force: bool) -> JSON:
+async def _apply(tools: ApplyContext, manifest: JSON, *, force: bool) -> JSON:
     return await _asked(tools, manifest, lambda: tools.target.apply(manifest, force=force))
 
 
-async def _asked(tools: Applying, manifest: JSON, call: Callable[[], Awaitable[T]]) -> T:
+async def _asked(tools: ApplyContext, manifest: JSON, call: Callable[[], Awaitable[T]]) -> T:
     try:
         return await tools.insist(call, tools.patience.later)
-    except ApiError as error:
+    except KubeError as error:
         raise refusal(manifest, error) from error
 
 
-async def _gone(tools: Applying, found: JSON, *, delete: bool) -> None:
+async def _gone(tools: ApplyContext, found: JSON, *, delete: bool) -> None:
     """Returns when this very task is no longer there."""
     meta = found["metadata"]
     namespace, name, uid = meta["namespace"], meta["name"], meta["uid"]
@@ -160,7 +160,7 @@ async def _gone(tools: Applying, found: JSON, *, delete: bool) -> None:
         await tools.sleep(0.5)
 
 
-def refusal(manifest: JSON, error: ApiError) -> CommandError:
+def refusal(manifest: JSON, error: KubeError) -> CommandError:
     """The API server's words, and a number that says whose turn it is."""
     what = f"{title(manifest)}: {error}"
     if error.status == 401 or (error.status == 403 and " cannot " in str(error)):  # not known, or no right

@@ -13,14 +13,14 @@ import typer
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import ContextOption, NamespaceOption, TimeoutOption, duration
-from mlora_operator.cli.output import CommandError, Output
+from mlora_operator.cli.output import CommandError, OutputFormat
 from mlora_operator.cli.validate.command import read_texts
 
 if TYPE_CHECKING:
-    from mlora_operator.cli.kube.cluster import Cluster
+    from mlora_operator.cli.kube.cluster import KubeCluster
     from mlora_operator.cli.submit.awaiting import Waiting
     from mlora_operator.cli.submit.manifests import Submission
-    from mlora_operator.cli.submit.output import Telling
+    from mlora_operator.cli.submit.output import SubmitProgress
 
 _LEAVING = 30.0  # seconds to suspend or delete what was left when the wait ends early
 
@@ -34,7 +34,7 @@ class Leave(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class SubmitOptions:
     namespace: str | None
     context: str | None
     replace: bool
@@ -87,9 +87,9 @@ def submit(
     namespace: NamespaceOption = None,
     context: ContextOption = None,
     output: Annotated[
-        Output,
+        OutputFormat,
         typer.Option("--output", "-o", help="text for people, json for programs (one object per line)."),
-    ] = Output.TEXT,
+    ] = OutputFormat.TEXT,
 ) -> None:
     """Validate manifests, apply them to the cluster and, with --wait, follow the tasks to their end.
 
@@ -97,37 +97,37 @@ def submit(
     when the cluster does not respond. Tasks that have already finished are not trained again.
     """
     from mlora_operator.cli.submit.manifests import read_submission
-    from mlora_operator.cli.submit.output import Telling
+    from mlora_operator.cli.submit.output import SubmitProgress
 
     submission = read_submission(read_texts(files), namespace, name_suffix)
-    wishes = Wishes(
+    options = SubmitOptions(
         namespace, context, replace, force_conflicts, wait, timeout, leave, refused_after, progress_every
     )
     try:
-        code = asyncio.run(_submit(submission, wishes, Telling(output is Output.JSON)))
+        code = asyncio.run(_submit(submission, options, SubmitProgress(output is OutputFormat.JSON)))
     except KeyboardInterrupt:
         raise CommandError("interrupted", exit_codes.INTERRUPTED) from None
     raise typer.Exit(code)
 
 
-async def _submit(submission: Submission, wishes: Wishes, telling: Telling) -> int:
+async def _submit(submission: Submission, options: SubmitOptions, telling: SubmitProgress) -> int:
     from mlora_operator.cli.kube.cluster import connect
     from mlora_operator.cli.kube.retry import RetryTimeouts
-    from mlora_operator.cli.submit.applying import Applying, apply_submission
+    from mlora_operator.cli.submit.applying import ApplyContext, apply_submission
     from mlora_operator.cli.submit.awaiting import Waiting
     from mlora_operator.cli.submit.outcomes import TaskResult, exit_code
 
     start = time.monotonic()
     patience = RetryTimeouts()
-    async with connect(wishes.context, wishes.namespace) as cluster:
-        tools = Applying(cluster, wishes.force_conflicts, patience, time.monotonic, asyncio.sleep)
-        submitted = await apply_submission(tools, submission, replace=wishes.replace, say=telling.said)
+    async with connect(options.context, options.namespace) as cluster:
+        tools = ApplyContext(cluster, options.force_conflicts, patience, time.monotonic, asyncio.sleep)
+        submitted = await apply_submission(tools, submission, replace=options.replace, say=telling.said)
         telling.submitted(submitted)
-        waiting = Waiting(submitted, wishes.refused_after)
+        waiting = Waiting(submitted, options.refused_after)
         waiting.look(lambda _: None, start)
-        if wishes.wait:
-            left = None if wishes.timeout is None else wishes.timeout - (time.monotonic() - start)
-            early = await _wait(cluster, waiting, wishes, left, telling)
+        if options.wait:
+            left = None if options.timeout is None else options.timeout - (time.monotonic() - start)
+            early = await _wait(cluster, waiting, options, left, telling)
         else:
             early = None
         for key, outcome in waiting.outcomes.items():
@@ -141,14 +141,18 @@ async def _submit(submission: Submission, wishes: Wishes, telling: Telling) -> i
 
 
 async def _wait(
-    cluster: Cluster, waiting: Waiting, wishes: Wishes, seconds: float | None, telling: Telling
+    cluster: KubeCluster,
+    waiting: Waiting,
+    options: SubmitOptions,
+    seconds: float | None,
+    telling: SubmitProgress,
 ) -> int | None:
     """The exit code of an early end, or None. SIGTERM, which CI systems send, ends it as Ctrl-C does."""
     from mlora_operator.cli.kube.retry import RetryTimeouts
     from mlora_operator.cli.submit.awaiting import wait_for
     from mlora_operator.cli.submit.journal import Journal
 
-    journal = Journal(wishes.progress_every)
+    journal = Journal(options.progress_every)
 
     def seen(task: dict[str, object]) -> None:
         for entry in journal.entries(task, time.monotonic()):
@@ -165,20 +169,20 @@ async def _wait(
             await wait_for(cluster, waiting, RetryTimeouts(), seen, time.monotonic)
         return None
     except TimeoutError:
-        early, why = exit_codes.TIMEOUT, f"not all tasks finished within {wishes.timeout:g} seconds"
+        early, why = exit_codes.TIMEOUT, f"not all tasks finished within {options.timeout:g} seconds"
     except asyncio.CancelledError:
         main.uncancel()
         early, why = exit_codes.INTERRUPTED, "interrupted"
     finally:
         for one in signals:
             loop.remove_signal_handler(one)  # the next one ends the command at once
-    telling.note(f"{why}; {await _left(cluster, waiting, wishes.leave)}")
+    telling.note(f"{why}; {await _left(cluster, waiting, options.leave)}")
     return early
 
 
-async def _left(cluster: Cluster, waiting: Waiting, leave: Leave) -> str:
+async def _left(cluster: KubeCluster, waiting: Waiting, leave: Leave) -> str:
     """Does what the user wants with the unfinished tasks, and says it."""
-    from mlora_operator.cli.kube.client import ApiError
+    from mlora_operator.cli.kube.client import KubeError
     from mlora_operator.cli.kube.cluster import NO_ANSWER
 
     names = ", ".join(name for _, name in waiting.open)
@@ -192,6 +196,6 @@ async def _left(cluster: Cluster, waiting: Waiting, leave: Leave) -> str:
                 else:
                     uid = waiting.tasks[namespace, name]["metadata"]["uid"]
                     await cluster.delete(namespace, name, uid)
-    except (ApiError, *NO_ANSWER) as error:
+    except (KubeError, *NO_ANSWER) as error:
         return f"cannot {leave} {names}: {error or 'no answer'}"
     return f"{'suspended' if leave is Leave.SUSPEND else 'deleted'}: {names}"

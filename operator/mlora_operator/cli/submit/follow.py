@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
-from mlora_operator.cli.kube.client import JSON, ApiError
+from mlora_operator.cli.kube.client import JSON, KubeError
 from mlora_operator.cli.kube.cluster import NO_ANSWER
 from mlora_operator.cli.kube.retry import Clock, RetryTimeouts, Sleep, longer, may_pass
 
@@ -60,7 +60,7 @@ async def follow(
             if last_answer - opened > 1:
                 pause = 0.0
                 continue
-        except (ApiError, *NO_ANSWER) as error:
+        except (KubeError, *NO_ANSWER) as error:
             waited = now() - last_answer
             if waited > (patience.later if answered else patience.first):
                 if isinstance(error, TimeoutError):  # the caller's own timeouts look like this
@@ -68,7 +68,7 @@ async def follow(
                 raise
             if not answered and not may_pass(error):
                 raise
-            if isinstance(error, ApiError):
+            if isinstance(error, KubeError):
                 version = None
                 if error.status == 401:
                     await source.renew()

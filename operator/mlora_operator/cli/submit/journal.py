@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlora_operator.cli.task_table import Row, as_json, row
+from mlora_operator.cli.task_table import TaskRow, as_json, row
 
 UNSEEN_AFTER = 30.0  # seconds without a status, after which it is told that nobody looks at the task
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One line for people, one object for programs."""
 
     text: str
@@ -39,7 +39,7 @@ class Journal:
         self._every = every
         self._told: dict[tuple[str, str], _Told] = {}
 
-    def entries(self, task: Mapping[str, Any], now: float) -> Iterator[Entry]:
+    def entries(self, task: Mapping[str, Any], now: float) -> Iterator[JournalEntry]:
         """What is new of ``task``, an object as the API server gives it, or the same as before, later."""
         shown = row(task)
         told = self._told.setdefault((shown.namespace, shown.name), _Told(first=now))
@@ -65,7 +65,7 @@ class Journal:
             yield _progress(shown)
 
 
-def _transition(shown: Row, type_: str, status: str, reason: str, message: str) -> Entry:
+def _transition(shown: TaskRow, type_: str, status: str, reason: str, message: str) -> JournalEntry:
     what = (
         type_
         if status == "True"
@@ -76,7 +76,7 @@ def _transition(shown: Row, type_: str, status: str, reason: str, message: str) 
     data = {"type": "condition", "namespace": shown.namespace, "name": shown.name}
     data |= {"condition": type_, "status": status, "reason": reason, "message": message}
     ended = status == "True"
-    return Entry(
+    return JournalEntry(
         f"{shown.name}  {what}{why}{words}",
         data,
         bad=ended and type_ in ("Failed", "UploadBlocked"),
@@ -84,16 +84,16 @@ def _transition(shown: Row, type_: str, status: str, reason: str, message: str) 
     )
 
 
-def _progress(shown: Row) -> Entry:
+def _progress(shown: TaskRow) -> JournalEntry:
     of = f"/{shown.total_steps}" if shown.total_steps else ""
     loss = f", loss {shown.loss}" if shown.loss else ""
     speed = f", {shown.tokens_per_second} tokens/s" if shown.tokens_per_second else ""
     text = f"{shown.name}  step {shown.step}{of}{loss}{speed}"
-    return Entry(text, {"type": "progress", **as_json(shown)})
+    return JournalEntry(text, {"type": "progress", **as_json(shown)})
 
 
-def _line(shown: Row, text: str, type_: str) -> Entry:
-    return Entry(
+def _line(shown: TaskRow, text: str, type_: str) -> JournalEntry:
+    return JournalEntry(
         f"{shown.name}  {text}",
         {"type": type_, "namespace": shown.namespace, "name": shown.name, "message": text},
     )

@@ -12,7 +12,7 @@ from mlora_operator.cli.kube.client import JSON
 from mlora_operator.cli.output import print_json, stderr, stdout
 from mlora_operator.cli.submit.applying import Submitted
 from mlora_operator.cli.submit.awaiting import Waiting
-from mlora_operator.cli.submit.journal import Entry
+from mlora_operator.cli.submit.journal import JournalEntry
 from mlora_operator.cli.submit.outcomes import TaskResult
 from mlora_operator.cli.task_table import as_json, row
 from mlora_worker.lines import headed, one_line
@@ -21,7 +21,7 @@ _LAST_LINES = 20  # of a failure's message
 _LAST_EVENTS = 5
 
 
-class Telling:
+class SubmitProgress:
     """Text goes to standard output, a line at a time; why a task failed goes to standard error."""
 
     def __init__(self, json: bool) -> None:
@@ -44,7 +44,7 @@ class Telling:
                 about = {"namespace": one.namespace, "name": one.name, "uid": one.uid}
                 print_json({"type": "submitted", **about, "action": one.step.value})
 
-    def entry(self, one: Entry) -> None:
+    def entry(self, one: JournalEntry) -> None:
         if self._json:
             print_json(one.data)
             return

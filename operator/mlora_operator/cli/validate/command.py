@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import OutputOption
-from mlora_operator.cli.output import CommandError, Output, print_json, stderr, stdout
+from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stderr, stdout
 from mlora_operator.cli.validate.data_check import exit_code, looked_at, print_answer, question_of
 from mlora_operator.local.manifests import Manifest, Manifests, read_manifests
 from mlora_worker.protocol import DatasetFormat, FileFormat, TrainOn
@@ -22,7 +22,7 @@ def validate(
     files: Annotated[
         list[str] | None, typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
     ] = None,
-    output: OutputOption = Output.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
     data: Annotated[
         str | None, typer.Option(help="A file of rows, or its address: show what a task would train on.")
     ] = None,
@@ -76,7 +76,7 @@ def validate(
         question = question_of(manifests, data, model, options, field or [], show, s3_endpoint=s3_endpoint)
         answer = looked_at(question)
     failure = answer.failure if answer is not None else None
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         looked = {"data": answer.model_dump(by_alias=True, mode="json", exclude_none=True)} if answer else {}
         print_json(as_json(manifests) | looked)
     else:

@@ -1,6 +1,6 @@
 """Who trains. Pure.
 
-``admit``          the tasks of a pipeline that get a place in its memory
+``admit``          the tasks of a pipeline that are admitted to its memory
 ``queue``          those that want one, in their order; ``quota``: how many of one namespace may have one
 ``capacity``       the memory of a pipeline
 ``workload``       what one task asks for: of memory, of time; ``deleted_tasks``: what was served to those that are gone

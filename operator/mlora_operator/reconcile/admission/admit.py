@@ -1,4 +1,4 @@
-"""Who has a place in a pipeline's memory: the scheduler asked about real tasks. Pure."""
+"""Who is admitted to a pipeline's memory: the scheduler asked about real tasks. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from datetime import datetime, timedelta
 from mlora_operator.api.pipeline import LoRAPipelineSpec, NamespaceLimits, Scheduling
 from mlora_operator.api.priorities import HIGHEST
 from mlora_operator.api.units import parse_duration
-from mlora_operator.memory.room import ModelRoom
-from mlora_operator.reconcile.admission.capacity import fresh_room, known_room
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.admission.queue import Roster, Rosters, fresh_roster, roster
+from mlora_operator.memory.scheduler_memory import SchedulerMemory
+from mlora_operator.reconcile.admission.capacity import fresh_memory, known_memory
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.admission.queue import Queue, Queues, fresh_queue, queue_of
 from mlora_operator.reconcile.admission.quota import held_up
 from mlora_operator.reconcile.admission.workload import candidate, policy_of
-from mlora_operator.reconcile.memoize import Answers, Latest
+from mlora_operator.reconcile.memoize import Latest, Memoized
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.entrant import State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
+from mlora_operator.scheduling.entrant import EntrantState
+from mlora_operator.scheduling.memory import CheckBeside
 from mlora_operator.scheduling.order import between_namespaces, in_order
-from mlora_operator.scheduling.room import Beside
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.standstill import NO_TIME, holds_for
 
-_ADMITTED = Place(Outcome.ADMITTED)
-_SUSPENDED = Place(Outcome.SUSPENDED)
+_ADMITTED = Admission(AdmissionOutcome.ADMITTED)
+_SUSPENDED = Admission(AdmissionOutcome.SUSPENDED)
 
-Scheduler = Callable[..., Mapping[str, Place]]
+Scheduler = Callable[..., Mapping[str, Admission]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,19 @@ class _Decided:
     """Places, and what they follow from."""
 
     era: object  # of the roster
-    room: ModelRoom
+    memory: SchedulerMemory
     scheduling: Scheduling
     limits: NamespaceLimits
     now: datetime
     holds: timedelta  # from ``now`` on
-    places: Mapping[str, Place]
+    admissions: Mapping[str, Admission]
 
-    def still_holds(self, read: Roster, room: ModelRoom, spec: LoRAPipelineSpec, now: datetime) -> bool:
+    def still_holds(
+        self, read: Queue, memory: SchedulerMemory, spec: LoRAPipelineSpec, now: datetime
+    ) -> bool:
         return (
             self.era is read.era
-            and self.room.says_the_same_as(room)
+            and self.memory.says_the_same_as(memory)
             and NO_TIME <= now - self.now < self.holds
             and (self.scheduling is spec.scheduling or self.scheduling == spec.scheduling)
             and (self.limits is spec.namespace_limits or self.limits == spec.namespace_limits)
@@ -53,41 +55,45 @@ class _Decided:
 
 
 @dataclass
-class Known:
+class AdmissionMemo:
     """What decisions have worked out of each pipeline, by its uid. An answer never depends on it."""
 
-    rosters: Rosters = field(default_factory=Latest)
-    rooms: Answers[ModelRoom] = field(default_factory=Answers)
+    queues: Queues = field(default_factory=Latest)
+    memories: Memoized[SchedulerMemory] = field(default_factory=Memoized)
     decided: Latest[_Decided] = field(default_factory=Latest)
 
     def turn(self) -> None:
         """A decision begins."""
-        for each in (self.rosters, self.rooms, self.decided):
+        for each in (self.queues, self.memories, self.decided):
             each.turn()
 
 
-def places(view: View, now: datetime, known: Known, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
-    """See ``fresh_places``: the same; and the very same object as long as nothing has happened in the pipeline but that
+def admissions(
+    view: PipelineView, now: datetime, known: AdmissionMemo, scheduler: Scheduler = schedule
+) -> Mapping[str, Admission]:
+    """See ``fresh_admissions``: the same; and the very same object as long as nothing has happened in the pipeline but that
     tasks train on (``standstill``), which is so for most pipelines in most decisions.
     """
     spec, uid = view.pipeline.spec, view.pipeline.uid
     assert spec is not None
-    read = roster(view, known.rosters)
+    read = queue_of(view, known.queues)
     if view.shape is None:
         return _unjudged(read)
-    room = known_room(view, view.shape, read.demands, known.rooms)
+    memory = known_memory(view, view.shape, read.demands, known.memories)
     before = known.decided.of(uid)
-    if before is not None and before.still_holds(read, room, spec, now):
-        return before.places
-    found, holds = _judged(view, read, room, now, scheduler)
+    if before is not None and before.still_holds(read, memory, spec, now):
+        return before.admissions
+    found, holds = _judged(view, read, memory, now, scheduler)
     known.decided.keep(
-        uid, _Decided(read.era, room, spec.scheduling, spec.namespace_limits, now, holds, found)
+        uid, _Decided(read.era, memory, spec.scheduling, spec.namespace_limits, now, holds, found)
     )
     return found
 
 
-def fresh_places(view: View, now: datetime, scheduler: Scheduler = schedule) -> Mapping[str, Place]:
-    """The place of each task that the scheduler can speak of, by uid.
+def fresh_admissions(
+    view: PipelineView, now: datetime, scheduler: Scheduler = schedule
+) -> Mapping[str, Admission]:
+    """The admission of each task that the scheduler can speak of, by uid.
 
     Nobody new is let in before the workers have told the model's shape. A task is let in once its rows are
     prepared, so that a slow or broken dataset holds no memory; one that can never fit the memory or the model is told
@@ -95,37 +101,41 @@ def fresh_places(view: View, now: datetime, scheduler: Scheduler = schedule) -> 
 
     A suspended task is spoken of as long as it holds memory: it leaves like one that is preempted.
     """
-    read = fresh_roster(view)
+    read = fresh_queue(view)
     if view.shape is None:
         return _unjudged(read)
-    found, _ = _judged(view, read, fresh_room(view, view.shape, read.demands), now, scheduler)
+    found, _ = _judged(view, read, fresh_memory(view, view.shape, read.demands), now, scheduler)
     return found
 
 
-def _unjudged(read: Roster) -> Mapping[str, Place]:
-    inside = [one.uid for one in read.entrants if one.state is not State.WAITING]
+def _unjudged(read: Queue) -> Mapping[str, Admission]:
+    inside = [one.uid for one in read.entrants if one.state is not EntrantState.WAITING]
     return {uid: _SUSPENDED if uid in read.suspended else _ADMITTED for uid in inside}
 
 
 def _judged(
-    view: View, read: Roster, room: ModelRoom, now: datetime, scheduler: Scheduler
-) -> tuple[Mapping[str, Place], timedelta]:
-    """The places, and for how long they hold (``standstill``)."""
+    view: PipelineView, read: Queue, memory: SchedulerMemory, now: datetime, scheduler: Scheduler
+) -> tuple[Mapping[str, Admission], timedelta]:
+    """The admissions, and for how long they hold (``standstill``)."""
     spec = view.pipeline.spec
     assert spec is not None
     hold_back, policy = parse_duration(spec.scheduling.hold_back), policy_of(view, spec.scheduling, now)
     most = spec.namespace_limits.training
     over = held_up(read.entrants, most)
     entrants = tuple(one for one in read.entrants if one.uid not in over) if over else read.entrants
-    outcome = scheduler(entrants, room, policy, now, hold_back)
-    suspended = {uid: _SUSPENDED for uid in read.suspended if outcome[uid].outcome is Outcome.PREEMPTED}
-    never = {
-        uid: Place(Outcome.NEVER_FITS, Beside(room, room.held(()), uid))
-        for uid in read.unready
-        if not room.fits_alone(uid)
+    outcome = scheduler(entrants, memory, policy, now, hold_back)
+    suspended = {
+        uid: _SUSPENDED for uid in read.suspended if outcome[uid].outcome is AdmissionOutcome.PREEMPTED
     }
-    refused = {uid: Place(Outcome.REFUSED, failure=failure) for uid, failure in read.refused.items()}
-    limited = {uid: Place(Outcome.WAITING, limit=most) for uid in over}
+    never = {
+        uid: Admission(AdmissionOutcome.NEVER_FITS, CheckBeside(memory, memory.held(()), uid))
+        for uid in read.unready
+        if not memory.fits_alone(uid)
+    }
+    refused = {
+        uid: Admission(AdmissionOutcome.REFUSED, failure=failure) for uid, failure in read.refused.items()
+    }
+    limited = {uid: Admission(AdmissionOutcome.WAITING, limit=most) for uid in over}
     holds = holds_for(entrants, outcome, now, hold_back) if policy.steady else NO_TIME
     return {**outcome, **limited, **suspended, **never, **refused}, holds
 

@@ -10,16 +10,16 @@ from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.learned import learn
 from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.origin import origin_of
-from mlora_operator.memory.room import ModelRoom, room_of
+from mlora_operator.memory.scheduler_memory import SchedulerMemory, scheduler_memory
 from mlora_operator.reconcile.admission.model_requests import of_model
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_worker.protocol import ModelFacts, StageReport
 
 Shape = tuple[ModelFacts, tuple[StageReport, ...]]
 
 
-def memory_model(view: View) -> MemoryModel | None:
+def memory_model(view: PipelineView) -> MemoryModel | None:
     """The memory of the pipeline with what its tasks ask for, but for the unjudged; None while the model's shape is not
     known."""
     if view.pipeline.spec is None or view.shape is None:
@@ -33,28 +33,28 @@ def memory_model(view: View) -> MemoryModel | None:
     return _memory(view, view.shape, demands)
 
 
-def known_room(
-    view: View, shape: Shape, demands: Mapping[str, Demand], known: Answers[ModelRoom]
-) -> ModelRoom:
+def known_memory(
+    view: PipelineView, shape: Shape, demands: Mapping[str, Demand], known: Memoized[SchedulerMemory]
+) -> SchedulerMemory:
     """Of ``_memory``; the same one as long as all is the same that it is made of."""
     report, pipeline = view.present_report, view.pipeline
     told = (report.memory, report.exhausted, report.held) if report is not None else ((), (), None)
     # Mostly the same objects, which are not looked into.
     made_of = (pipeline.spec, pipeline.status.memory, view.image, *shape, *told, demands)
-    room = known.known(pipeline.uid, made_of)
-    if room is None:
-        room = known.keep(pipeline.uid, made_of, fresh_room(view, shape, demands))
-    return room
+    memory = known.known(pipeline.uid, made_of)
+    if memory is None:
+        memory = known.keep(pipeline.uid, made_of, fresh_memory(view, shape, demands))
+    return memory
 
 
-def fresh_room(view: View, shape: Shape, demands: Mapping[str, Demand]) -> ModelRoom:
+def fresh_memory(view: PipelineView, shape: Shape, demands: Mapping[str, Demand]) -> SchedulerMemory:
     """Of ``_memory``, beside what tasks hold that do not train there."""
     report = view.present_report
     lingering = report.held if report is not None else None
-    return room_of(_memory(view, shape, demands), lingering or ())
+    return scheduler_memory(_memory(view, shape, demands), lingering or ())
 
 
-def _memory(view: View, shape: Shape, demands: Mapping[str, Demand]) -> MemoryModel:
+def _memory(view: PipelineView, shape: Shape, demands: Mapping[str, Demand]) -> MemoryModel:
     spec = view.pipeline.spec
     assert spec is not None
     facts, stages = shape
@@ -70,7 +70,7 @@ def _memory(view: View, shape: Shape, demands: Mapping[str, Demand]) -> MemoryMo
     return replace(model, learned=_learned(view, model))
 
 
-def _learned(view: View, model: MemoryModel) -> Mapping[int, StageFit]:
+def _learned(view: PipelineView, model: MemoryModel) -> Mapping[int, StageFit]:
     """From the status, as far as that was learned of the same, and from what the workers say now, unless they still have a
     former spec."""
     assert view.pipeline.spec is not None

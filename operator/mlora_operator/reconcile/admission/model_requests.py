@@ -18,20 +18,22 @@ _FOR_A_MODULE = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class ModelRequest:
     lora: LoRAConfig
     training: Training
     demand: Demand
     misfit: Failure | None  # why the model cannot train it, whatever the memory
 
 
-class AsksOfModel:
+class ModelRequests:
     """Of tasks for one model. A part of a spec is one object as long as the spec is not changed, and is known by that."""
 
     def __init__(self, facts: ModelFacts) -> None:
         self._facts = facts
         self._modules = sum(shape.count for shape in facts.modules)
-        self._known: dict[tuple[int, int], Asks] = {}  # by the identity of what each entry keeps alive
+        self._known: dict[
+            tuple[int, int], ModelRequest
+        ] = {}  # by the identity of what each entry keeps alive
         self._demands: dict[Demand, Demand] = {}  # the same demand is one object
         self._loras: set[LoRAConfig] = set()  # that were matched
         self._text = 0
@@ -39,7 +41,7 @@ class AsksOfModel:
     def knows(self, spec: LoRATaskSpec) -> bool:
         return (id(spec.lora), id(spec.training)) in self._known
 
-    def of(self, spec: LoRATaskSpec) -> Asks:
+    def of(self, spec: LoRATaskSpec) -> ModelRequest:
         key = id(spec.lora), id(spec.training)
         known = self._known.get(key)
         if known is None:
@@ -48,7 +50,7 @@ class AsksOfModel:
                 self._forget()
             self._text += text
             demand = demand_of(spec.lora, spec.training, self._facts.max_positions)
-            known = self._known[key] = Asks(
+            known = self._known[key] = ModelRequest(
                 spec.lora,
                 spec.training,
                 self._demands.setdefault(demand, demand),
@@ -81,5 +83,5 @@ def text_of(lora: LoRAConfig) -> int:
 
 
 @lru_cache(maxsize=256)
-def of_model(facts: ModelFacts) -> AsksOfModel:
-    return AsksOfModel(facts)
+def of_model(facts: ModelFacts) -> ModelRequests:
+    return ModelRequests(facts)

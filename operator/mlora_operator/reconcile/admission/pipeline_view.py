@@ -19,12 +19,12 @@ from mlora_operator.reconcile.state.serving import claims_in_vain
 from mlora_operator.reconcile.state.snapshot import (
     CertificateEnd,
     Contact,
-    Group,
     Key,
     Pipeline,
     ServedTokens,
     Snapshot,
     Task,
+    WorkerGroup,
     condition,
 )
 from mlora_operator.rights import Rights
@@ -36,10 +36,10 @@ WORKERS_REFUSED = "WorkersRefused"
 
 
 @dataclass(frozen=True)
-class View:
+class PipelineView:
     pipeline: Pipeline
     tasks: tuple[Task, ...]  # accepted here and unfinished
-    group: Group | None
+    group: WorkerGroup | None
     contact: Contact = field(default_factory=Contact)
     revision: str | None = None  # that the workers shall have
     members: int | None = None  # of a pipeline with replicas, itself included
@@ -52,7 +52,7 @@ class View:
         False  # its workers are replaced though tasks train: others have waited for that long enough
     )
     stuck: frozenset[str] = frozenset()  # uids of those whose store has refused what is left of them for long
-    unjudged: frozenset[str] = frozenset()  # uids of tasks that nobody has looked into yet (``judging``)
+    unjudged: frozenset[str] = frozenset()  # uids of tasks that nobody has looked into yet (``spec_checks``)
     serves_others: bool = False  # its namespace has the right to
     certificate: CertificateEnd | None = None  # by which its coordinator proves itself
     claims_in_vain: str | None = None  # why it serves its own namespace alone though it says otherwise
@@ -167,9 +167,9 @@ class PipelineViews:
     ) -> None:
         self.snapshot = snapshot
         self._any_address, self._now, self._rights = any_address, now, rights
-        self._seen: dict[Key, View] = {}  # without tasks
+        self._seen: dict[Key, PipelineView] = {}  # without tasks
 
-    def of(self, pipeline: Pipeline, tasks: tuple[Task, ...]) -> View:
+    def of(self, pipeline: Pipeline, tasks: tuple[Task, ...]) -> PipelineView:
         seen = self._seen.get(pipeline.key)
         if seen is None:
             seen = self._seen[pipeline.key] = self._look_at(pipeline)
@@ -184,10 +184,10 @@ class PipelineViews:
             unjudged=snapshot.unjudged,
         )
 
-    def _look_at(self, pipeline: Pipeline) -> View:
+    def _look_at(self, pipeline: Pipeline) -> PipelineView:
         spec, key, snapshot, rights = pipeline.spec, pipeline.key, self.snapshot, self._rights
         group = snapshot.groups.get(key)
-        return View(
+        return PipelineView(
             pipeline=pipeline,
             tasks=(),
             members=_members(pipeline, snapshot),
@@ -205,7 +205,7 @@ class PipelineViews:
         )
 
 
-def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> View:
+def view(pipeline: Pipeline, tasks: tuple[Task, ...], snapshot: Snapshot) -> PipelineView:
     """Of one pipeline alone, for who asks for no more."""
     return PipelineViews(snapshot).of(pipeline, tasks)
 
@@ -224,7 +224,7 @@ def _blocked(pipeline: Pipeline, snapshot: Snapshot, any_address: bool) -> Cause
     return None if started else missing
 
 
-def _rolls(pipeline: Pipeline, group: Group | None, now: datetime) -> bool:
+def _rolls(pipeline: Pipeline, group: WorkerGroup | None, now: datetime) -> bool:
     """What the former workers train, the new ones take up from a checkpoint of its last step: nothing is lost but the time
     of a start. Not so where the base model is another one, which refuses all checkpoints.
     """
@@ -245,7 +245,7 @@ def _is_stuck(task: Task, contact: Contact, now: datetime) -> bool:
     return now - parse_time(held.last_transition_time) >= STORE_PATIENCE
 
 
-def _has_workers(group: Group | None) -> bool:
+def _has_workers(group: WorkerGroup | None) -> bool:
     return group is not None and group.replicas > 0
 
 

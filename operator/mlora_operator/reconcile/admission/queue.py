@@ -13,18 +13,18 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mlora_operator.memory.model import Demand
-from mlora_operator.reconcile.admission.model_requests import Asks, AsksOfModel, of_model
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.admission.workload import entrant, told
+from mlora_operator.reconcile.admission.model_requests import ModelRequest, ModelRequests, of_model
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.admission.workload import entrant, sent_admissions
 from mlora_operator.reconcile.memoize import Latest
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
 
 
 @dataclass(frozen=True)
-class Roster:
-    """``entrants``: who can be scheduled, in no order that matters; most rosters are never asked for them, so ``steps``
+class Queue:
+    """``entrants``: who can be scheduled, in no order that matters; most queues are never asked for them, so ``steps``
     are counted in when they are. ``demands``: of all tasks, by uid.
     ``refused``: whom the model cannot train, and why. ``unready``: whose rows are not prepared, or who has to wait for
     new workers. ``suspended``: of those who hold memory.
@@ -37,7 +37,7 @@ class Roster:
     suspended: tuple[str, ...]
     positions: Mapping[str, tuple[int, Task]]  # of entrants, by uid
     read: Mapping[str, _Read] = field(default_factory=dict, compare=False)  # by uid
-    # The same object in two rosters of a pipeline: the later one differs from the former at most in steps that tasks which
+    # The same object in two queues of a pipeline: the later one differs from the former at most in steps that tasks which
     # are inside have done since.
     era: object = field(default_factory=object, compare=False)
     steps: Mapping[int, int] = field(default_factory=dict)  # that some have done by now, by position
@@ -49,7 +49,7 @@ class Roster:
         entrants = list(self.as_read)
         for position, step in self.steps.items():
             task, state, since, (_, total, tokens) = entrants[position]
-            entrants[position] = Entrant(task, state, since, Progress(step, total, tokens))
+            entrants[position] = Entrant(task, state, since, EntrantProgress(step, total, tokens))
         return tuple(entrants)
 
 
@@ -59,7 +59,7 @@ class _Read(NamedTuple):
     task: Task
     reported: TaskReport | None
     may: bool | None
-    asks: Asks | None
+    asks: ModelRequest | None
     entrant: Entrant | None
 
 
@@ -69,8 +69,8 @@ class _Seen:
 
     tasks: tuple[Task, ...]
     reports: tuple[TaskReport, ...]
-    told: Mapping[str, bool]
-    asks: AsksOfModel
+    sent: Mapping[str, bool]
+    asks: ModelRequests
     stale: bool
     unjudged: frozenset[str]
 
@@ -82,20 +82,25 @@ class _Seen:
             and self.unjudged == other.unjudged
             and len(self.reports) == len(other.reports)
             and self.tasks == other.tasks
-            and self.told == other.told
+            and self.sent == other.sent
         )
 
 
-Rosters = Latest[tuple[_Seen, Roster]]  # by the pipeline's uid
+Queues = Latest[tuple[_Seen, Queue]]  # by the pipeline's uid
 _NOTHING: Mapping[str, _Read] = {}
 
 
-def roster(view: View, known: Rosters) -> Roster:
-    """See ``fresh_roster``: the same, from what is known as far as it holds."""
+def queue_of(view: PipelineView, known: Queues) -> Queue:
+    """See ``fresh_queue``: the same, from what is known as far as it holds."""
     if view.report is None or view.shape is None:
-        return fresh_roster(view)
+        return fresh_queue(view)
     seen = _Seen(
-        view.tasks, view.report.tasks, told(view), of_model(view.shape[0]), view.stale, view.unjudged
+        view.tasks,
+        view.report.tasks,
+        sent_admissions(view),
+        of_model(view.shape[0]),
+        view.stale,
+        view.unjudged,
     )
     before = known.of(view.pipeline.uid)
     made = None
@@ -103,12 +108,12 @@ def roster(view: View, known: Rosters) -> Roster:
         made = _moved_on(view, *before, seen)
     if made is None:
         usable = before is not None and before[0].asks is seen.asks and before[0].stale is seen.stale
-        made = fresh_roster(view, before[1].read if before is not None and usable else _NOTHING)
+        made = fresh_queue(view, before[1].read if before is not None and usable else _NOTHING)
     known.keep(view.pipeline.uid, (seen, made))
     return made
 
 
-def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
+def fresh_queue(view: PipelineView, read: Mapping[str, _Read] = _NOTHING) -> Queue:
     """``read``: what may be taken over of a former one, for the same model and with workers as stale.
 
     1. Who holds memory is scheduled, whatever else is true of it; so is one that leaves because it is suspended.
@@ -118,7 +123,7 @@ def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
     4. One that has only its adapter to upload is not spoken of: nothing is judged of it any more.
     """
     known = of_model(view.shape[0]) if view.shape is not None else None
-    stale, plan = view.stale, told(view)
+    stale, plan = view.stale, sent_admissions(view)
     reports = view.contact.tasks if view.report is not None else {}
     entrants: list[Entrant] = []
     demands: dict[str, Demand] = {}
@@ -143,7 +148,7 @@ def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
         assert spec is not None
         if asks is not None:
             demands[uid] = asks.demand
-        if one is not None and one.state is not State.WAITING:
+        if one is not None and one.state is not EntrantState.WAITING:
             positions[uid] = len(entrants), task
             entrants.append(one)
             if spec.suspend:
@@ -157,14 +162,14 @@ def fresh_roster(view: View, read: Mapping[str, _Read] = _NOTHING) -> Roster:
         else:
             positions[uid] = len(entrants), task
             entrants.append(one)
-    return Roster(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions, now_read)
+    return Queue(tuple(entrants), demands, refused, tuple(unready), tuple(suspended), positions, now_read)
 
 
 def _is_saving(reported: TaskReport | None) -> bool:
     return reported is not None and reported.phase is TaskPhase.SAVING
 
 
-def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | None:
+def _moved_on(view: PipelineView, before: _Seen, made: Queue, now: _Seen) -> Queue | None:
     """The roster with reports that have changed; None when it is simpler to read everything anew."""
     steps: dict[int, int] = {}
     turned: dict[int, Entrant] = {}
@@ -179,11 +184,11 @@ def _moved_on(view: View, before: _Seen, made: Roster, now: _Seen) -> Roster | N
         state = made.as_read[position].state
         if _only_stepped(old, new):
             steps[position] = new.step
-            if new.step < old.step or (new.step > old.step and state is State.WAITING):
+            if new.step < old.step or (new.step > old.step and state is EntrantState.WAITING):
                 era = object()
             continue
-        newer = entrant(view, task, new, now.told.get(new.uid))
-        if newer is None or (newer.state is not state and newer.state is State.WAITING):
+        newer = entrant(view, task, new, now.sent.get(new.uid))
+        if newer is None or (newer.state is not state and newer.state is EntrantState.WAITING):
             return None  # it may not be scheduled now: who is inside is, whatever else is true of it
         turned[position] = newer
     if turned:

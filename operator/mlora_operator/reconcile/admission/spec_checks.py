@@ -4,8 +4,8 @@ but for what it remembers.
 That takes up to some tens of milliseconds for one spec (``mlora_worker.stream.entries`` has its limits), and there may be
 thousands of new ones at once: after a start of the operator, or because somebody wants that. All of them in one decision
 would hold up everybody's tasks for minutes. So a decision spends an allowance, those who ask for little go first, and those
-who have to wait for the next decision are ``unjudged`` in this one: their status stays as it is, and no place is given to
-them. Who holds memory is always looked into, whatever it takes.
+who have to wait for the next decision are ``unjudged`` in this one: their status stays as it is, and none of
+them is admitted. Who holds memory is always looked into, whatever it takes.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from mlora_operator.api.patterns import wrong_patterns
-from mlora_operator.reconcile.admission.model_requests import AsksOfModel, of_model, text_of
-from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View
+from mlora_operator.reconcile.admission.model_requests import ModelRequests, of_model, text_of
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, PipelineViews
 from mlora_operator.reconcile.admission.workload import state_of
-from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.snapshot import Snapshot, Task
-from mlora_operator.scheduling.entrant import State
+from mlora_operator.scheduling.entrant import EntrantState
 
 MOST = 100_000_000  # steps for one decision (``entries.MOST_WORK``): some half a second
 FOR_A_CHARACTER = 600  # steps that it takes to read a character of a pattern
 
 
 @dataclass
-class Judging:
+class SpecChecks:
     """What is remembered from decision to decision, and what is left for this one."""
 
     most: int = MOST
     left: int = MOST
-    wrong: Answers[str] = field(default_factory=Answers)  # what is wrong with the patterns, empty for nothing
+    wrong: Memoized[str] = field(
+        default_factory=Memoized
+    )  # what is wrong with the patterns, empty for nothing
 
     def turn(self) -> None:
         """A decision begins."""
@@ -41,7 +43,7 @@ class Judging:
         self.wrong.turn()
 
 
-def looked_into(views: PipelineViews, tasks: Sequence[Task], judging: Judging) -> Snapshot:
+def looked_into(views: PipelineViews, tasks: Sequence[Task], checks: SpecChecks) -> Snapshot:
     """Their snapshot, with what is wrong with patterns of new tasks (``wrong``), and the tasks that nobody has looked into
     yet (``unjudged``).
 
@@ -54,7 +56,7 @@ def looked_into(views: PipelineViews, tasks: Sequence[Task], judging: Judging) -
     for task in tasks:
         if task.spec is not None:
             by_model[task.spec.base_model].append(task)
-    serving: defaultdict[str, list[View]] = defaultdict(list)
+    serving: defaultdict[str, list[PipelineView]] = defaultdict(list)
     for pipeline in snapshot.pipelines:
         name = pipeline.spec.model.name if pipeline.spec is not None else None
         if name is not None and name in by_model and not pipeline.deleting:
@@ -66,49 +68,51 @@ def looked_into(views: PipelineViews, tasks: Sequence[Task], judging: Judging) -
             # What raises here raises again where the pipeline is decided about, and there it is found out whose it is.
             with suppress(Exception):
                 if seen.shape is not None:
-                    unjudged |= _look_into(seen, every, of_model(seen.shape[0]), judging)
-    wrong, unread = _wrong(tasks, judging)
+                    unjudged |= _look_into(seen, every, of_model(seen.shape[0]), checks)
+    wrong, unread = _wrong(tasks, checks)
     return replace(snapshot, unjudged=frozenset(unjudged | unread), wrong=wrong)
 
 
-def _look_into(seen: View, every: Sequence[View], model: AsksOfModel, judging: Judging) -> set[str]:
+def _look_into(
+    seen: PipelineView, every: Sequence[PipelineView], model: ModelRequests, checks: SpecChecks
+) -> set[str]:
     """The uids of those who have to wait. ``every``: all that serve the same base model."""
     later = []
     for task in seen.tasks:
         assert task.spec is not None
         if model.knows(task.spec):
             continue
-        if any(state_of(one, task) not in (None, State.WAITING) for one in every):
-            judging.left -= model.learn(task.spec)
+        if any(state_of(one, task) not in (None, EntrantState.WAITING) for one in every):
+            checks.left -= model.learn(task.spec)
         else:
             later.append(task)
-    floor, waiting = judging.left // 2, set()
+    floor, waiting = checks.left // 2, set()
     for number, task in enumerate(_least_first(later)):
         assert task.spec is not None
-        if number and judging.left <= max(0, floor):
+        if number and checks.left <= max(0, floor):
             waiting.add(task.uid)
         else:
-            judging.left -= model.learn(task.spec)
+            checks.left -= model.learn(task.spec)
     return waiting
 
 
-def _wrong(tasks: Iterable[Task], judging: Judging) -> tuple[Mapping[str, str], set[str]]:
+def _wrong(tasks: Iterable[Task], checks: SpecChecks) -> tuple[Mapping[str, str], set[str]]:
     """By uid; and who has to wait."""
     wrong, waiting, first = {}, set(), True
     for task in _least_first(task for task in tasks if task.spec is not None and not task.accepted):
         assert task.spec is not None
         lora = task.spec.lora
-        told = judging.wrong.known(task.uid, (lora,))
+        told = checks.wrong.known(task.uid, (lora,))
         if told is None:
-            if judging.left <= 0 and not first:
+            if checks.left <= 0 and not first:
                 waiting.add(task.uid)
                 continue
             try:
                 found = wrong_patterns(lora)
             except Exception:  # as above
                 continue
-            told = judging.wrong.keep(task.uid, (lora,), _words(found) if found is not None else "")
-            judging.left -= text_of(lora) * FOR_A_CHARACTER
+            told = checks.wrong.keep(task.uid, (lora,), _words(found) if found is not None else "")
+            checks.left -= text_of(lora) * FOR_A_CHARACTER
             first = False
         if told:
             wrong[task.uid] = told

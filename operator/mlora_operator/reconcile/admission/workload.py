@@ -13,10 +13,10 @@ from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import Scheduling
 from mlora_operator.api.units import parse_duration
-from mlora_operator.reconcile.admission.pipeline_view import View, looks_back
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, looks_back
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.policy import Policy
@@ -30,37 +30,39 @@ def candidate(task: Task) -> Candidate:
     return task.candidate
 
 
-def entrant(view: View, task: Task, reported: TaskReport | None, may: bool | None) -> Entrant | None:
+def entrant(view: PipelineView, task: Task, reported: TaskReport | None, may: bool | None) -> Entrant | None:
     """The task as the scheduler sees it; None when its rows are not prepared, or when it has ended.
 
-    ``may``: whether the coordinator was told to admit it (``told``).
+    ``may``: whether the coordinator was told to admit it (``sent_admissions``).
     """
     state = _state(view, task, reported, may)
     if state is None:
         return None
-    since = waits_since(task) if state is State.WAITING else _inside_since(task)
+    since = waits_since(task) if state is EntrantState.WAITING else _inside_since(task)
     return Entrant(task.candidate, state, since, _progress(task, reported))
 
 
-def state_of(view: View, task: Task) -> State | None:
+def state_of(view: PipelineView, task: Task) -> EntrantState | None:
     """1. While the coordinator does not answer, whatever trained is taken to train on.
     2. A task that trains leaves once the coordinator has taken a plan that says so, or its user suspends it.
     3. One that is prepared, or was preempted, starts as soon as the coordinator was told to admit it, and waits before.
     4. One that the worker has put out for want of memory waits, whatever was told: it does not begin by itself.
-    5. What a store refuses holds no place: a finished task cannot be scheduled any more, and one that is out waits, though
+    5. What a store refuses holds no memory: a finished task cannot be scheduled any more, and one that is out waits, though
        its checkpoint is not written yet. One whose checkpoint cannot be fetched is as if its rows were not prepared.
     """
-    return _state(view, task, view.reported(task), told(view).get(task.uid))
+    return _state(view, task, view.reported(task), sent_admissions(view).get(task.uid))
 
 
-def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None) -> State | None:
+def _state(
+    view: PipelineView, task: Task, reported: TaskReport | None, may: bool | None
+) -> EntrantState | None:
     if reported is None:
-        return State.RUNNING if task.uid in view.active else None
+        return EntrantState.RUNNING if task.uid in view.active else None
     phase = reported.phase
     if reported.crowded_out:
-        return State.WAITING
+        return EntrantState.WAITING
     if phase is TaskPhase.SAVING:
-        return None if reported.waits_for_store else State.SAVING
+        return None if reported.waits_for_store else EntrantState.SAVING
     is_out = phase is TaskPhase.PREPARED or phase is TaskPhase.PREEMPTED
     if is_out and reported.blocked is not None:
         return None
@@ -68,22 +70,22 @@ def _state(view: View, task: Task, reported: TaskReport | None, may: bool | None
         if may is None:
             held = task.admitted
             may = held is not None and held.status == "True"
-        return State.STARTING if may else State.WAITING
+        return EntrantState.STARTING if may else EntrantState.WAITING
     if phase is TaskPhase.TRAINING:
         assert task.spec is not None
         leaves = task.spec.suspend or may is False
-        return State.LEAVING if leaves else State.RUNNING
+        return EntrantState.LEAVING if leaves else EntrantState.RUNNING
     return None
 
 
-def told(view: View) -> Mapping[str, bool]:
+def sent_admissions(view: PipelineView) -> Mapping[str, bool]:
     """Whether the last plan that this run of the coordinator took from us admits a task, by uid."""
     report, contact = view.report, view.contact
-    return contact.told if report is not None and contact.sent_run == report.run_id else {}
+    return contact.sent_admissions if report is not None and contact.sent_run == report.run_id else {}
 
 
 def waits_since(task: Task) -> datetime:
-    """When the task last lost its place, or was first seen without one."""
+    """When the task was last preempted, or was created."""
     held = task.admitted
     if held is None or held.status == "True":
         return task.created
@@ -91,17 +93,17 @@ def waits_since(task: Task) -> datetime:
 
 
 def _inside_since(task: Task) -> datetime:
-    """When it got its place. Its status is written a little later than that: until then, when it last lost one."""
+    """When it was admitted. Its status is written a little later than that: until then, when it was last preempted."""
     held = task.admitted
     return task.created if held is None else parse_time(held.last_transition_time)
 
 
-def progress_of(view: View, task: Task) -> Progress:
+def progress_of(view: PipelineView, task: Task) -> EntrantProgress:
     """From the report, or from the status as it was last written."""
     return _progress(task, view.reported(task))
 
 
-def _progress(task: Task, reported: TaskReport | None) -> Progress:
+def _progress(task: Task, reported: TaskReport | None) -> EntrantProgress:
     assert task.spec is not None
     status = task.status
     if reported is None:
@@ -111,12 +113,12 @@ def _progress(task: Task, reported: TaskReport | None) -> Progress:
         total = reported.total_steps or status.total_steps
         data = reported.data or status.data
     if data is None or not data.used or not data.tokens:
-        return Progress(step, total)
+        return EntrantProgress(step, total)
     rows = min(rows_per_step(task.spec.training), data.used)
-    return Progress(step, total, data.tokens / data.used * rows)
+    return EntrantProgress(step, total, data.tokens / data.used * rows)
 
 
-def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
+def policy_of(view: PipelineView, scheduling: Scheduling, now: datetime) -> Policy:
     """Fair shares of one namespace are its priorities, which say the same as time passes: less has to be decided anew."""
     if scheduling.policy == "fairShare" and not looks_back(view.pipeline, view.tasks):
         return Priority()
@@ -133,7 +135,7 @@ def policy_of(view: View, scheduling: Scheduling, now: datetime) -> Policy:
             )
 
 
-def served_tokens(view: View, half_life: timedelta, now: datetime) -> Mapping[str, float]:
+def served_tokens(view: PipelineView, half_life: timedelta, now: datetime) -> Mapping[str, float]:
     """Tokens that each namespace was served by this pipeline; what is ``half_life`` old counts half.
 
     Finished tasks count as long as their objects are there, deleted ones as far as they are known (``deleted_tasks``).
@@ -166,7 +168,7 @@ def _what_still_counts(start: datetime, end: datetime, now: datetime, half_life:
     return mean * math.exp2(-ago)
 
 
-def _speed(view: View) -> float:
+def _speed(view: PipelineView) -> float:
     """Tokens per second of the whole pipeline, as its tasks report them."""
     if view.report is None:
         return 0.0

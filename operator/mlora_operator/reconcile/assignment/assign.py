@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 from mlora_operator.api import conditions
 from mlora_operator.reconcile.assignment.cache import AssignmentCache
 from mlora_operator.reconcile.assignment.eligibility import Suits, accept
-from mlora_operator.reconcile.assignment.output_claims import Claims
+from mlora_operator.reconcile.assignment.output_claims import OutputClaims
 from mlora_operator.reconcile.assignment.output_conflicts import misplaced, settle
 from mlora_operator.reconcile.assignment.priority_bounds import counted, too_high
 from mlora_operator.reconcile.assignment.queue_limits import within_queues
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.endpoint_policy import forbidden
-from mlora_operator.reconcile.state.isolation import Apart, culprits
+from mlora_operator.reconcile.state.isolation import Isolation, culprits
 from mlora_operator.reconcile.state.serving import ServedModels
 from mlora_operator.reconcile.state.snapshot import (
+    ConfigMapText,
     Contact,
-    Group,
     Key,
     Pipeline,
     SecretData,
     Snapshot,
     Task,
-    Text,
+    WorkerGroup,
 )
 from mlora_operator.settings import Settings
 
@@ -39,7 +39,7 @@ def acceptances(
     settings: Settings,
     memo: AssignmentCache,
     suits: Suits,
-    apart: Apart,
+    isolation: Isolation,
 ) -> Mapping[Key, Acceptance]:
     """1. Whether and where each is served (``accept``).
     2. Its addresses lead nowhere that only the worker can reach; one that trains or has just ended is left in peace.
@@ -49,9 +49,9 @@ def acceptances(
     5. Its output is its own (``outputs.settle``).
     6. Its namespace's queue there has room for it (``limits``).
 
-    One about which that cannot be said stands ``apart``, and is judged as one whose spec is not understood.
+    One about which that cannot be said is isolated, and is judged as one whose spec is not understood.
     """
-    judge = _Judge(snapshot, settings, memo, suits, apart)
+    judge = _Judge(snapshot, settings, memo, suits, isolation)
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
@@ -66,9 +66,9 @@ def acceptances(
             raise
         for task in everyone:
             if task.key in alone:
-                apart.task(task, alone[task.key])
-        found |= {task.key: judge.apart(task) for task in open_tasks if task.key in alone}
-        memo.claims = Claims()
+                isolation.isolate_task(task, alone[task.key])
+        found |= {task.key: judge.isolated(task) for task in open_tasks if task.key in alone}
+        memo.claims = OutputClaims()
         found = claimed(found, [task for task in everyone if task.key not in alone], claims=memo.claims)
     return within_queues(found, open_tasks, snapshot.contacts)
 
@@ -79,10 +79,10 @@ class _Surroundings(NamedTuple):
 
     settings: Settings
     pipelines: tuple[tuple[Any, ...], ...]
-    groups: Mapping[Key, Group]
+    groups: Mapping[Key, WorkerGroup]
     unheard: frozenset[Key]
     secrets: Mapping[Key, SecretData | None]
-    config_maps: Mapping[Key, Mapping[str, Text] | None]
+    config_maps: Mapping[Key, Mapping[str, ConfigMapText] | None]
     labels: Mapping[str, Mapping[str, str]]
     unread: Mapping[tuple[str, Key], str]
     later: frozenset[tuple[str, Key]]
@@ -114,11 +114,16 @@ class _Judge:
     is how they fare: nothing is remembered then."""
 
     def __init__(
-        self, snapshot: Snapshot, settings: Settings, memo: AssignmentCache, suits: Suits, apart: Apart
+        self,
+        snapshot: Snapshot,
+        settings: Settings,
+        memo: AssignmentCache,
+        suits: Suits,
+        isolation: Isolation,
     ) -> None:
         self._snapshot, self._settings, self._known = snapshot, settings, memo.acceptances
         self._rights = settings.rights
-        self._apart, self._suits = apart, suits
+        self._isolation, self._suits = isolation, suits
         self._served = ServedModels(snapshot.pipelines, snapshot.namespace_labels, settings.rights)
         self._pipelines = {one.key: one for one in snapshot.pipelines}
         now = _surroundings(snapshot, settings)
@@ -136,13 +141,13 @@ class _Judge:
         try:
             return self._acceptance(task)
         except Exception as error:
-            self._apart.task(task, error)
-            return self.apart(task)
+            self._isolation.isolate_task(task, error)
+            return self.isolated(task)
 
-    def apart(self, task: Task) -> Acceptance:
-        """Of one that stands apart: it stays where it trains, and is not accepted anywhere else."""
+    def isolated(self, task: Task) -> Acceptance:
+        """Of one that is isolated: it stays where it trains, and is not accepted anywhere else."""
         try:
-            return self._made(self._apart.as_judged(task))
+            return self._made(self._isolation.as_judged(task))
         except Exception:
             bound = next(
                 (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None

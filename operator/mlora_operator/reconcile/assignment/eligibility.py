@@ -229,7 +229,7 @@ def _has_begun(task: Task, at: Pipeline, snapshot: Snapshot) -> bool:
     if any(pod.deleting or (contact.report is None and pod.ready) for pod in placed):
         return True
     held = task.admitted
-    return contact.told.get(task.uid, False) or (held is not None and held.status == "True")
+    return contact.sent_admissions.get(task.uid, False) or (held is not None and held.status == "True")
 
 
 def _accepted(pipeline: Pipeline) -> Acceptance:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from mlora_operator.memory.room import ModelRoom, room_of
+from mlora_operator.memory.scheduler_memory import SchedulerMemory, scheduler_memory
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import PipelineViews
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
@@ -17,21 +17,21 @@ class PipelineMemories:
 
     def __init__(self, tasks: Sequence[Task], views: PipelineViews) -> None:
         self.views = views
-        self._rooms: dict[Key, ModelRoom | None] = {}
+        self._memories: dict[Key, SchedulerMemory | None] = {}
         self._tasks: defaultdict[str, list[Task]] = defaultdict(list)  # by base model
         for task in tasks:
             if task.spec is not None:
                 self._tasks[task.spec.base_model].append(task)
 
-    def room(self, pipeline: Pipeline) -> ModelRoom | None:
+    def memory(self, pipeline: Pipeline) -> SchedulerMemory | None:
         """None where the memory is not known."""
         if pipeline.spec is None:
             return None
-        if pipeline.key not in self._rooms:
+        if pipeline.key not in self._memories:
             own = tuple(self._tasks.get(pipeline.spec.model.name, ()))
             model = memory_model(self.views.of(pipeline, own))
-            self._rooms[pipeline.key] = room_of(model) if model is not None else None
-        return self._rooms[pipeline.key]
+            self._memories[pipeline.key] = scheduler_memory(model) if model is not None else None
+        return self._memories[pipeline.key]
 
     def suits(self, task: Task, pipeline: Pipeline) -> bool:
         """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not.
@@ -45,11 +45,11 @@ class PipelineMemories:
         assert pipeline.spec is not None
         if pipeline.status.given_up is not None and pipeline.spec.replicas.max == 1:
             return False
-        room = self.room(pipeline)
-        return room is None or task.uid not in room.numbers or room.fits_alone(task.uid)
+        memory = self.memory(pipeline)
+        return memory is None or task.uid not in memory.numbers or memory.fits_alone(task.uid)
 
 
-class Rooms:
+class FreeMemory:
     """Whether a task that waits at one of several pipelines would be admitted at another one. ``placed``: who is, or may
     be, in the memory of which pipeline."""
 
@@ -69,14 +69,14 @@ class Rooms:
             return False
 
     def _has_room(self, pipeline: Pipeline, task: Task) -> bool:
-        room = self._memories.room(pipeline)
-        if pipeline.spec is None or room is None or task.uid not in room.numbers:
+        memory = self._memories.memory(pipeline)
+        if pipeline.spec is None or memory is None or task.uid not in memory.numbers:
             return False
         if self._memories.views.of(pipeline, ()).stale:
             return False
-        others = [one for one in self._inside[pipeline.key] if one is not task and one.uid in room.numbers]
+        others = [one for one in self._inside[pipeline.key] if one is not task and one.uid in memory.numbers]
         own = sum(one.key.namespace == task.key.namespace for one in others)
         most = pipeline.spec.namespace_limits.training
         if most is not None and own >= most:
             return False
-        return room.fits_beside(room.held(one.uid for one in others), task.uid)
+        return memory.fits_beside(memory.held(one.uid for one in others), task.uid)

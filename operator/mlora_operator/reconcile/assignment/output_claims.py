@@ -53,11 +53,11 @@ def proof(task: Task, found: Acceptance | None, contacts: Mapping[Key, Contact],
     if contact is None or reported is None:
         return Proof.NONE
     if reported.phase is TaskPhase.PREPARED:
-        return Proof.HELD if contact.told.get(task.uid) else Proof.FRESH
+        return Proof.HELD if contact.sent_admissions.get(task.uid) else Proof.FRESH
     return Proof.HELD if reported.phase in _BEYOND else Proof.NONE
 
 
-def was_told(task: Task) -> bool:
+def learnt_of_conflict(task: Task) -> bool:
     """It was proven once, and learnt that another namespace's task has the place. No worker has it since."""
     held = condition(task.status.conditions, conditions.ACCEPTED)
     return (
@@ -67,12 +67,12 @@ def was_told(task: Task) -> bool:
     )
 
 
-class Claims:
+class OutputClaims:
     """Who has which place, as former decisions left it, so that only what has changed since is looked up."""
 
     def __init__(self) -> None:
-        self._within = Held(lambda task: tuple((task.key.namespace, *one) for one in outputs_of(task)))
-        self._between = Held(outputs_of)
+        self._within = HeldFolders(lambda task: tuple((task.key.namespace, *one) for one in outputs_of(task)))
+        self._between = HeldFolders(outputs_of)
 
     def keep(self, holders: Mapping[str, Task], proven: Mapping[str, Task]) -> None:
         """These, by uid, and no others. A whole bucket is nobody's."""
@@ -97,7 +97,7 @@ class Claims:
         return self._between.in_the_way(task, matters) is not None
 
 
-class Held:
+class HeldFolders:
     """Folders by holder. A question takes as many steps as its path has parts, however many folders are held."""
 
     def __init__(self, places: Callable[[Task], Folders]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from mlora_operator.api import conditions
-from mlora_operator.reconcile.assignment.output_claims import Claims, Proof, proof, was_told
+from mlora_operator.reconcile.assignment.output_claims import OutputClaims, Proof, learnt_of_conflict, proof
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.output_folders import (
@@ -35,7 +35,7 @@ def settle(
     pipelines: Iterable[Pipeline],
     contacts: Mapping[Key, Contact],
     rights: Rights,
-    claims: Claims | None = None,
+    claims: OutputClaims | None = None,
 ) -> dict[Key, Acceptance]:
     """``acceptances`` of the unfinished among ``tasks``, without those whose output is not theirs.
 
@@ -74,7 +74,7 @@ def settle(
     settled = dict(acceptances)
     if not new and not contested:  # most passes: what thousands of tasks hold is of no interest
         return settled
-    claims = claims if claims is not None else Claims()
+    claims = claims if claims is not None else OutputClaims()
     claims.keep(holders, proven)
     reserved = list(_reserved(pipelines, rights))
     for task in sorted((*new, *contested), key=lambda one: (_is_idle(one), one.created, one.key, one.uid)):
@@ -83,7 +83,11 @@ def settle(
             continue
         shown = proof(task, found, contacts, rights)
         refusal = None if task.uid in holders else _refusal(task, reserved, claims)
-        if refusal is None and (shown is not Proof.NONE or was_told(task)) and claims.stranger(task):
+        if (
+            refusal is None
+            and (shown is not Proof.NONE or learnt_of_conflict(task))
+            and claims.stranger(task)
+        ):
             told = f"a task of another namespace writes to this folder, or to one above or below it: {_OTHER}"
             refusal = Cause(conditions.REASON_OUTPUT_IN_USE_BY_OTHER_NAMESPACE, f"spec.output.uri: {told}")
         if refusal is not None:
@@ -148,7 +152,7 @@ def _was_idle(task: Task) -> bool:
     return held is not None and held.reason == conditions.REASON_SUSPENDED and task.status.start_time is None
 
 
-def _refusal(task: Task, reserved: Iterable[_Reserved], claims: Claims) -> Cause | None:
+def _refusal(task: Task, reserved: Iterable[_Reserved], claims: OutputClaims) -> Cause | None:
     message = _overlaps(task, reserved)
     neighbour = claims.neighbour(task) if message is None else None
     if neighbour is not None:

@@ -21,12 +21,12 @@ from mlora_operator.rights import UNASKED, Rights
 _CHART = "in the values of the operator's chart"
 
 
-class Bound(NamedTuple):
+class EffectiveBound(NamedTuple):
     most: int
     source: str  # who says it, and where
 
 
-def bound_of(spec: LoRAPipelineSpec, at: str, namespace: str, rights: Rights | None) -> Bound | None:
+def bound_of(spec: LoRAPipelineSpec, at: str, namespace: str, rights: Rights | None) -> EffectiveBound | None:
     """The highest priority that tasks of ``namespace`` may have on a pipeline of the namespace ``at``; None: any.
 
     1. What the settings and the pipeline say of the namespace by name. Where they do not name it: what they say of others,
@@ -44,18 +44,20 @@ def bound_of(spec: LoRAPipelineSpec, at: str, namespace: str, rights: Rights | N
     if rights is None or at == namespace or spec.scheduling.policy == "fairShare":
         return None
     why = f"the pipeline's scheduling.policy, {spec.scheduling.policy}, lets priorities reach other namespaces' tasks"
-    return Bound(
+    return EffectiveBound(
         UNASKED, f"{why}, and neither its spec.priorities nor priorities {_CHART} gives {namespace} more"
     )
 
 
-def _said(priorities: Priorities, field: str, where: str, at: str, namespace: str) -> Iterator[Bound]:
+def _said(
+    priorities: Priorities, field: str, where: str, at: str, namespace: str
+) -> Iterator[EffectiveBound]:
     own = priorities.namespaces.get(namespace)
     if own is not None:
         if own.max is not None:
-            yield Bound(own.max, f"{field}.namespaces.{namespace}.max {where}")
+            yield EffectiveBound(own.max, f"{field}.namespaces.{namespace}.max {where}")
     elif at != namespace and priorities.default.max is not None:
-        yield Bound(priorities.default.max, f"{field}.default.max {where}")
+        yield EffectiveBound(priorities.default.max, f"{field}.default.max {where}")
 
 
 def too_high(task: Task, found: Acceptance, rights: Rights) -> Cause | None:
@@ -65,11 +67,11 @@ def too_high(task: Task, found: Acceptance, rights: Rights) -> Cause | None:
     if bound is None:
         return None
     assert task.spec is not None
-    message = f"spec.priority: {told(task.spec.priority, task.key.namespace, bound)}"
+    message = f"spec.priority: {bound_message(task.spec.priority, task.key.namespace, bound)}"
     return Cause(conditions.REASON_PRIORITY_NOT_ALLOWED, message)
 
 
-def told(priority: int, namespace: str, bound: Bound) -> str:
+def bound_message(priority: int, namespace: str, bound: EffectiveBound) -> str:
     """In a user's words, that a priority is too high, and what to do."""
     return (
         f"{priority} is above {bound.most}, the most that tasks of namespace {namespace} may have here "
@@ -99,7 +101,7 @@ def as_counted(task: Task, found: Acceptance) -> Task:
     return replace(task, spec=task.spec.model_copy(update={"priority": found.priority}))
 
 
-def _exceeded(task: Task, found: Acceptance, rights: Rights) -> Bound | None:
+def _exceeded(task: Task, found: Acceptance, rights: Rights) -> EffectiveBound | None:
     if task.spec is None:
         return None
     if found.pipeline is not None:

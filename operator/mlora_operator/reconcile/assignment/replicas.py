@@ -19,12 +19,20 @@ from mlora_operator.manifests.names import replica_name
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.replica import replica_hash, replica_manifest
 from mlora_operator.reconcile.admission.admit import ordered
-from mlora_operator.reconcile.assignment.fit import PipelineMemories, Rooms
+from mlora_operator.reconcile.assignment.fit import FreeMemory, PipelineMemories
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Manifest
-from mlora_operator.reconcile.state.isolation import Apart
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task, condition
+from mlora_operator.reconcile.state.isolation import Isolation
+from mlora_operator.reconcile.state.snapshot import (
+    Contact,
+    Key,
+    Pipeline,
+    Snapshot,
+    Task,
+    WorkerGroup,
+    condition,
+)
 from mlora_worker.protocol import TaskPhase
 
 # A waiting task moves only where it has at least two fewer before it: to move costs that its rows are prepared again.
@@ -34,7 +42,7 @@ SPARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ReplicaFamily:
     """A pipeline with its replicas: ``members[0]`` is the pipeline itself, then by number. ``open``: how many of them, from
     the first on, take tasks."""
 
@@ -57,7 +65,7 @@ def wanted(replicas: Replicas, there: int, unfinished: int) -> int:
 
 def families(
     accepted: Mapping[Key, Acceptance], tasks: Sequence[Task], snapshot: Snapshot
-) -> tuple[Family, ...]:
+) -> tuple[ReplicaFamily, ...]:
     """Of the pipelines that have replicas, or may have some. ``accepted``: every task at its user's pipeline, or where it
     trains."""
     members = snapshot.replicas
@@ -79,21 +87,21 @@ def families(
         assert head.spec is not None
         own = sorted(members.get(head.key, ()), key=_number)
         open_ = wanted(head.spec.replicas, 1 + len(own), unfinished[head.key])
-        found.append(Family((head, *own), open_))
+        found.append(ReplicaFamily((head, *own), open_))
     return tuple(found)
 
 
 def dealt(
     accepted: Mapping[Key, Acceptance],
     tasks: Sequence[Task],
-    own: Iterable[Family],
+    own: Iterable[ReplicaFamily],
     snapshot: Snapshot,
     memories: PipelineMemories,
-    apart: Apart,
+    isolation: Isolation,
 ) -> dict[Key, Acceptance]:
     """``accepted``, with each task at the member of the family where it shall be.
 
-    1. A task that has a place, or may have one by the last that its coordinator was told, stays where it is; so does one
+    1. A task that is admitted, or may be by the last that its coordinator was told, stays where it is; so does one
        whose checkpoints lie on a volume of that member alone, and a suspended one while that member takes tasks.
     2. The others are dealt in the scheduler's order, each to the member with the fewest tasks. One stays where it is unless
        another has at least two fewer; and also then, while nobody before it waits there and it fits.
@@ -106,7 +114,7 @@ def dealt(
         keys = {one.key for one in family.members}
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
         nobody: list[tuple[Task, Pipeline]] = []
-        for task, member in apart.of_pipeline(
+        for task, member in isolation.try_pipeline(
             family.head, partial(_deal, family, mine, snapshot, memories), nobody
         ):
             if member is not found[task.key].pipeline:
@@ -116,16 +124,16 @@ def dealt(
     return found
 
 
-def _understood(family: Family) -> Family:
+def _understood(family: ReplicaFamily) -> ReplicaFamily:
     """Without replicas whose spec somebody made wrong: they are put right (``to_make``), and take no tasks before."""
     members = [one.spec is not None for one in family.members]
     if all(members):
         return family
     understood = tuple(one for one in family.members if one.spec is not None)
-    return Family(understood, sum(members[: family.open]))
+    return ReplicaFamily(understood, sum(members[: family.open]))
 
 
-def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
+def to_make(own: Iterable[ReplicaFamily], snapshot: Snapshot) -> tuple[Manifest, ...]:
     """Replicas that are missing, were made of a former spec, or that somebody made wrong. A pipeline of somebody else that
     has a replica's name is left alone, and the next number taken."""
     made = []
@@ -151,7 +159,7 @@ def to_make(own: Iterable[Family], snapshot: Snapshot) -> tuple[Manifest, ...]:
 
 
 def to_delete(
-    own: Iterable[Family], accepted: Mapping[Key, Acceptance], snapshot: Snapshot
+    own: Iterable[ReplicaFamily], accepted: Mapping[Key, Acceptance], snapshot: Snapshot
 ) -> tuple[Pipeline, ...]:
     """Replicas that are not wanted any more, have no task, and whose workers are gone."""
     used = {one.pipeline.key for one in accepted.values() if one.pipeline is not None}
@@ -165,7 +173,7 @@ def to_delete(
 
 
 def _deal(
-    family: Family, tasks: Sequence[Task], snapshot: Snapshot, memories: PipelineMemories
+    family: ReplicaFamily, tasks: Sequence[Task], snapshot: Snapshot, memories: PipelineMemories
 ) -> list[tuple[Task, Pipeline]]:
     open_ = [one for one in family.members[: family.open] if one.status.given_up is None] or [family.head]
     load: Counter[Key] = Counter()
@@ -173,9 +181,9 @@ def _deal(
     inside: list[tuple[Task, Pipeline]] = []  # who is, or may be, in a memory
     bound: dict[str, tuple[Task, Pipeline]] = {}  # who waits where its checkpoints are, and nowhere else
     free: dict[str, Task] = {}
-    places = {task.uid: _place_of(task, family, snapshot.contacts) for task in tasks}
+    at_present = {task.uid: _member_of(task, family, snapshot.contacts) for task in tasks}
     for task in tasks:
-        at = places[task.uid]
+        at = at_present[task.uid]
         if at is not None and _stays(task, at, snapshot.contacts.get(at.key, Contact()), snapshot):
             placed.append((task, at))
             load[at.key] += _counts(task)
@@ -202,11 +210,11 @@ def _deal(
     for member in reversed([one for one in open_ if one not in up and not load[one.key]]):
         if len(order) <= idle:
             break  # whoever is up would have nothing to do
-        own = (task for task in reversed(order) if places[task.uid] is member)
+        own = (task for task in reversed(order) if at_present[task.uid] is member)
         scout = next(own, order[-1])
         order.remove(scout)
         placed.append((scout, member))
-    rooms = Rooms(inside, memories)
+    rooms = FreeMemory(inside, memories)
     before: Counter[Key] = Counter()  # tasks that wait there and go first
     waiting = (*order, *(task for task, _ in bound.values()))
     for uid in (one.uid for one in ordered(waiting, scheduling)):
@@ -215,7 +223,7 @@ def _deal(
             continue
         task = free[uid]
         by_load = sorted(up, key=lambda one: (load[one.key], _number(one)))
-        at = places[task.uid]
+        at = at_present[task.uid]
 
         def is_next(member: Pipeline, task: Task = task) -> bool:
             return not before[member.key] and rooms.has_room(member, task)
@@ -236,7 +244,7 @@ def _waits_for_room(task: Task) -> bool:
     return held is not None and held.status == "False" and held.reason in reasons
 
 
-def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pipeline | None:
+def _member_of(task: Task, family: ReplicaFamily, contacts: Mapping[Key, Contact]) -> Pipeline | None:
     """Where the task is now: who trains it, else who was told that it may, or else of it, else as its status says.
     A status may be written later than a plan is sent."""
 
@@ -246,7 +254,7 @@ def _place_of(task: Task, family: Family, contacts: Mapping[Key, Contact]) -> Pi
             return 0
         if contact.keeps(task):
             return 3
-        told = contact.told.get(task.uid)
+        told = contact.sent_admissions.get(task.uid)
         if told is None and contact.sent is None and task.uid in contact.tasks:
             return 1  # a former operator told it
         return 0 if told is None else 2 if told else 1
@@ -269,7 +277,7 @@ def _stays(task: Task, at: Pipeline, contact: Contact, snapshot: Snapshot) -> bo
         return True
     if reported is not None and reported.phase is TaskPhase.PREEMPTED and task.status.run is not None:
         return True  # until its status says how far it came
-    if runs and (contact.keeps(task) or contact.told.get(task.uid)):
+    if runs and (contact.keeps(task) or contact.sent_admissions.get(task.uid)):
         return True
     if runs and group is not None:
         held = task.admitted
@@ -283,7 +291,7 @@ def _has_files(task: Task, at: Pipeline) -> bool:
     return bool(task.status.step) and (at.spec.checkpoints.uri or "").startswith("file://")
 
 
-def _may_begin(task: Task, group: Group, contact: Contact) -> bool:
+def _may_begin(task: Task, group: WorkerGroup, contact: Contact) -> bool:
     """Nothing excludes that a former plan lets the task begin: only a coordinator that took ours, and has reported since,
     cannot begin with what ours does not admit."""
     if contact.report is None:

@@ -31,8 +31,8 @@ from mlora_operator.manifests.service import service
 from mlora_operator.manifests.statefulset import revision, statefulset
 from mlora_operator.manifests.worker import HTTP_PORT, coordinator_host
 from mlora_operator.reconcile.cluster.rest_client import JSON, ApiError, KubeApi
-from mlora_operator.reconcile.ports import Gone, Objects, Raw, Refused, Trust
-from mlora_operator.reconcile.state.decision import Event, Manifest, Workers
+from mlora_operator.reconcile.ports import ClusterObjects, CoordinatorTrust, Gone, Raw, WriteRefused
+from mlora_operator.reconcile.state.decision import DesiredWorkers, Event, Manifest
 from mlora_operator.reconcile.state.decode import key_of
 from mlora_operator.reconcile.state.log_fields import about_pipeline, about_task
 from mlora_operator.reconcile.state.pods import read_groups
@@ -64,7 +64,7 @@ class Indexes:
     events: Callable[[], Iterable[Raw]]
 
 
-class ApiServer:
+class ApiServerCluster:
     """Reads from indexes, writes through ``KubeApi``. ``new_token`` makes a secret text, ``new_certificate`` one for a DNS
     name."""
 
@@ -89,10 +89,10 @@ class ApiServer:
 
     # --- what is ---
 
-    def objects(self) -> Objects:
+    def objects(self) -> ClusterObjects:
         present = self._present
         pipelines = list(present(self._indexes.pipelines()))
-        return Objects(
+        return ClusterObjects(
             tasks=list(present(self._indexes.tasks())),
             pipelines=pipelines,
             groups=read_groups(
@@ -150,7 +150,7 @@ class ApiServer:
         self._tokenless.discard(pipeline.key)
         return data[TOKEN_KEY]
 
-    async def read_trust(self, pipeline: Pipeline) -> Trust | None:
+    async def read_trust(self, pipeline: Pipeline) -> CoordinatorTrust | None:
         owner = _owner(pipeline)
         key = Key(pipeline.key.namespace, owner.tls_secret)
         data = await self.read_secret(key)
@@ -159,7 +159,7 @@ class ApiServer:
             return None
         self._certified.add(pipeline.key)
         certificate = data.get(CERTIFICATE_KEY, "")
-        return Trust(coordinator_host(owner), certificate, f"Secret {key}", end_of(certificate))
+        return CoordinatorTrust(coordinator_host(owner), certificate, f"Secret {key}", end_of(certificate))
 
     async def read_namespace_labels(self, namespace: str) -> Mapping[str, str]:
         try:
@@ -175,7 +175,7 @@ class ApiServer:
     async def apply_pipeline(self, manifest: Manifest) -> None:
         await self._api.apply(manifest)
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         """The Service first, so that the ranks' names resolve when they start; token and certificate before the pods."""
         assert workers.pipeline.spec is not None
         owner, settings = _owner(workers.pipeline), self._settings
@@ -203,7 +203,7 @@ class ApiServer:
             await self._apply_changed(group, present.get("StatefulSet"))
         except ApiError as error:
             if error.status in REFUSALS:
-                raise Refused(str(error)) from error
+                raise WriteRefused(str(error)) from error
             raise
 
     async def delete_pod(self, pod: Pod) -> None:

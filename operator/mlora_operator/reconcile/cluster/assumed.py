@@ -27,7 +27,7 @@ class _Write(Generic[S]):
     at: datetime
 
 
-class Writing:
+class WriteResult:
     """How one write comes out."""
 
     well = False
@@ -36,7 +36,7 @@ class Writing:
         self.well = True
 
 
-class Written(Generic[S]):
+class AssumedStatuses(Generic[S]):
     """Statuses by uid. O(1) a question."""
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Written(Generic[S]):
     @contextlib.contextmanager
     def writing(
         self, about: Task | Pipeline, status: S, at: datetime, *, counts_at_once: bool = True
-    ) -> Iterator[Writing]:
+    ) -> Iterator[WriteResult]:
         """While it lasts ``status`` is being written upon ``about`` as it was seen. Without ``done`` in it, or when it is
         broken off, nothing was written.
         """
         uid, before = about.uid, self._writes.get(about.uid)
-        write, outcome = _Write(about.version, status, at), Writing()
+        write, outcome = _Write(about.version, status, at), WriteResult()
         if counts_at_once:
             self._writes[uid] = write
         try:
@@ -96,11 +96,11 @@ class Written(Generic[S]):
         self._gone &= kept
 
 
-def up_to_date_task(task: Task, written: Written[TaskStatus]) -> Task:
+def up_to_date_task(task: Task, written: AssumedStatuses[TaskStatus]) -> Task:
     status = written.status(task.uid, task.version, task.status)
     return replace(task, status=status) if status is not task.status else task
 
 
-def up_to_date_pipeline(pipeline: Pipeline, written: Written[PipelineStatus]) -> Pipeline:
+def up_to_date_pipeline(pipeline: Pipeline, written: AssumedStatuses[PipelineStatus]) -> Pipeline:
     status = written.status(pipeline.uid, pipeline.version, pipeline.status)
     return replace(pipeline, status=status) if status is not pipeline.status else pipeline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
 from typing import Generic, TypeVar
 
-from mlora_operator.reconcile.cluster.config_map_texts import Texts
-from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, MISSING_AGE, Shelf
-from mlora_operator.reconcile.ports import Cluster, Trust
+from mlora_operator.reconcile.cluster.config_map_texts import ConfigMapTexts
+from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, MISSING_AGE, ReadCache
+from mlora_operator.reconcile.ports import Cluster, CoordinatorTrust
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, SecretData
 
 K = TypeVar("K", bound=Hashable)
@@ -20,7 +20,7 @@ class _Lasting(Generic[K, V]):
     def __init__(
         self, kind: str, read: Callable[[K], Awaitable[V | None]], clock: Callable[[], float]
     ) -> None:
-        self._shelf: Shelf[K, V | None] = Shelf(kind, read, clock)
+        self._shelf: ReadCache[K, V | None] = ReadCache(kind, read, clock)
         self._last: dict[K, V] = {}
 
     async def get(self, keys: Iterable[K]) -> Mapping[K, V]:
@@ -30,17 +30,19 @@ class _Lasting(Generic[K, V]):
         return self._last
 
 
-class Lookups:
+class CachedReads:
     def __init__(self, cluster: Cluster, clock: Callable[[], float]) -> None:
         self._pipelines: Mapping[Key, Pipeline] = {}
         self._cluster = cluster
-        self._secrets: Shelf[Key, SecretData | None] = Shelf("Secret", cluster.read_secret, clock)
-        self.texts = Texts(cluster.read_config_map, clock)
-        self._labels: Shelf[str, Mapping[str, str]] = Shelf(
+        self._secrets: ReadCache[Key, SecretData | None] = ReadCache("Secret", cluster.read_secret, clock)
+        self.texts = ConfigMapTexts(cluster.read_config_map, clock)
+        self._labels: ReadCache[str, Mapping[str, str]] = ReadCache(
             "the labels of namespace", cluster.read_namespace_labels, clock
         )
         self._tokens: _Lasting[Key, str] = _Lasting("the token of", self._read_token, clock)
-        self._trusts: _Lasting[Key, Trust] = _Lasting("the certificate of", self._read_trust, clock)
+        self._trusts: _Lasting[Key, CoordinatorTrust] = _Lasting(
+            "the certificate of", self._read_trust, clock
+        )
 
     async def secrets(self, keys: Iterable[Key]) -> Mapping[Key, SecretData | None]:
         """Each Secret's data, None for one that is not there."""
@@ -66,12 +68,12 @@ class Lookups:
         self._pipelines = {pipeline.key: pipeline for pipeline in pipelines}
         return await self._tokens.get(self._pipelines)
 
-    async def trusts(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, Trust]:
+    async def trusts(self, pipelines: Iterable[Pipeline]) -> Mapping[Key, CoordinatorTrust]:
         """By what coordinators that serve HTTPS prove themselves, as ``tokens``, which has to be asked before."""
         return await self._trusts.get({pipeline.key for pipeline in pipelines})
 
     async def _read_token(self, key: Key) -> str | None:
         return await self._cluster.read_token(self._pipelines[key])
 
-    async def _read_trust(self, key: Key) -> Trust | None:
+    async def _read_trust(self, key: Key) -> CoordinatorTrust | None:
         return await self._cluster.read_trust(self._pipelines[key])

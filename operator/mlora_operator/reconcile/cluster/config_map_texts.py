@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, MISSING_AGE, Shelf
-from mlora_operator.reconcile.state.snapshot import Key, Text
+from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, MISSING_AGE, ReadCache
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Key
 
 MOST_BYTES = 64 * 2**20  # of texts that are kept
 AT_ONCE, MOST_READS = 4, 8  # reads of ConfigMaps under way, and in one pass
@@ -36,10 +36,10 @@ class _Read:
 
     key: Key
     names: frozenset[str]
-    texts: Mapping[str, Text] | None = field(repr=False)  # None: there is no such ConfigMap
+    texts: Mapping[str, ConfigMapText] | None = field(repr=False)  # None: there is no such ConfigMap
 
 
-class Texts:
+class ConfigMapTexts:
     def __init__(
         self,
         read: Callable[[Key], Awaitable[Mapping[str, str] | None]],
@@ -47,7 +47,7 @@ class Texts:
         most: int = MOST_BYTES,
     ) -> None:
         self._read_all = read
-        self._shelf: Shelf[Key, _Read] = Shelf("ConfigMap", self._read, clock, AT_ONCE, MOST_READS)
+        self._shelf: ReadCache[Key, _Read] = ReadCache("ConfigMap", self._read, clock, AT_ONCE, MOST_READS)
         self._wanted: Wanted = {}
         self._most = most
         self._kept: OrderedDict[str, tuple[str, int]] = (
@@ -57,7 +57,7 @@ class Texts:
         self._where: dict[str, tuple[Key, str]] = {}  # ConfigMap and key by digest
         self._max_age = MAX_AGE
 
-    async def of(self, wanted: Wanted) -> Mapping[Key, Mapping[str, Text] | None]:
+    async def of(self, wanted: Wanted) -> Mapping[Key, Mapping[str, ConfigMapText] | None]:
         """What each ConfigMap holds of what is wanted; None for one that is not there."""
         self._wanted = wanted
         known = sum(text.size for one in self._shelf.values() for text in (one.texts or {}).values())
@@ -105,8 +105,8 @@ class Texts:
             return _Read(key, names, None)
         return _Read(key, names, {name: self._keep(data[name]) for name in sorted(names) if name in data})
 
-    def _keep(self, text: str) -> Text:
-        known = Text.of(text)
+    def _keep(self, text: str) -> ConfigMapText:
+        known = ConfigMapText.of(text)
         if known.digest not in self._kept:
             self._kept[known.digest] = text, known.size
             self._bytes += known.size

@@ -27,7 +27,7 @@ SHOWN_KEYS = 5  # of those that could not be read, in one line of the log
 
 
 @dataclass(frozen=True, slots=True)
-class Failing:
+class FailedReads:
     """Reads of one key that fail, since the last one that did not."""
 
     cause: str
@@ -36,12 +36,12 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
-class Known(Generic[V]):
+class CachedValue(Generic[V]):
     value: V
     read_at: float
 
 
-class Shelf(Generic[K, V]):
+class ReadCache(Generic[K, V]):
     """Values of one kind by key. A read that fails leaves the former value in force, and is tried again later and later."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Shelf(Generic[K, V]):
         self._clock = clock
         self._most_reads = most_reads
         self._turns = asyncio.Semaphore(at_once)
-        self._known: dict[K, Known[V]] = {}
-        self._failing: dict[K, Failing] = {}
+        self._known: dict[K, CachedValue[V]] = {}
+        self._failing: dict[K, FailedReads] = {}
         self.later: frozenset[K] = (
             frozenset()
         )  # of what was wanted last, what is read for the first time later
@@ -110,12 +110,12 @@ class Shelf(Generic[K, V]):
         try:
             async with self._turns:
                 value = await self._read(key)
-            self._known[key] = Known(value, self._clock())
+            self._known[key] = CachedValue(value, self._clock())
         except Exception as error:
             times = self._failing[key].times + 1 if key in self._failing else 1
             wait = min(FIRST_RETRY * 2.0 ** min(times - 1, 16), LONGEST_RETRY)
             cause = one_line(str(error) or type(error).__name__)[:SHOWN_CAUSE]
-            self._failing[key] = Failing(cause, self._clock() + wait, times)
+            self._failing[key] = FailedReads(cause, self._clock() + wait, times)
             return key
         self._failing.pop(key, None)
         return None

@@ -13,7 +13,7 @@ from typing import Any
 Raw = Mapping[str, Any]
 
 
-class Watched:
+class WatchedObjects:
     """Objects of some kinds, each named by its plural."""
 
     def __init__(self, plurals: Iterable[str]) -> None:

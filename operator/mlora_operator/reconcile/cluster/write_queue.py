@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class QueuedWrite:
     """One write. ``write`` says whether it was done; ``has_lane``: it waits for no slot, because where it goes to nothing
     else goes to; ``patient``: nobody waits for it as for the others."""
 
@@ -29,7 +29,7 @@ class Delivery:
     patient: bool = False
 
 
-def in_turn(due: Iterable[tuple[Hashable, Delivery]]) -> list[Delivery]:
+def in_turn(due: Iterable[tuple[Hashable, QueuedWrite]]) -> list[QueuedWrite]:
     """The first of each owner, then the second of each, and so on; each owner's own in the order that they have. Patient
     ones are counted by themselves, since they have slots of their own.
     """
@@ -41,7 +41,7 @@ def in_turn(due: Iterable[tuple[Hashable, Delivery]]) -> list[Delivery]:
     return [one for _, one in sorted(turns, key=lambda turn: turn[0])]
 
 
-class Deliveries:
+class WriteQueue:
     """At most ``at_once`` of those that have no lane of their own and are not patient, and ``patient_at_once`` of those
     that are.
 
@@ -54,14 +54,14 @@ class Deliveries:
     ) -> None:
         self._at_once = {False: at_once, True: patient_at_once}  # by whether it is patient
         self._look_again = look_again
-        self._waiting: dict[bool, deque[Delivery]] = {False: deque(), True: deque()}
-        self._last: deque[Delivery] = deque()
+        self._waiting: dict[bool, deque[QueuedWrite]] = {False: deque(), True: deque()}
+        self._last: deque[QueuedWrite] = deque()
         self._under_way: dict[Hashable, asyncio.Task[bool]] = {}
         self._slots_taken = {False: 0, True: 0}
         self._held_up: set[Hashable] = set()  # what an offer wanted while a write about it was under way
         self._failed = False
 
-    def offer(self, wanted: Iterable[Delivery]) -> None:
+    def offer(self, wanted: Iterable[QueuedWrite]) -> None:
         """Begin these in their order, as slots come free. Returns at once."""
         for waiting in self._waiting.values():
             waiting.clear()
@@ -75,7 +75,7 @@ class Deliveries:
                 self._waiting[one.patient].append(one)
         self._begin_waiting()
 
-    def add(self, one: Delivery) -> None:
+    def add(self, one: QueuedWrite) -> None:
         """Begin it after all that is patient and has been offered. A new offer does not drop it."""
         self._last.append(one)
         self._begin_waiting()
@@ -105,12 +105,12 @@ class Deliveries:
                 self._slots_taken[patient] += 1
                 self._begin(queue.popleft())
 
-    def _begin(self, one: Delivery) -> None:
+    def _begin(self, one: QueuedWrite) -> None:
         task = asyncio.ensure_future(_written(one))
         self._under_way[one.about] = task
         task.add_done_callback(lambda done: self._ended(one, done))
 
-    def _ended(self, one: Delivery, done: asyncio.Task[bool]) -> None:
+    def _ended(self, one: QueuedWrite, done: asyncio.Task[bool]) -> None:
         del self._under_way[one.about]
         if not one.has_lane:
             self._slots_taken[one.patient] -= 1
@@ -126,7 +126,7 @@ class Deliveries:
             self._look_again(False)
 
 
-async def _written(one: Delivery) -> bool:
+async def _written(one: QueuedWrite) -> bool:
     try:
         return await one.write()
     except Exception:  # the writes report their failures; this is one that nobody expected

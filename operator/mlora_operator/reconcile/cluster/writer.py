@@ -16,13 +16,13 @@ from functools import partial
 
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.cluster.assumed import Written
+from mlora_operator.reconcile.cluster.assumed import AssumedStatuses
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone, no_text
 from mlora_operator.reconcile.cluster.throttle import NOTHING, PROMPT, Pace, difference, pause
-from mlora_operator.reconcile.cluster.write_queue import Deliveries, Delivery, in_turn
+from mlora_operator.reconcile.cluster.write_queue import QueuedWrite, WriteQueue, in_turn
 from mlora_operator.reconcile.observer import NoObserver, Observer
-from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, ReadText, Refused
-from mlora_operator.reconcile.state.decision import Decision, Event, Manifest, Workers
+from mlora_operator.reconcile.ports import Cluster, Coordinators, Gone, ReadText, WriteRefused
+from mlora_operator.reconcile.state.decision import Decision, DesiredWorkers, Event, Manifest
 from mlora_operator.reconcile.state.decode import time_or
 from mlora_operator.reconcile.state.log_fields import Fields, about_key, about_pipeline, about_task
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Snapshot, Task, has_ended
@@ -52,7 +52,7 @@ def _of_one(key: Key, work: Callable[[], Manifest]) -> Manifest:
 
 
 class Writer:
-    """Carries decisions out. Its memory of own writes is a cache (see ``written``). ``look_again``: see ``Deliveries``.
+    """Carries decisions out. Its memory of own writes is a cache (see ``written``). ``look_again``: see ``WriteQueue``.
     ``read_text``: of ConfigMaps, by digest."""
 
     def __init__(
@@ -69,9 +69,9 @@ class Writer:
         self._pace = pace
         self._coordinators = coordinators
         self._witness = witness or NoObserver()
-        self._deliveries = Deliveries(AT_ONCE, PATIENT_AT_ONCE, look_again)
-        self.tasks: Written[TaskStatus] = Written()
-        self.pipelines: Written[PipelineStatus] = Written()
+        self._deliveries = WriteQueue(AT_ONCE, PATIENT_AT_ONCE, look_again)
+        self.tasks: AssumedStatuses[TaskStatus] = AssumedStatuses()
+        self.pipelines: AssumedStatuses[PipelineStatus] = AssumedStatuses()
         self._refusals: dict[str, _Refusal] = {}  # by pipeline's uid
         self._no_plan_before: dict[Key, datetime] = {}  # by pipeline
         # After the last ``begin``: when the first of what waits is due.
@@ -93,7 +93,7 @@ class Writer:
         """By pipeline's uid: why the API server takes no such workers."""
         return {uid: refusal.words for uid, refusal in self._refusals.items()}
 
-    def told_lately(self, now: datetime) -> frozenset[str]:
+    def recently_written(self, now: datetime) -> frozenset[str]:
         """The uids of tasks whose status was written so lately that words alone are not written again."""
         return self.tasks.lately(now, self._pace.words) if self._pace.words else frozenset()
 
@@ -107,7 +107,7 @@ class Writer:
         """Break off what is under way."""
         await self._deliveries.close()
 
-    def _deeds(self, decision: Decision, now: datetime) -> Iterator[Delivery]:
+    def _deeds(self, decision: Decision, now: datetime) -> Iterator[QueuedWrite]:
         """All but statuses."""
         cluster = self._cluster
         for made in decision.new_pipelines:
@@ -117,13 +117,13 @@ class Writer:
                 "make a pipeline",
                 partial(cluster.apply_pipeline, made),
             )
-        for key, wish in decision.workers.items():
-            if not self._is_still_refused(wish, now):
+        for key, group in decision.workers.items():
+            if not self._is_still_refused(group, now):
                 yield self._deed(
                     ("workers", key),
                     f"apply the workers of {key}",
-                    partial(self._apply_workers, wish, now),
-                    about_pipeline(wish.pipeline),
+                    partial(self._apply_workers, group, now),
+                    about_pipeline(group.pipeline),
                 )
         for one in decision.delete_pipelines:
             yield self._deed(
@@ -177,18 +177,18 @@ class Writer:
     def _hold_back(self, left: timedelta) -> None:
         self.held_back = left if self.held_back is None else min(self.held_back, left)
 
-    async def _apply_workers(self, wish: Workers, now: datetime) -> None:
+    async def _apply_workers(self, group: DesiredWorkers, now: datetime) -> None:
         try:
-            await self._cluster.apply_workers(wish)
-        except Refused as error:
-            self._refusals[wish.pipeline.uid] = _Refusal(str(error), wish.pipeline.generation, now)
+            await self._cluster.apply_workers(group)
+        except WriteRefused as error:
+            self._refusals[group.pipeline.uid] = _Refusal(str(error), group.pipeline.generation, now)
             raise
-        self._refusals.pop(wish.pipeline.uid, None)
+        self._refusals.pop(group.pipeline.uid, None)
 
-    def _is_still_refused(self, wish: Workers, now: datetime) -> bool:
+    def _is_still_refused(self, group: DesiredWorkers, now: datetime) -> bool:
         """The same was refused a moment ago: a crowd of passes asks once."""
-        known = self._refusals.get(wish.pipeline.uid)
-        same = known is not None and known.generation == wish.pipeline.generation
+        known = self._refusals.get(group.pipeline.uid)
+        same = known is not None and known.generation == group.pipeline.generation
         return known is not None and same and NOTHING <= now - known.at < ASK_AGAIN
 
     def _deed(
@@ -200,10 +200,10 @@ class Writer:
         gone: Callable[[], None] | None = None,
         *,
         has_lane: bool = False,
-    ) -> Delivery:
-        return Delivery(about, partial(self._try, what, write, fields, gone), has_lane)
+    ) -> QueuedWrite:
+        return QueuedWrite(about, partial(self._try, what, write, fields, gone), has_lane)
 
-    def _statuses(self, snapshot: Snapshot, decision: Decision, now: datetime) -> list[Delivery]:
+    def _statuses(self, snapshot: Snapshot, decision: Decision, now: datetime) -> list[QueuedWrite]:
         """Of each namespace in turn, so that a crowd in one keeps nobody waiting in another. Within one, those of
         pipelines, which are few; then of tasks: who has heard nothing yet, then who has heard nothing for longest, so
         that a thousand tasks that move keep nobody waiting who has just come.
@@ -211,7 +211,7 @@ class Writer:
         stories: defaultdict[tuple[str, Key], list[Event]] = defaultdict(list)
         for event in decision.events:
             stories[event.kind, event.about].append(event)
-        due: list[tuple[str, Delivery]] = []  # by namespace
+        due: list[tuple[str, QueuedWrite]] = []  # by namespace
         for one in snapshot.pipelines:
             wished = decision.pipeline_statuses.get(one.key)
             if wished is None:
@@ -220,7 +220,7 @@ class Writer:
             if patch:
                 story = stories["LoRAPipeline", one.key]
                 write = partial(self._write_pipeline, one, wished, patch, story, now)
-                due.append((one.key.namespace, Delivery(one.uid, write)))
+                due.append((one.key.namespace, QueuedWrite(one.uid, write)))
         tasks = [
             (task, status, patch)
             for task in snapshot.tasks
@@ -233,7 +233,9 @@ class Writer:
         for task, status, patch in tasks:
             story = stories["LoRATask", task.key]
             write = partial(self._write_task, task, status, patch, story, now)
-            due.append((task.key.namespace, Delivery(task.uid, write, patient=bool(task.status.conditions))))
+            due.append(
+                (task.key.namespace, QueuedWrite(task.uid, write, patient=bool(task.status.conditions)))
+            )
         return in_turn(due)
 
     def _due_of_task(self, task: Task, status: TaskStatus, now: datetime) -> Manifest:
@@ -316,7 +318,7 @@ class Writer:
                 level, "%s %s: %s: %s", event.kind, event.about, event.reason, event.message, extra=about
             )
         if story:
-            self._deliveries.add(Delivery(object(), partial(self._emit, story, about), patient=True))
+            self._deliveries.add(QueuedWrite(object(), partial(self._emit, story, about), patient=True))
 
     async def _emit(self, story: list[Event], about: Fields) -> bool:
         for event in story:

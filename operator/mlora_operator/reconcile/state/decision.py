@@ -1,6 +1,6 @@
 """What shall be: the outcome of ``decide``, in frozen nouns. Pure.
 
-A decision holds whole wishes; the edge writes only what differs from what is.
+A decision says all that shall be; the edge writes only what differs from what is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Manifest = dict[str, Any]  # an object as JSON for the API server
 
 
 @dataclass(frozen=True, slots=True)
-class Workers:
+class DesiredWorkers:
     """The workers that a pipeline shall have: ``replicas`` is all of its stages, or none."""
 
     pipeline: Pipeline
@@ -39,7 +39,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class DecisionFault:
     """An object that no decision could be made about, and what was raised."""
 
     kind: Literal["LoRATask", "LoRAPipeline"]
@@ -60,7 +60,7 @@ class Decision:
     pipeline_statuses: Mapping[Key, PipelineStatus] = field(default_factory=dict)
     new_pipelines: tuple[Manifest, ...] = ()  # from the catalogue, and replicas; made, or brought up to date
     delete_pipelines: tuple[Pipeline, ...] = ()  # replicas that nobody needs any more
-    workers: Mapping[Key, Workers] = field(
+    workers: Mapping[Key, DesiredWorkers] = field(
         default_factory=dict
     )  # a pipeline that is not named keeps what it has
     delete_pods: tuple[Pod, ...] = ()  # the group makes them anew
@@ -71,5 +71,5 @@ class Decision:
         default_factory=dict
     )  # to send now, by pipeline: their digests
     events: tuple[Event, ...] = ()
-    unjudged: frozenset[str] = frozenset()  # uids of tasks that wait for the next decision (``judging``)
-    faults: tuple[Fault, ...] = ()  # what no decision could be made about
+    unjudged: frozenset[str] = frozenset()  # uids of tasks that wait for the next decision (``spec_checks``)
+    faults: tuple[DecisionFault, ...] = ()  # what no decision could be made about

@@ -23,7 +23,7 @@ from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
 from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY
-from mlora_operator.reconcile.state.decision import Fault
+from mlora_operator.reconcile.state.decision import DecisionFault
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Replica, Task
 from mlora_worker.protocol import TaskPhase
 
@@ -106,7 +106,7 @@ class Reader:
         self._allow_file_uris = allow_file_uris
         self._tasks: dict[str, Task] = {}
         self._pipelines: dict[str, Pipeline] = {}
-        self._faults: list[Fault] = []
+        self._faults: list[DecisionFault] = []
 
     def tasks(self, raws: Iterable[Raw]) -> list[Task]:
         return [task for raw in raws if (task := self.task(raw)) is not None]
@@ -114,7 +114,7 @@ class Reader:
     def pipelines(self, raws: Iterable[Raw]) -> list[Pipeline]:
         return [pipeline for raw in raws if (pipeline := self.pipeline(raw)) is not None]
 
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[DecisionFault, ...]:
         """Since this was asked last."""
         found, self._faults = tuple(self._faults), []
         return found
@@ -125,7 +125,7 @@ class Reader:
             try:
                 known = read_task(raw, allow_file_uris=self._allow_file_uris, before=known)
             except Exception as error:
-                self._faults.append(Fault("LoRATask", key_of(raw), raw["metadata"]["uid"], error))
+                self._faults.append(DecisionFault("LoRATask", key_of(raw), raw["metadata"]["uid"], error))
                 return known
             self._tasks[known.uid] = known
         return known
@@ -136,7 +136,7 @@ class Reader:
             try:
                 known = read_pipeline(raw)
             except Exception as error:
-                self._faults.append(Fault("LoRAPipeline", key_of(raw), raw["metadata"]["uid"], error))
+                self._faults.append(DecisionFault("LoRAPipeline", key_of(raw), raw["metadata"]["uid"], error))
                 return known
             self._pipelines[known.uid] = known
         return known

@@ -1,4 +1,4 @@
-"""What a decision cannot be made about stands apart: one object, not all others. Pure.
+"""An object about which no decision can be made is isolated: that one, not all others. Pure.
 
 A report, a spec or a status may be such that something raises that nobody thought of. Bounds and rules keep what is known
 out; this is for what is not. Everybody else is decided about as if that object had said nothing:
@@ -15,54 +15,56 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from mlora_operator.reconcile.state.decision import Fault
+from mlora_operator.reconcile.state.decision import DecisionFault
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
 
 T = TypeVar("T")
 
 
-class Apart:
+class Isolation:
     """Of one decision."""
 
     def __init__(self) -> None:
-        self.tasks: dict[Key, Fault] = {}
-        self.pipelines: dict[Key, Fault] = {}
+        self.tasks: dict[Key, DecisionFault] = {}
+        self.pipelines: dict[Key, DecisionFault] = {}
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[DecisionFault, ...]:
         return (*self.pipelines.values(), *self.tasks.values())
 
-    def task(self, task: Task, error: Exception) -> None:
-        self.tasks.setdefault(task.key, Fault("LoRATask", task.key, task.uid, error))
+    def isolate_task(self, task: Task, error: Exception) -> None:
+        self.tasks.setdefault(task.key, DecisionFault("LoRATask", task.key, task.uid, error))
 
-    def pipeline(self, pipeline: Pipeline, error: Exception) -> None:
-        self.pipelines.setdefault(pipeline.key, Fault("LoRAPipeline", pipeline.key, pipeline.uid, error))
+    def isolate_pipeline(self, pipeline: Pipeline, error: Exception) -> None:
+        self.pipelines.setdefault(
+            pipeline.key, DecisionFault("LoRAPipeline", pipeline.key, pipeline.uid, error)
+        )
 
-    def of_task(self, task: Task, work: Callable[[], T], otherwise: T) -> T:
+    def try_task(self, task: Task, work: Callable[[], T], otherwise: T) -> T:
         """What ``work`` says, which is about this task alone."""
         try:
             return work()
         except Exception as error:
-            self.task(task, error)
+            self.isolate_task(task, error)
             return otherwise
 
-    def of_pipeline(self, pipeline: Pipeline, work: Callable[[], T], otherwise: T) -> T:
+    def try_pipeline(self, pipeline: Pipeline, work: Callable[[], T], otherwise: T) -> T:
         """What ``work`` says, which is about this pipeline alone."""
         try:
             return work()
         except Exception as error:
-            self.pipeline(pipeline, error)
+            self.isolate_pipeline(pipeline, error)
             return otherwise
 
     def as_judged(self, task: Task) -> Task:
-        """A task that stands apart, as one whose spec is not understood."""
+        """A task that is isolated, as one whose spec is not understood."""
         fault = self.tasks.get(task.key)
         if fault is None or task.spec is None:
             return task
         return not_understood(task, fault)
 
 
-def not_understood(task: Task, fault: Fault) -> Task:
+def not_understood(task: Task, fault: DecisionFault) -> Task:
     return replace(task, spec=None, problem=in_words(fault))
 
 
@@ -77,7 +79,7 @@ def culprits(tasks: Iterable[Task], alone: Callable[[Task], object]) -> Mapping[
     return found
 
 
-def in_words(fault: Fault) -> str:
+def in_words(fault: DecisionFault) -> str:
     return (
         f"the operator cannot reconcile this task ({fault.words}): it stays unchanged, and the operator keeps "
         f"retrying. See the operator's log; if its spec has an unusual value, create the task again without it"

@@ -37,7 +37,7 @@ def folders(endpoint: str | None, uri: str, addressing: Addressing = Addressing.
     return tuple(dict.fromkeys(one for request in made for one in _readings(request)))
 
 
-def _readings(request: store_requests.Request) -> Iterator[Folder]:
+def _readings(request: store_requests.StoreRequest) -> Iterator[Folder]:
     store, host, path, buckets = request
     yield (*store, *host, *path)
     if buckets and path and "." in path[0]:

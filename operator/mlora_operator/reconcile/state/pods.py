@@ -11,7 +11,7 @@ from mlora_operator.api.pipeline import KIND
 from mlora_operator.manifests.names import ANNOTATION_PIPELINE, LABEL_PIPELINE, LINEAGE, REVISION, SCHEME
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import key_of, parse_time
-from mlora_operator.reconcile.state.snapshot import Ending, Group, Key, Pod
+from mlora_operator.reconcile.state.snapshot import Key, Pod, ProcessEnding, WorkerGroup
 
 Raw = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ def read_groups(
     pods: Iterable[Raw],
     events: Iterable[Raw],
     owners: Mapping[Key, str] = MappingProxyType({}),
-) -> Mapping[Key, Group]:
+) -> Mapping[Key, WorkerGroup]:
     """Groups by pipeline. ``events``: those that say why a StatefulSet could not make a pod. ``owners``: uids of the
     pipelines that there are. A StatefulSet of a deleted one of the name is about to go, with its pods: it is nobody's.
 
@@ -38,7 +38,7 @@ def read_groups(
         label = raw["metadata"].get("labels", {}).get(LABEL_PIPELINE, "")
         by_label[raw["metadata"]["namespace"], label].append(_readable(raw))
     refusals = _latest(events)
-    groups: dict[Key, Group] = {}
+    groups: dict[Key, WorkerGroup] = {}
     for raw in statefulsets:
         meta = raw["metadata"]
         name = meta.get("annotations", {}).get(ANNOTATION_PIPELINE)
@@ -49,13 +49,13 @@ def read_groups(
         uids = _owners_of(meta)
         if uids and key in owners and owners[key] not in uids:
             of_it = tuple(sorted(members, key=lambda pod: pod.key))
-            groups[key] = Group(replicas=0, revision="", pods=of_it, gone=True, former=True)
+            groups[key] = WorkerGroup(replicas=0, revision="", pods=of_it, gone=True, former=True)
             continue
         replicas = raw["spec"].get("replicas", 1)
         refusal = refusals.get(key_of(raw)) if _still_lacks(raw, len(members), replicas) else None
         if refusal is not None and refusal.of not in (None, meta.get("uid")):
             refusal = None  # of a former one of the name
-        groups[key] = Group(
+        groups[key] = WorkerGroup(
             replicas=replicas,
             revision=meta.get("annotations", {}).get(REVISION, ""),
             pods=tuple(sorted(members, key=lambda pod: pod.key)),
@@ -64,7 +64,7 @@ def read_groups(
         )
     for (namespace, label), members in by_label.items():
         of_it = tuple(sorted(members, key=lambda pod: pod.key))
-        left = Group(replicas=0, revision="", pods=of_it, gone=True)
+        left = WorkerGroup(replicas=0, revision="", pods=of_it, gone=True)
         groups.setdefault(Key(namespace, label), left)
     return groups
 
@@ -136,13 +136,13 @@ def _scheme(statefulset: Raw, members: Iterable[Pod]) -> str:
     return str(template.get("annotations", {}).get(SCHEME, "http"))
 
 
-def _ending(status: Mapping[str, Any]) -> Ending | None:
+def _ending(status: Mapping[str, Any]) -> ProcessEnding | None:
     """Of the worker's container, the only one. It may have ended just now, or before its present start."""
     for container in status.get("containerStatuses", ()):
         for state in ("state", "lastState"):
             ended = container.get(state, {}).get("terminated")
             if ended is not None:
-                return Ending(ended.get("exitCode", 1), _last_words(ended))
+                return ProcessEnding(ended.get("exitCode", 1), _last_words(ended))
     return None
 
 

@@ -8,7 +8,7 @@ from mlora_operator.api import conditions
 from mlora_operator.api.meta import Storage
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.reconcile.state.cause import Cause
-from mlora_operator.reconcile.state.snapshot import Key, SecretData, Snapshot, Task, Text
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Key, SecretData, Snapshot, Task
 from mlora_worker.bounds import MOST_KEY
 from mlora_worker.protocol import ConfigMapReference, StorageAccess
 
@@ -31,23 +31,25 @@ def _unread_object(field: str, kind: str, key: Key, snapshot: Snapshot) -> Cause
     return unread(field, what, snapshot.unread.get((kind, key)))
 
 
-ConfigMaps = Mapping[Key, Mapping[str, Text] | None]
+ConfigMaps = Mapping[Key, Mapping[str, ConfigMapText] | None]
 MOST_TEMPLATE = 4 * 65_536  # bytes: as many characters as dataset.chatTemplate may have
 
 
-def dataset_text(task: Task, config_maps: ConfigMaps) -> Text | None:
+def dataset_text(task: Task, config_maps: ConfigMaps) -> ConfigMapText | None:
     """The rows that its ConfigMap holds; None where it names none, or that is not there."""
     assert task.spec is not None
     return _text_of(task, task.spec.dataset.config_map_ref, config_maps)
 
 
-def template_text(task: Task, config_maps: ConfigMaps) -> Text | None:
+def template_text(task: Task, config_maps: ConfigMaps) -> ConfigMapText | None:
     """Its chat template, in the same way."""
     assert task.spec is not None
     return _text_of(task, task.spec.dataset.chat_template_ref, config_maps)
 
 
-def _text_of(task: Task, reference: ConfigMapReference | None, config_maps: ConfigMaps) -> Text | None:
+def _text_of(
+    task: Task, reference: ConfigMapReference | None, config_maps: ConfigMaps
+) -> ConfigMapText | None:
     if reference is None:
         return None
     return (config_maps.get(Key(task.key.namespace, reference.name)) or {}).get(reference.key)

@@ -135,7 +135,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class ProcessEnding:
     """How a worker's process ended the last time."""
 
     code: int
@@ -167,7 +167,7 @@ class Pod:
     problem: Cause | None = None
     deleting: bool = False
     restarts: int = 0  # how often its process was started again in the same pod
-    ended: Ending | None = None
+    ended: ProcessEnding | None = None
     ready_since: datetime | None = None
     placed: bool = True  # it has a node
     gone_by: datetime | None = None  # when a pod that is being deleted had to be gone
@@ -176,7 +176,7 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WorkerGroup:
     """The workers of one pipeline as they are."""
 
     replicas: int  # asked for
@@ -200,7 +200,7 @@ class CertificateEnd(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ConfigMapText:
     """A text of a ConfigMap: what it is known by, not what it says."""
 
     digest: str  # SHA-256
@@ -208,7 +208,7 @@ class Text:
     in_json: int  # bytes, between quotes
 
     @classmethod
-    def of(cls, text: str) -> Text:
+    def of(cls, text: str) -> ConfigMapText:
         body = encoded(text)
         return cls(sha256(body).hexdigest(), len(body), len(to_json(body.decode())))
 
@@ -218,7 +218,7 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-class Texts(NamedTuple):
+class TextDigests(NamedTuple):
     """Digests of what a task's plan took from ConfigMaps."""
 
     rows: str | None = None
@@ -235,7 +235,7 @@ class Contact:
     starting: bool = False  # it answers, but its stages still load the model
     sent: Plan | None = field(default=None, repr=False)  # last plan that the coordinator took; it holds keys
     # What ConfigMaps held in the last plan of a run of which nothing else is known, by task's uid.
-    texts_before: Mapping[str, Texts] = field(default_factory=dict, repr=False)
+    texts_before: Mapping[str, TextDigests] = field(default_factory=dict, repr=False)
     sent_run: str | None = None  # run_id of the coordinator that took it
     sent_sequence: int = -1  # sequence of the last report before that plan was taken
     progressed: datetime | None = None  # when progress was last seen, in whichever run
@@ -252,7 +252,7 @@ class Contact:
         return {task.uid: task for task in self.report.tasks} if self.report is not None else {}
 
     @cached_property
-    def told(self) -> Mapping[str, bool]:
+    def sent_admissions(self) -> Mapping[str, bool]:
         """Whether the last plan that the coordinator took admits a task, by uid."""
         return {task.uid: task.admitted for task in self.sent.tasks} if self.sent is not None else {}
 
@@ -262,17 +262,19 @@ class Contact:
         return {task.uid: task for task in self.sent.tasks} if self.sent is not None else {}
 
     @cached_property
-    def texts(self) -> Mapping[str, Texts]:
+    def texts(self) -> Mapping[str, TextDigests]:
         """What ConfigMaps held when the last plan was sent, by task's uid."""
         plan = self.sent.tasks if self.sent is not None else ()
-        return {task.uid: Texts(task.dataset_digest, task.template_digest) for task in plan if task.digests}
+        return {
+            task.uid: TextDigests(task.dataset_digest, task.template_digest) for task in plan if task.digests
+        }
 
-    def texts_of(self, task: Task) -> Texts:
+    def texts_of(self, task: Task) -> TextDigests:
         """As they were sent first: a ConfigMap that is edited changes no task that has begun, also when its workers were
         started anew since. One that has made no step gets what the ConfigMap holds now.
         """
         before = self.texts_before.get(task.uid) if task.status.step else None
-        return self.texts.get(task.uid) or before or Texts()
+        return self.texts.get(task.uid) or before or TextDigests()
 
     def trains(self, task: Task) -> bool:
         """The task trains or saves, by the last report; before the first one, by its own status."""
@@ -305,7 +307,7 @@ class ServedTokens(NamedTuple):
 class Snapshot:
     tasks: tuple[Task, ...] = ()
     pipelines: tuple[Pipeline, ...] = ()
-    groups: Mapping[Key, Group] = field(default_factory=dict)  # by pipeline
+    groups: Mapping[Key, WorkerGroup] = field(default_factory=dict)  # by pipeline
     revisions: Mapping[Key, str] = field(
         default_factory=dict
     )  # by pipeline: revision that its workers shall have
@@ -321,15 +323,15 @@ class Snapshot:
     secrets: Mapping[Key, SecretData | None] = field(
         default_factory=dict, repr=False
     )  # None: looked for, not there
-    config_maps: Mapping[Key, Mapping[str, Text] | None] = field(
+    config_maps: Mapping[Key, Mapping[str, ConfigMapText] | None] = field(
         default_factory=dict
     )  # what of them tasks name, by key; None: looked for, not there
     namespace_labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     # By kind and name: why a Secret or a ConfigMap could not be read.
     unread: Mapping[tuple[str, Key], str] = field(default_factory=dict)
     # Uids of tasks whose status was written a moment ago: if they wait in a queue, its words stay as they are.
-    told_lately: frozenset[str] = frozenset()
-    # Both by ``judging``: uids of tasks that nobody has looked into yet; what is wrong with patterns of new ones, by uid.
+    recently_written: frozenset[str] = frozenset()
+    # Both by ``spec_checks``: uids of tasks that nobody has looked into yet, and what is wrong with patterns of new ones.
     unjudged: frozenset[str] = frozenset()
     texts_kept: frozenset[str] = (
         frozenset()

@@ -29,19 +29,19 @@ _OF_AWS = re.compile(
 _ALWAYS_IN_HOST = "--x-s3"  # ends names of AWS's directory buckets, which the SDK never puts into a path
 
 
-class Request(NamedTuple):
+class StoreRequest(NamedTuple):
     store: Parts  # what no bucket is part of: AWS, or a port, with an IP address if the host has one
     host: Parts  # the parts of its name, the topmost first; of AWS the bucket alone
     path: Parts
     buckets: int  # how many of the path's first parts may be the bucket's name
 
 
-def of_s3(endpoint: str | None, addressing: Addressing, uri: str) -> tuple[Request, ...]:
+def of_s3(endpoint: str | None, addressing: Addressing, uri: str) -> tuple[StoreRequest, ...]:
     """For what lies at ``uri``: one, or with ``virtual`` two, since other names of buckets go into the path there."""
     bucket, key = addresses.s3(uri)
     parts = tuple(key.split("/")) if key else ()
     if endpoint is None:
-        return (Request((AWS,), (bucket,), parts, 0),)
+        return (StoreRequest((AWS,), (bucket,), parts, 0),)
     site = addresses.endpoint(endpoint)
     below = tuple(part for part in site.path.split("/") if part)
     in_path = _request(site, "", (*below, bucket, *parts), len(below) + 1)
@@ -50,7 +50,7 @@ def of_s3(endpoint: str | None, addressing: Addressing, uri: str) -> tuple[Reque
     return in_path, _request(site, f"{bucket}.", (*below, *parts), len(below) + 1)
 
 
-def of_web(url: str) -> Request:
+def of_web(url: str) -> StoreRequest:
     """For a file on the web: its server may be a store, too."""
     site = addresses.web(url)
     path = tuple(part for part in unquote(site.path, errors="surrogateescape").split("/") if part)
@@ -64,7 +64,7 @@ def hosts(endpoint: str, addressing: Addressing, uris: Iterable[str]) -> Iterato
             yield f"{addresses.s3(uri).bucket}.{addresses.endpoint(endpoint).host}"
 
 
-def buckets_of(request: Request) -> Iterator[tuple[str, Parts]]:
+def buckets_of(request: StoreRequest) -> Iterator[tuple[str, Parts]]:
     """Every bucket that a store may read in the request, and the key's parts: from its host's name as many of the first
     parts as it likes, else the first part of the path, or a later one where the endpoint has a path.
     """
@@ -74,21 +74,23 @@ def buckets_of(request: Request) -> Iterator[tuple[str, Parts]]:
         yield request.path[at], request.path[at + 1 :]
 
 
-def is_of_aws(request: Request) -> bool:
+def is_of_aws(request: StoreRequest) -> bool:
     return request.store == (AWS,)
 
 
-def _request(site: addresses.Site, before: str, path: Parts, buckets: int) -> Request:
+def _request(site: addresses.Site, before: str, path: Parts, buckets: int) -> StoreRequest:
     """``before``: what is put before the host."""
     if _is_number(site.host):
-        return Request((_S3, str(site.port), site.host), _labels(before.removesuffix(".")), path, buckets)
+        return StoreRequest(
+            (_S3, str(site.port), site.host), _labels(before.removesuffix(".")), path, buckets
+        )
     host = before + site.host
     aws = _OF_AWS.fullmatch(host)
     if aws is None:
-        return Request((_S3, str(site.port)), _without_suffix(_labels(host)), path, buckets)
+        return StoreRequest((_S3, str(site.port)), _without_suffix(_labels(host)), path, buckets)
     if aws["bucket"] is not None:
-        return Request((AWS,), (aws["bucket"],), path, 0)
-    return Request((AWS,), path[:1], path[1:], 0)
+        return StoreRequest((AWS,), (aws["bucket"],), path, 0)
+    return StoreRequest((AWS,), path[:1], path[1:], 0)
 
 
 def _labels(host: str) -> Parts:

@@ -7,23 +7,24 @@ from typing import NamedTuple
 from mlora_operator.api import conditions as c
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_operator.scheduling.words import must_leave, not_yet, too_large
 from mlora_worker.protocol import Failure
 
 
-class Seat(NamedTuple):
+class AdmissionMessage(NamedTuple):
     """``cause``: of a task that waits, never fits or must leave. ``known``: it is known for whom that is."""
 
-    outcome: Outcome
+    outcome: AdmissionOutcome
     cause: Cause = Cause("", "")
     failure: Failure | None = None
     known: bool = False
 
 
-_ADMITTED, _SUSPENDED = Seat(Outcome.ADMITTED), Seat(Outcome.SUSPENDED)
-_UNTOLD = Seat(
-    Outcome.UNTOLD,
+_ADMITTED = AdmissionMessage(AdmissionOutcome.ADMITTED)
+_SUSPENDED = AdmissionMessage(AdmissionOutcome.SUSPENDED)
+_NOT_IN_PLAN = AdmissionMessage(
+    AdmissionOutcome.NOT_IN_PLAN,
     Cause(
         c.REASON_PLAN_LIMIT_REACHED,
         "the specs of the tasks before it fill the plan of the workers (16 MiB): this task follows automatically once "
@@ -33,30 +34,34 @@ _UNTOLD = Seat(
 )
 
 
-def seat(task: Task, place: Place | None, *, words_stay: bool) -> Seat | None:
+def admission_message(
+    task: Task, admission: Admission | None, *, words_stay: bool
+) -> AdmissionMessage | None:
     """``words_stay``: one that waits in a queue, and was told so, keeps the words that it was told. They change with
     everybody who comes and goes before it, and it was told a moment ago."""
-    if place is None:
+    if admission is None:
         return None
-    match place.outcome:
-        case Outcome.ADMITTED:
+    match admission.outcome:
+        case AdmissionOutcome.ADMITTED:
             return _ADMITTED
-        case Outcome.SUSPENDED:
+        case AdmissionOutcome.SUSPENDED:
             return _SUSPENDED
-        case Outcome.WAITING:
+        case AdmissionOutcome.WAITING:
             reason = (
-                c.REASON_NAMESPACE_LIMIT_REACHED if place.limit is not None else c.REASON_WAITING_FOR_MEMORY
+                c.REASON_NAMESPACE_LIMIT_REACHED
+                if admission.limit is not None
+                else c.REASON_WAITING_FOR_MEMORY
             )
             held = task.admitted
             if words_stay and held is not None and (held.status, held.reason) == ("False", reason):
-                return Seat(place.outcome, Cause(reason, held.message))
-            return Seat(place.outcome, Cause(reason, not_yet(place, task.key.namespace)))
-        case Outcome.UNTOLD:
-            return _UNTOLD
-        case Outcome.NEVER_FITS:
-            return Seat(place.outcome, Cause(c.REASON_EXCEEDS_CAPACITY, too_large(place)))
-        case Outcome.PREEMPTED:
-            cause = Cause(c.REASON_PREEMPTED, must_leave(place, task.key.namespace))
-            return Seat(place.outcome, cause, known=place.displaced_by is not None)
-        case Outcome.REFUSED:
-            return Seat(place.outcome, failure=place.failure)
+                return AdmissionMessage(admission.outcome, Cause(reason, held.message))
+            return AdmissionMessage(admission.outcome, Cause(reason, not_yet(admission, task.key.namespace)))
+        case AdmissionOutcome.NOT_IN_PLAN:
+            return _NOT_IN_PLAN
+        case AdmissionOutcome.NEVER_FITS:
+            return AdmissionMessage(admission.outcome, Cause(c.REASON_EXCEEDS_CAPACITY, too_large(admission)))
+        case AdmissionOutcome.PREEMPTED:
+            cause = Cause(c.REASON_PREEMPTED, must_leave(admission, task.key.namespace))
+            return AdmissionMessage(admission.outcome, cause, known=admission.displaced_by is not None)
+        case AdmissionOutcome.REFUSED:
+            return AdmissionMessage(admission.outcome, failure=admission.failure)

@@ -1,4 +1,4 @@
-"""Conditions from wishes, and the events that their changes are worth. Pure."""
+"""Conditions from desired, and the events that their changes are worth. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MESSAGE_LIMIT = 4096  # of a condition in the schema
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DesiredCondition:
     """A condition as it shall be, without its times."""
 
     type: str
@@ -27,27 +27,30 @@ class Wish:
 
 
 def conclude(
-    held: Sequence[Condition], wishes: Iterable[Wish], generation: int, now: datetime
+    held: Sequence[Condition], desired: Iterable[DesiredCondition], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """The wishes as conditions; ``lastTransitionTime`` is kept where ``status`` stays the same."""
+    """The desired as conditions; ``lastTransitionTime`` is kept where ``status`` stays the same."""
     known = tuple(held)
-    return tuple([_condition(known, wish, generation, now) for wish in wishes])
+    return tuple([_condition(known, wanted, generation, now) for wanted in desired])
 
 
-def _condition(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> Condition:
-    before = condition(held, wish.type)
-    message = wish.message[:MESSAGE_LIMIT]
-    stays = before is not None and before.status == wish.status
+def _condition(
+    held: tuple[Condition, ...], wanted: DesiredCondition, generation: int, now: datetime
+) -> Condition:
+    before = condition(held, wanted.type)
+    message = wanted.message[:MESSAGE_LIMIT]
+    stays = before is not None and before.status == wanted.status
     if (
         before is not None
         and stays
-        and (before.reason, before.message, before.observed_generation) == (wish.reason, message, generation)
+        and (before.reason, before.message, before.observed_generation)
+        == (wanted.reason, message, generation)
     ):
         return before  # the same object: what follows sees at a glance that nothing has changed
     return Condition(
-        type=wish.type,
-        status=wish.status,
-        reason=wish.reason,
+        type=wanted.type,
+        status=wanted.status,
+        reason=wanted.reason,
         message=message,
         observed_generation=generation,
         last_transition_time=before.last_transition_time if before is not None and stays else timestamp(now),

@@ -8,18 +8,18 @@ from functools import partial
 
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.memoize import Answers
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.acceptance import Acceptance
-from mlora_operator.reconcile.state.decision import Event, Fault
-from mlora_operator.reconcile.state.isolation import Apart
+from mlora_operator.reconcile.state.decision import DecisionFault, Event
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.snapshot import Key, Task
-from mlora_operator.reconcile.status.admission_message import seat
+from mlora_operator.reconcile.status.admission_message import admission_message
 from mlora_operator.reconcile.status.conditions import news
 from mlora_operator.reconcile.status.lifetime import overdue
-from mlora_operator.reconcile.status.pipeline_summary import Scene
+from mlora_operator.reconcile.status.pipeline_summary import PipelineContext
 from mlora_operator.reconcile.status.task import task_status
-from mlora_operator.reconcile.status.undecided import task_status_apart, task_status_at
-from mlora_operator.scheduling.admission import Place
+from mlora_operator.reconcile.status.undecided import isolated_task_status, status_at_isolated
+from mlora_operator.scheduling.admission import Admission
 from mlora_operator.settings import NetworkPolicySettings
 from mlora_worker.protocol import TaskPhase, TaskReport
 
@@ -30,38 +30,38 @@ class TaskStatuses:
     def __init__(
         self,
         accepted: Mapping[Key, Acceptance],
-        told_lately: frozenset[str],
-        known: Answers[tuple[TaskStatus, tuple[Event, ...]]],
+        recently_written: frozenset[str],
+        known: Memoized[tuple[TaskStatus, tuple[Event, ...]]],
         policy: NetworkPolicySettings,
         now: datetime,
-        apart: Apart,
+        isolation: Isolation,
     ) -> None:
-        self._accepted, self._told_lately = accepted, told_lately
+        self._accepted, self._told_lately = accepted, recently_written
         self._known, self._stamp = known, timestamp(now)
-        self.now, self.apart = now, apart
+        self.now, self.isolation = now, isolation
         self.policy = policy
         self.news: dict[Key, tuple[Event, ...]] = {}
 
     def status(
-        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
+        self, task: Task, at: PipelineContext | None, place: Admission | None, reported: TaskReport | None
     ) -> TaskStatus:
-        """See ``task_status``. One about which it cannot be said stands apart, and so does one that has not ended."""
+        """See ``task_status``. One about which it cannot be said is isolated, and so is one that has not ended."""
         ended = reported is not None and reported.phase in (TaskPhase.SUCCEEDED, TaskPhase.FAILED)
-        if task.key in self.apart.tasks and not ended:
-            return self.apart_status(task)
-        status = self.apart.of_task(task, partial(self._status, task, at, place, reported), None)
-        return status if status is not None else self.apart_status(task)
+        if task.key in self.isolation.tasks and not ended:
+            return self.isolated_status(task)
+        status = self.isolation.try_task(task, partial(self._status, task, at, place, reported), None)
+        return status if status is not None else self.isolated_status(task)
 
     def unread(self, task: Task) -> TaskStatus:
-        """Of one that trains though its spec is not understood, or though it stands apart."""
-        return self.apart_status(task) if task.key in self.apart.tasks else task.status
+        """Of one that trains though its spec is not understood, or though it is isolated."""
+        return self.isolated_status(task) if task.key in self.isolation.tasks else task.status
 
-    def apart_status(self, task: Task) -> TaskStatus:
-        return self._noted(task, task_status_apart(task, self.apart.tasks[task.key], self.now))
+    def isolated_status(self, task: Task) -> TaskStatus:
+        return self._noted(task, isolated_task_status(task, self.isolation.tasks[task.key], self.now))
 
-    def status_at(self, task: Task, fault: Fault) -> TaskStatus:
-        """Of a task whose pipeline stands apart."""
-        return self._noted(task, task_status_at(task, fault, self.now))
+    def status_at(self, task: Task, fault: DecisionFault) -> TaskStatus:
+        """Of a task whose pipeline is isolated."""
+        return self._noted(task, status_at_isolated(task, fault, self.now))
 
     def _noted(self, task: Task, status: TaskStatus) -> TaskStatus:
         told = news("LoRATask", task.key, task.uid, task.status.conditions, status.conditions)
@@ -69,11 +69,11 @@ class TaskStatuses:
         return status
 
     def _status(
-        self, task: Task, at: Scene | None, place: Place | None, reported: TaskReport | None
+        self, task: Task, at: PipelineContext | None, place: Admission | None, reported: TaskReport | None
     ) -> TaskStatus:
         """Nothing but ``made_of`` goes into it."""
         acceptance, late = self._accepted[task.key], overdue(task, self.now)
-        has = seat(task, place, words_stay=task.uid in self._told_lately)
+        has = admission_message(task, place, words_stay=task.uid in self._told_lately)
         made_of = (task, at, acceptance.cause, has, reported, late)
         known = self._known.known(task.uid, made_of)
         if known is None:

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 
 from mlora_operator.api import conditions as c
 from mlora_operator.reconcile.state.snapshot import Task, condition
-from mlora_operator.reconcile.status.admission_message import Seat
-from mlora_operator.reconcile.status.conditions import Wish
+from mlora_operator.reconcile.status.admission_message import AdmissionMessage
+from mlora_operator.reconcile.status.conditions import DesiredCondition
 from mlora_worker.protocol import TaskPhase, TaskReport
 
 
 def preempted(
-    task: Task, reported: TaskReport | None, seat: Seat | None, wishes: Sequence[Wish]
-) -> tuple[Wish, ...]:
+    task: Task,
+    reported: TaskReport | None,
+    admission: AdmissionMessage | None,
+    desired: Sequence[DesiredCondition],
+) -> tuple[DesiredCondition, ...]:
     """Spoken of once a task was displaced, and True until it runs again or ends.
 
     The scheduler's word starts it. A task that the worker says is out, though it ran by its status, was displaced too: the
@@ -24,9 +27,9 @@ def preempted(
     """
     suspended = task.spec is not None and task.spec.suspend
     held = condition(task.status.conditions, c.PREEMPTED)
-    said = {wish.type: wish for wish in wishes}
-    if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and seat is not None:
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, seat)),)
+    said = {wanted.type: wanted for wanted in desired}
+    if c.ADMITTED in said and said[c.ADMITTED].reason == c.REASON_PREEMPTED and admission is not None:
+        return (DesiredCondition(c.PREEMPTED, "True", c.REASON_PREEMPTED, for_whom(task, admission)),)
     crowded = reported is not None and reported.crowded_out
     out = crowded or (reported is not None and _is_out(reported))
     if out and not suspended and is_running(task) and (held is None or held.status != "True"):
@@ -35,22 +38,24 @@ def preempted(
             if crowded
             else "a task that is ahead in the queue took its memory"
         )
-        return (Wish(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
+        return (DesiredCondition(c.PREEMPTED, "True", c.REASON_PREEMPTED, words),)
     if held is None:
         return ()
     if held.status == "True" and said.keys() & {c.SUCCEEDED, c.FAILED}:
-        return (Wish(c.PREEMPTED, "False", c.REASON_FINISHED),)
+        return (DesiredCondition(c.PREEMPTED, "False", c.REASON_FINISHED),)
     if held.status == "True" and c.RUNNING in said and said[c.RUNNING].status == "True":
-        return (Wish(c.PREEMPTED, "False", c.REASON_RESUMED, "the task runs again"),)
-    return (Wish(held.type, held.status, held.reason, held.message),)
+        return (DesiredCondition(c.PREEMPTED, "False", c.REASON_RESUMED, "the task runs again"),)
+    return (DesiredCondition(held.type, held.status, held.reason, held.message),)
 
 
-def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wish]) -> tuple[Wish, ...]:
+def upload_blocked(
+    task: Task, reported: TaskReport | None, desired: Sequence[DesiredCondition]
+) -> tuple[DesiredCondition, ...]:
     """Spoken of once the store has refused a checkpoint or the adapter; the worker tries again by itself. A task that waits
     for its first rows has nothing to store: its condition Admitted says for whom it waits."""
     held = condition(task.status.conditions, c.UPLOAD_BLOCKED)
     blocked = reported.blocked if reported is not None else None
-    failed = any(wish.type == c.FAILED and wish.status == "True" for wish in wishes)
+    failed = any(wanted.type == c.FAILED and wanted.status == "True" for wanted in desired)
     stores = (
         bool(task.status.step)
         or held is not None
@@ -62,15 +67,15 @@ def upload_blocked(task: Task, reported: TaskReport | None, wishes: Sequence[Wis
             if reported.phase is TaskPhase.SAVING
             else ""
         )
-        return (Wish(c.UPLOAD_BLOCKED, "True", blocked.reason.value, blocked.message + kept),)
+        return (DesiredCondition(c.UPLOAD_BLOCKED, "True", blocked.reason.value, blocked.message + kept),)
     if held is None:
         return ()
     if held.status == "True" and failed:
-        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
+        return (DesiredCondition(c.UPLOAD_BLOCKED, "False", c.REASON_FINISHED),)
     if held.status == "True" and reported is not None:
         message = "the store accepts uploads again"
-        return (Wish(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_RESUMED, message),)
-    return (Wish(held.type, held.status, held.reason, held.message),)
+        return (DesiredCondition(c.UPLOAD_BLOCKED, "False", c.REASON_UPLOAD_RESUMED, message),)
+    return (DesiredCondition(held.type, held.status, held.reason, held.message),)
 
 
 def _is_out(reported: TaskReport) -> bool:
@@ -80,12 +85,12 @@ def _is_out(reported: TaskReport) -> bool:
     )
 
 
-def for_whom(task: Task, seat: Seat) -> str:
+def for_whom(task: Task, admission: AdmissionMessage) -> str:
     """For whom it leaves: the scheduler knows at the moment of its decision, the condition keeps it."""
     held = condition(task.status.conditions, c.PREEMPTED)
-    if not seat.known and held is not None and held.status == "True":
+    if not admission.known and held is not None and held.status == "True":
         return held.message
-    return seat.cause.message
+    return admission.cause.message
 
 
 def is_running(task: Task) -> bool:

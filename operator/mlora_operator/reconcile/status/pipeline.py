@@ -10,39 +10,45 @@ from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import not_ahead
 from mlora_operator.reconcile.state.snapshot import condition
-from mlora_operator.reconcile.status.conditions import Truth, Wish, conclude
+from mlora_operator.reconcile.status.conditions import DesiredCondition, Truth, conclude
 from mlora_operator.reconcile.status.pipeline_summary import GRACE, never_gone, starting_message
-from mlora_operator.reconcile.workers.gang import Turn, given_back_message
-from mlora_operator.reconcile.workers.health import Health
-from mlora_operator.reconcile.workers.scale import Size
+from mlora_operator.reconcile.workers.gang import GangTurn, given_back_message
+from mlora_operator.reconcile.workers.health import GroupHealth
+from mlora_operator.reconcile.workers.scale import GroupSize
 
 CERTIFICATE_WARNING = timedelta(days=30)  # before its end
 
 
 def pipeline_status(
-    view: View, wish: Size, fares: Health, turn: Turn, waiting: int, generation: int | None, now: datetime
+    view: PipelineView,
+    size: GroupSize,
+    fares: GroupHealth,
+    turn: GangTurn,
+    waiting: int,
+    generation: int | None,
+    now: datetime,
 ) -> PipelineStatus:
     """The whole status. ``waiting``: tasks that want the workers and do not train. ``generation``: of the
     plan.
     """
-    state, wishes = _course(view, wish, fares, turn, now)
-    wishes += _stalled(view, fares) + _serves_others(view) + _certificate_ends(view, now)
+    state, desired = _conditions(view, size, fares, turn, now)
+    desired += _stalled(view, fares) + _serves_others(view) + _certificate_ends(view, now)
     status, report = view.pipeline.status, view.present_report
     changes: dict[str, object] = {
-        "conditions": conclude(status.conditions, wishes, view.pipeline.generation, now),
+        "conditions": conclude(status.conditions, desired, view.pipeline.generation, now),
         "observed_generation": view.pipeline.generation,
         "state": state,
-        "replicas": wish.replicas,
+        "replicas": size.replicas,
         "members": view.members,
         "ready_replicas": view.group.ready if view.group is not None else 0,
         "start": turn.record,
         "active_tasks": len(view.active),
         "waiting_tasks": waiting,
-        "idle_since": wish.idle_since,
+        "idle_since": size.idle_since,
         "updating_since": _updating_since(view, waiting, now),
         "plan_generation": generation,
         "restarts": fares.restarts or None,
@@ -67,7 +73,7 @@ def pipeline_status(
     return status.model_copy(update=changes)
 
 
-def _updating_since(view: View, waiting: int, now: datetime) -> str | None:
+def _updating_since(view: PipelineView, waiting: int, now: datetime) -> str | None:
     """No task is interrupted while nobody waits for its place."""
     if not view.stale or (view.draining and not waiting):
         return None
@@ -75,70 +81,84 @@ def _updating_since(view: View, waiting: int, now: datetime) -> str | None:
     return held or (timestamp(now) if view.draining else None)
 
 
-def invalid_status(view: View, now: datetime) -> PipelineStatus:
+def invalid_status(view: PipelineView, now: datetime) -> PipelineStatus:
     """Of a pipeline whose spec is wrong: its workers are left as they are."""
     problem = view.pipeline.problem or "spec is invalid"
-    wish = Wish(c.READY, "False", c.REASON_INVALID_SPEC, problem)
+    wanted = DesiredCondition(c.READY, "False", c.REASON_INVALID_SPEC, problem)
     held = view.pipeline.status
     return held.model_copy(
         update={
-            "conditions": conclude(held.conditions, (wish,), view.pipeline.generation, now),
+            "conditions": conclude(held.conditions, (wanted,), view.pipeline.generation, now),
             "observed_generation": view.pipeline.generation,
             "state": "Failed",
         }
     )
 
 
-def _course(view: View, wish: Size, fares: Health, turn: Turn, now: datetime) -> tuple[str, tuple[Wish, ...]]:
+def _conditions(
+    view: PipelineView, size: GroupSize, fares: GroupHealth, turn: GangTurn, now: datetime
+) -> tuple[str, tuple[DesiredCondition, ...]]:
     if fares.given_up is not None:
         return "Failed", _both("False", fares.given_up)
-    if view.blocked is not None and wish.replicas == 0:
+    if view.blocked is not None and size.replicas == 0:
         return "Failed", _both("False", view.blocked)
     if turn.given_back and turn.record is not None:
         message = given_back_message(view, turn.record)
         return "Waiting", _both("False", Cause(c.REASON_WORKERS_INCOMPLETE, message))
-    if wish.replicas == 0:
+    if size.replicas == 0:
         return "Idle", _both(
             "False", Cause(c.REASON_IDLE, "no task needs the workers; the next one starts them")
         )
-    available = _available(view, wish, now)
+    available = _available(view, size, now)
     if fares.stalled is not None:
-        return "Stalled", (Wish(c.READY, "False", *fares.stalled), available)
+        return "Stalled", (DesiredCondition(c.READY, "False", *fares.stalled), available)
     if view.odd_stages is not None:
-        return "Starting", (Wish(c.READY, "False", c.REASON_STAGES_DIFFER, view.odd_stages), available)
+        return "Starting", (
+            DesiredCondition(c.READY, "False", c.REASON_STAGES_DIFFER, view.odd_stages),
+            available,
+        )
     if view.report is not None and view.report.ready:
-        return "Ready", (Wish(c.READY, "True", c.REASON_READY, "all stages have loaded the model"), available)
+        return "Ready", (
+            DesiredCondition(c.READY, "True", c.REASON_READY, "all stages have loaded the model"),
+            available,
+        )
     if available.status == "False":
-        return "Starting", (Wish(c.READY, "False", available.reason, available.message), available)
+        return "Starting", (
+            DesiredCondition(c.READY, "False", available.reason, available.message),
+            available,
+        )
     lost = view.contact.lost_since
     silent = view.report is None and not view.contact.starting
     if silent and lost is not None and now - lost >= GRACE:
         message = f"the workers are running, but their coordinator does not respond: {view.contact.error}"
-        return "Starting", (Wish(c.READY, "False", c.REASON_UNREACHABLE, message), available)
+        return "Starting", (DesiredCondition(c.READY, "False", c.REASON_UNREACHABLE, message), available)
     ready = condition(view.pipeline.status.conditions, c.READY)
     if silent and ready is not None and ready.status == "True":
-        return "Ready", (Wish(c.READY, "True", ready.reason, ready.message), available)
-    return "Starting", (Wish(c.READY, "False", c.REASON_STARTING, starting_message(view, now)), available)
+        return "Ready", (DesiredCondition(c.READY, "True", ready.reason, ready.message), available)
+    return "Starting", (
+        DesiredCondition(c.READY, "False", c.REASON_STARTING, starting_message(view, now)),
+        available,
+    )
 
 
-def _stalled(view: View, fares: Health) -> tuple[Wish, ...]:
+def _stalled(view: PipelineView, fares: GroupHealth) -> tuple[DesiredCondition, ...]:
     """Spoken of once it has been so, and until another group speaks."""
     if fares.stalled is not None:
-        return (Wish(c.STALLED, "True", *fares.stalled),)
+        return (DesiredCondition(c.STALLED, "True", *fares.stalled),)
     held = condition(view.pipeline.status.conditions, c.STALLED)
     if held is None:
         return ()
     if held.status == "True" and (view.report is not None or fares.given_up is not None):
-        return (Wish(c.STALLED, "False", c.REASON_RESTARTED, "the workers were restarted"),)
-    return (Wish(held.type, held.status, held.reason, held.message),)
+        return (DesiredCondition(c.STALLED, "False", c.REASON_RESTARTED, "the workers were restarted"),)
+    return (DesiredCondition(held.type, held.status, held.reason, held.message),)
 
 
-def _certificate_ends(view: View, now: datetime) -> tuple[Wish, ...]:
+def _certificate_ends(view: PipelineView, now: datetime) -> tuple[DesiredCondition, ...]:
     """Spoken of once it is near, and until another one is read: after it, the workers are sent nothing any more."""
     held = condition(view.pipeline.status.conditions, c.CERTIFICATE_ENDS)
     end = view.certificate
     if end is None:
-        return () if held is None else (Wish(held.type, held.status, held.reason, held.message),)
+        return () if held is None else (DesiredCondition(held.type, held.status, held.reason, held.message),)
     if end.at - now < CERTIFICATE_WARNING:
         over = end.at <= now
         words = (
@@ -146,23 +166,31 @@ def _certificate_ends(view: View, now: datetime) -> tuple[Wish, ...]:
             f"workers receive no plans. Renew it: replace your own certificate at its source, or delete the Secret, "
             f"and the operator creates a new one without a restart"
         )
-        return (Wish(c.CERTIFICATE_ENDS, "True", c.REASON_ENDED if over else c.REASON_ENDS_SOON, words),)
+        return (
+            DesiredCondition(
+                c.CERTIFICATE_ENDS, "True", c.REASON_ENDED if over else c.REASON_ENDS_SOON, words
+            ),
+        )
     if held is None:
         return ()
     words = f"the certificate in {end.origin} ends at {timestamp(end.at)}"
-    return (Wish(c.CERTIFICATE_ENDS, "False", c.REASON_RENEWED, words),)
+    return (DesiredCondition(c.CERTIFICATE_ENDS, "False", c.REASON_RENEWED, words),)
 
 
-def _serves_others(view: View) -> tuple[Wish, ...]:
+def _serves_others(view: PipelineView) -> tuple[DesiredCondition, ...]:
     """Spoken of once it has meant to without the right, and as long as it means to."""
     if view.claims_in_vain is not None:
-        return (Wish(c.SERVES_OTHERS, "False", c.REASON_CROSS_NAMESPACE_NOT_ALLOWED, view.claims_in_vain),)
+        return (
+            DesiredCondition(
+                c.SERVES_OTHERS, "False", c.REASON_CROSS_NAMESPACE_NOT_ALLOWED, view.claims_in_vain
+            ),
+        )
     assert view.pipeline.spec is not None
     means_to = view.pipeline.spec.allowed_namespaces.from_ is not NamespacesFrom.SAME
     if not means_to or condition(view.pipeline.status.conditions, c.SERVES_OTHERS) is None:
         return ()
     return (
-        Wish(
+        DesiredCondition(
             c.SERVES_OTHERS,
             "True",
             c.REASON_CROSS_NAMESPACE_ALLOWED,
@@ -171,19 +199,23 @@ def _serves_others(view: View) -> tuple[Wish, ...]:
     )
 
 
-def _available(view: View, wish: Size, now: datetime) -> Wish:
+def _available(view: PipelineView, size: GroupSize, now: datetime) -> DesiredCondition:
     stuck = never_gone(view, now)
     if stuck is not None:
-        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_STUCK_TERMINATING, stuck)
+        return DesiredCondition(c.WORKERS_AVAILABLE, "False", c.REASON_POD_STUCK_TERMINATING, stuck)
     if view.pod_problem is not None:
-        return Wish(c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message)
-    ready = view.group.ready if view.group is not None else 0
-    if ready < wish.replicas:
-        return Wish(
-            c.WORKERS_AVAILABLE, "False", c.REASON_STARTING, f"{ready} of {wish.replicas} workers are ready"
+        return DesiredCondition(
+            c.WORKERS_AVAILABLE, "False", c.REASON_POD_NOT_STARTING, view.pod_problem.message
         )
-    return Wish(c.WORKERS_AVAILABLE, "True", c.REASON_READY, f"{ready} of {wish.replicas} workers are ready")
+    ready = view.group.ready if view.group is not None else 0
+    if ready < size.replicas:
+        return DesiredCondition(
+            c.WORKERS_AVAILABLE, "False", c.REASON_STARTING, f"{ready} of {size.replicas} workers are ready"
+        )
+    return DesiredCondition(
+        c.WORKERS_AVAILABLE, "True", c.REASON_READY, f"{ready} of {size.replicas} workers are ready"
+    )
 
 
-def _both(truth: Truth, cause: Cause) -> tuple[Wish, ...]:
-    return tuple(Wish(type_, truth, *cause) for type_ in (c.READY, c.WORKERS_AVAILABLE))
+def _both(truth: Truth, cause: Cause) -> tuple[DesiredCondition, ...]:
+    return tuple(DesiredCondition(type_, truth, *cause) for type_ in (c.READY, c.WORKERS_AVAILABLE))

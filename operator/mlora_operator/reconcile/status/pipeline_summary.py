@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from mlora_operator.api.meta import timestamp
-from mlora_operator.reconcile.admission.pipeline_view import View
-from mlora_operator.reconcile.workers.gang import Turn, given_back_message
-from mlora_operator.reconcile.workers.health import Health
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
+from mlora_operator.reconcile.workers.gang import GangTurn, given_back_message
+from mlora_operator.reconcile.workers.health import GroupHealth
 
 # A coordinator that does not answer for less than this is not worth a word.
 GRACE = timedelta(seconds=15)
@@ -20,7 +20,7 @@ GRACE = timedelta(seconds=15)
 GONE_WITHIN = timedelta(seconds=60)
 
 
-class Scene(NamedTuple):
+class PipelineContext(NamedTuple):
     pipeline: str  # namespace/name
     run: str | None  # of the coordinator; None while none answers
     loading: bool  # it answers, but its stages still load the model
@@ -34,7 +34,9 @@ class Scene(NamedTuple):
     given_back: str | None  # why it has no workers for now
 
 
-def scene(view: View, fares: Health, turn: Turn, now: datetime) -> Scene:
+def pipeline_context(
+    view: PipelineView, fares: GroupHealth, turn: GangTurn, now: datetime
+) -> PipelineContext:
     """Of the pipeline that accepts the tasks."""
     name, report, lost = str(view.pipeline.key), view.report, view.contact.lost_since
     silent = given_up = given_back = None
@@ -45,7 +47,7 @@ def scene(view: View, fares: Health, turn: Turn, now: datetime) -> Scene:
         given_up = f"{name} stays down: {fares.given_up.message}"
     if turn.given_back and turn.record is not None:
         given_back = f"{name} waits: {given_back_message(view, turn.record)}"
-    return Scene(
+    return PipelineContext(
         pipeline=name,
         run=report.run_id if report is not None else None,
         loading=view.contact.starting,
@@ -60,7 +62,7 @@ def scene(view: View, fares: Health, turn: Turn, now: datetime) -> Scene:
     )
 
 
-def updating_message(view: View) -> str:
+def updating_message(view: PipelineView) -> str:
     assert view.pipeline.spec is not None
     if view.rolls or not view.in_use:
         return f"{view.pipeline.key} restarts with its new spec"
@@ -71,7 +73,7 @@ def updating_message(view: View) -> str:
     )
 
 
-def starting_message(view: View, now: datetime) -> str:
+def starting_message(view: PipelineView, now: datetime) -> str:
     """What a pipeline that is not ready yet is waiting for, in one sentence."""
     assert view.pipeline.spec is not None
     name, stages = view.pipeline.key, view.pipeline.spec.stages
@@ -94,7 +96,7 @@ def starting_message(view: View, now: datetime) -> str:
     return f"the task is being sent to {name}"
 
 
-def never_gone(view: View, now: datetime) -> str | None:
+def never_gone(view: PipelineView, now: datetime) -> str | None:
     """The pod that a lost node keeps, if there is one: nobody may replace it before it is known to be off."""
     pods = view.group.pods if view.group is not None else ()
     late = [pod for pod in pods if pod.gone_by is not None and now - pod.gone_by >= GONE_WITHIN]

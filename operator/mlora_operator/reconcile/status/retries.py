@@ -16,7 +16,7 @@ def tried_again(task: Task, contacts: Mapping[Key, Contact], now: datetime) -> T
     """``task`` as an unfinished one, or None when it is not to run again, or not yet.
 
     1. A task that succeeded never runs again.
-    2. A value that was there before it failed is no new wish.
+    2. A value that was there before it failed is no new request.
     3. While its coordinator still has it as failed, it has to be forgotten there first: it would fail at once.
 
     Its step stays: the worker goes on from its checkpoint, if there is one.
@@ -48,7 +48,7 @@ def is_asked_for(task: Task) -> bool:
     return wished and is_true(task.status.conditions, conditions.FAILED)
 
 
-def told(task: Task) -> Event:
+def retry_event(task: Task) -> Event:
     """What the user reads of it."""
     message = "the task is retried because its annotation mlora.dev/retry has a new value"
     return Event("LoRATask", task.key, task.uid, "Normal", conditions.REASON_RETRIED, message)

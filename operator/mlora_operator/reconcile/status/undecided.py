@@ -1,4 +1,4 @@
-"""The statuses of objects that stand apart (``state.isolation``): what they have, and a condition that says so. Pure."""
+"""The statuses of objects that are isolated (``state.isolation``): what they have, and a condition that says so. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
-from mlora_operator.reconcile.state.decision import Fault
+from mlora_operator.reconcile.state.decision import DecisionFault
 from mlora_operator.reconcile.state.isolation import in_words
 from mlora_operator.reconcile.state.snapshot import Pipeline, Task, condition
-from mlora_operator.reconcile.status.conditions import Wish, conclude
+from mlora_operator.reconcile.status.conditions import DesiredCondition, conclude
 
 
-def task_status_apart(task: Task, fault: Fault, now: datetime) -> TaskStatus:
-    """Its status with the word that it stands apart; all else that it says stays."""
-    return _told(task, in_words(fault), now)
+def isolated_task_status(task: Task, fault: DecisionFault, now: datetime) -> TaskStatus:
+    """Its status with the word that it is isolated; all else that it says stays."""
+    return _with_message(task, in_words(fault), now)
 
 
-def task_status_at(task: Task, fault: Fault, now: datetime) -> TaskStatus:
-    """Of a task whose pipeline stands apart. One that has been told of its pipeline keeps what it has."""
+def status_at_isolated(task: Task, fault: DecisionFault, now: datetime) -> TaskStatus:
+    """Of a task whose pipeline is isolated. One that has been told of its pipeline keeps what it has."""
     if condition(task.status.conditions, c.ACCEPTED) is not None:
         return task.status
-    return _told(
+    return _with_message(
         task,
         f"{fault.about} serves it, but the operator cannot reconcile that pipeline at present (see its condition "
         f"Ready). No action is needed here: the operator keeps retrying",
@@ -31,28 +31,28 @@ def task_status_at(task: Task, fault: Fault, now: datetime) -> TaskStatus:
     )
 
 
-def pipeline_status_apart(pipeline: Pipeline, fault: Fault, now: datetime) -> PipelineStatus:
-    """Its status with the word that it stands apart; all else that it says stays."""
+def isolated_pipeline_status(pipeline: Pipeline, fault: DecisionFault, now: datetime) -> PipelineStatus:
+    """Its status with the word that it is isolated; all else that it says stays."""
     held = pipeline.status
     words = (
         f"the operator cannot reconcile this pipeline ({fault.words}): its workers and tasks stay unchanged, and the "
         f"operator keeps retrying. See the operator's log; if its workers report invalid values, delete their pods, "
         f"and new ones are started"
     )
-    wish = Wish(c.READY, "Unknown", c.REASON_RECONCILE_ERROR, words)
-    conditions = _with(held.conditions, wish, pipeline.generation, now)
+    wanted = DesiredCondition(c.READY, "Unknown", c.REASON_RECONCILE_ERROR, words)
+    conditions = _with(held.conditions, wanted, pipeline.generation, now)
     return held.model_copy(update={"conditions": conditions, "state": "Failed"})
 
 
-def _told(task: Task, words: str, now: datetime) -> TaskStatus:
+def _with_message(task: Task, words: str, now: datetime) -> TaskStatus:
     held = task.status
     accepted = condition(held.conditions, c.ACCEPTED)
-    wish = Wish(
+    wanted = DesiredCondition(
         c.ACCEPTED, accepted.status if accepted is not None else "Unknown", c.REASON_RECONCILE_ERROR, words
     )
     status = held.model_copy(
         update={
-            "conditions": _with(held.conditions, wish, task.generation, now),
+            "conditions": _with(held.conditions, wanted, task.generation, now),
             "state": held.state or "Pending",
             "reason": held.reason or c.REASON_RECONCILE_ERROR,
         }
@@ -60,7 +60,9 @@ def _told(task: Task, words: str, now: datetime) -> TaskStatus:
     return held if status == held else status
 
 
-def _with(held: tuple[Condition, ...], wish: Wish, generation: int, now: datetime) -> tuple[Condition, ...]:
+def _with(
+    held: tuple[Condition, ...], wanted: DesiredCondition, generation: int, now: datetime
+) -> tuple[Condition, ...]:
     """``held`` with one condition as it is wished for, first; the others are not touched."""
-    others = (one for one in held if one.type != wish.type)
-    return (*conclude(held, (wish,), generation, now), *others)
+    others = (one for one in held if one.type != wanted.type)
+    return (*conclude(held, (wanted,), generation, now), *others)

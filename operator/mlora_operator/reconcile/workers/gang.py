@@ -1,7 +1,7 @@
 """All workers of a group or none: a group that cannot get all of its pods gives back those that it has. Pure.
 
 A quota or a full cluster may let some ranks start and not the others. Those that did would hold their devices and wait,
-perhaps for the very place that another such group holds. All that is remembered is in the pipelines' statuses.
+perhaps for the very device that another such group holds. All that is remembered is in the pipelines' statuses.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline_status import StartSeen
 from mlora_operator.api.units import parse_duration
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time
-from mlora_operator.reconcile.state.snapshot import Group, Key, Task
+from mlora_operator.reconcile.state.snapshot import Key, Task, WorkerGroup
 from mlora_operator.reconcile.workers.health import is_of_now
 from mlora_operator.scheduling.order import Candidate, between_namespaces
 
@@ -48,7 +48,7 @@ class Lack(StrEnum):
         return cls.OTHER
 
 
-class Refusal(NamedTuple):
+class Shortage(NamedTuple):
     lack: Lack
     words: str  # of the quota, the scheduler or the kubelet
 
@@ -66,7 +66,7 @@ class Applicant:
     workers: int = 0  # that exist and are to stay
     placed: int = 0  # of these, have a node
     ready: int = 0
-    refusal: Refusal | None = None
+    refusal: Shortage | None = None
     record: StartSeen | None = None
 
     @property
@@ -94,7 +94,7 @@ class Applicant:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class GangTurn:
     """What a group may do. ``record`` is to be remembered."""
 
     record: StartSeen | None = None
@@ -108,7 +108,7 @@ Reach = Callable[[str], int | None]  # of a namespace, up to where its tasks' pr
 
 def turns(
     applicants: Iterable[Applicant], now: datetime, reach: Reach = lambda _: None
-) -> Mapping[Key, Turn]:
+) -> Mapping[Key, GangTurn]:
     """What each group may do now, the older demand first: that of the task that goes first in ``between_namespaces``.
 
     1. A group that nobody wants goes at once when another one lacks what it holds.
@@ -123,7 +123,7 @@ def turns(
     everyone = tuple(applicants)
     wanted = [one for one in everyone if one.first is not None]
     outcome = {
-        one.pipeline: Turn(yields=any(_would_help(one, other) for other in wanted))
+        one.pipeline: GangTurn(yields=any(_would_help(one, other) for other in wanted))
         for one in everyone
         if one.first is None
     }
@@ -144,19 +144,19 @@ def _in_line(wanted: Iterable[Applicant], reach: Reach) -> list[Applicant]:
     return [by_task[task.uid] for task in between_namespaces(firsts, reach)]
 
 
-def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> Turn:
+def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> GangTurn:
     record = one.record
     if one.ready >= one.stages:
-        return Turn()
+        return GangTurn()
     if record is not None and record.again is not None:
         freed = one.lack is not Lack.OTHER and others < record.others
         wait = parse_time(record.again) - now
         over = not timedelta() < wait <= LONGEST_PAUSE  # more than that, a clock was ahead
         if contested or not (freed or over):
-            return Turn(record.model_copy(update={"others": max(others, record.others)}), given_back=True)
-        return Turn(record.model_copy(update={"again": None, "since": None}), gathers=True)
+            return GangTurn(record.model_copy(update={"others": max(others, record.others)}), given_back=True)
+        return GangTurn(record.model_copy(update={"again": None, "since": None}), gathers=True)
     if one.refusal is None:
-        return Turn(record, gathers=record is not None and one.placed < one.stages)
+        return GangTurn(record, gathers=record is not None and one.placed < one.stages)
     record = record or StartSeen()
     record = record.model_copy(
         update={
@@ -167,10 +167,10 @@ def _turn(one: Applicant, others: int, contested: bool, now: datetime) -> Turn:
     )
     patience = min(one.patience, GIVE_WAY) if contested else one.patience
     if not one.patience or not one.holds or now - parse_time(record.since or "") < patience:
-        return Turn(record, gathers=True)
+        return GangTurn(record, gathers=True)
     pause = min(FIRST_PAUSE * 2 ** min(record.attempts, 10), LONGEST_PAUSE)
     given_back = {"attempts": record.attempts + 1, "again": timestamp(now + pause), "others": others}
-    return Turn(record.model_copy(update=given_back), given_back=True)
+    return GangTurn(record.model_copy(update=given_back), given_back=True)
 
 
 def _compete(one: Applicant, older: Applicant) -> bool:
@@ -202,7 +202,7 @@ def _held_by_others(one: Applicant, everyone: tuple[Applicant, ...]) -> int:
 # --- from a view ---
 
 
-def bystander(pipeline: Key, group: Group | None) -> Applicant:
+def bystander(pipeline: Key, group: WorkerGroup | None) -> Applicant:
     """Of a pipeline about which nothing else can be said: it wants nothing, and has what it has."""
     pods = group.pods if group is not None else ()
     staying = [pod for pod in pods if not pod.deleting]
@@ -219,7 +219,7 @@ def bystander(pipeline: Key, group: Group | None) -> Applicant:
     )
 
 
-def applicant(view: View, wanting: tuple[Task, ...], reach: Reach = lambda _: None) -> Applicant:
+def applicant(view: PipelineView, wanting: tuple[Task, ...], reach: Reach = lambda _: None) -> Applicant:
     """A pipeline's group as an applicant; ``wanting``: the tasks for which it runs."""
     spec, status, group = view.pipeline.spec, view.pipeline.status, view.group
     assert spec is not None
@@ -240,13 +240,13 @@ def applicant(view: View, wanting: tuple[Task, ...], reach: Reach = lambda _: No
     )
 
 
-def _refusal(view: View) -> Refusal | None:
+def _refusal(view: PipelineView) -> Shortage | None:
     group = view.group
     if group is None or not group.replicas:
         return None
     if group.problem is not None and group.problem.reason == REFUSED:
         quota = "exceeded quota" in group.problem.message
-        return Refusal(Lack.QUOTA if quota else Lack.OTHER, group.problem.message)
+        return Shortage(Lack.QUOTA if quota else Lack.OTHER, group.problem.message)
     for pod in group.pods:
         problem = pod.problem
         if problem is None or pod.deleting:
@@ -254,13 +254,13 @@ def _refusal(view: View) -> Refusal | None:
         words = f"pod {pod.key.name}: {problem}"
         if problem.reason == "Unschedulable":
             full = "Insufficient" in problem.message or "Too many pods" in problem.message
-            return Refusal(Lack.ROOM if full else Lack.OTHER, words)
+            return Shortage(Lack.ROOM if full else Lack.OTHER, words)
         if problem.reason in UNSTARTABLE:
-            return Refusal(Lack.OTHER, words)
+            return Shortage(Lack.OTHER, words)
     return None
 
 
-def given_back_message(view: View, record: StartSeen) -> str:
+def given_back_message(view: PipelineView, record: StartSeen) -> str:
     """What a group that gave its workers back waits for."""
     assert view.pipeline.spec is not None
     spec = view.pipeline.spec

@@ -11,10 +11,10 @@ from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import timestamp
 from mlora_operator.api.pipeline_status import WorkersSeen
 from mlora_operator.api.units import parse_duration
-from mlora_operator.reconcile.admission.pipeline_view import View
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import not_ahead, parse_time
-from mlora_operator.reconcile.state.snapshot import Ending, Group, Pod, is_true
+from mlora_operator.reconcile.state.snapshot import Pod, ProcessEnding, WorkerGroup, is_true
 
 WORDS_LIMIT = 1024  # characters of a failure that are kept in the status
 SILENCE = timedelta(
@@ -23,7 +23,7 @@ SILENCE = timedelta(
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class GroupHealth:
     """``stalled``: the group has to be started anew. ``given_up``: it has not to be started at all."""
 
     restarts: int = 0
@@ -34,14 +34,14 @@ class Health:
     given_up: Cause | None = None
 
 
-def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
-    """How the group of ``view`` fares. ``wanted``: a task needs it. ``incomplete``: some workers get no place.
+def health(view: PipelineView, wanted: bool, incomplete: bool, now: datetime) -> GroupHealth:
+    """How the group of ``view`` fares. ``wanted``: a task needs it. ``incomplete``: some workers get no node.
 
     1. A changed spec, another configuration of the workers (such as a default image that was corrected), or no task that
        needs them begins the count anew: someone has acted.
     2. A restart of the coordinator's process in the same pod is one failure of the group, since every rank's failure
        ends all ranks. It is none when a pod of the group was deleted: by a drain, by hand, or by the operator; nor while
-       workers get no place, since those that have one can only wait for them.
+       workers get no node, since those that have one can only wait for them.
     3. A group that stands still counts as one failure when that is noticed.
     4. Progress ``restarts.resetAfter`` after the last failure sets the count back.
     5. More failures than ``restarts.limit``, or a worker that says that it cannot serve: given up.
@@ -50,7 +50,7 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
     assert spec is not None
     failures, seen = _failures_since(status.workers_seen, view.group)
     if not wanted or not is_of_now(view):
-        return Health(seen=seen)
+        return GroupHealth(seen=seen)
     failures = 0 if incomplete else failures
     stalled = stall(view, now)
     if stalled is not None and not is_true(status.conditions, c.STALLED):
@@ -64,11 +64,11 @@ def health(view: View, wanted: bool, incomplete: bool, now: datetime) -> Health:
         restarts = 0
     given_up = _given_up(view, restarts, words)
     if not restarts and given_up is None:
-        return Health(seen=seen, stalled=stalled)
-    return Health(restarts, last, words[:WORDS_LIMIT] if words else None, seen, stalled, given_up)
+        return GroupHealth(seen=seen, stalled=stalled)
+    return GroupHealth(restarts, last, words[:WORDS_LIMIT] if words else None, seen, stalled, given_up)
 
 
-def is_of_now(view: View) -> bool:
+def is_of_now(view: PipelineView) -> bool:
     """What the status remembers of failures and refusals is of the spec and the configuration that the workers shall have
     now. Where a former operator has not written of which configuration, it is of the one that the group has."""
     status = view.pipeline.status
@@ -77,14 +77,14 @@ def is_of_now(view: View) -> bool:
     return same and status.observed_generation == view.pipeline.generation
 
 
-def _has_moved(view: View, since: datetime) -> bool:
+def _has_moved(view: PipelineView, since: datetime) -> bool:
     """Progress was seen long enough after the last failure."""
     assert view.pipeline.spec is not None
     moved = view.contact.progressed
     return moved is not None and moved - since >= parse_duration(view.pipeline.spec.restarts.reset_after)
 
 
-def stall(view: View, now: datetime) -> Cause | None:
+def stall(view: PipelineView, now: datetime) -> Cause | None:
     """Why the group has to be started anew although all its processes live, or None.
 
     A slow step is none: every microbatch counts. A coordinator counts as silent from the moment at which its workers were
@@ -115,7 +115,7 @@ def stall(view: View, now: datetime) -> Cause | None:
     )
 
 
-def _given_up(view: View, restarts: int, words: str | None) -> Cause | None:
+def _given_up(view: PipelineView, restarts: int, words: str | None) -> Cause | None:
     spec, held = view.pipeline.spec, view.pipeline.status.given_up
     assert spec is not None
     way_out = "fix the cause, then change the pipeline's spec, or suspend and resume its tasks"
@@ -130,7 +130,7 @@ def _given_up(view: View, restarts: int, words: str | None) -> Cause | None:
     return None
 
 
-def _failures_since(seen: WorkersSeen | None, group: Group | None) -> tuple[int, WorkersSeen | None]:
+def _failures_since(seen: WorkersSeen | None, group: WorkerGroup | None) -> tuple[int, WorkersSeen | None]:
     """How often the coordinator's process was started again since ``seen`` in a group that lost no pod."""
     if group is None or not group.replicas:
         return 0, None
@@ -153,11 +153,11 @@ def _failures_since(seen: WorkersSeen | None, group: Group | None) -> tuple[int,
     return failures, WorkersSeen(pods=uids, first=first.uid, starts=first.restarts, replaced=replaced)
 
 
-def _whole(group: Group) -> bool:
+def _whole(group: WorkerGroup) -> bool:
     return len(group.pods) == group.replicas == group.ready
 
 
-def _endings(view: View) -> list[tuple[Pod, Ending]]:
+def _endings(view: PipelineView) -> list[tuple[Pod, ProcessEnding]]:
     """How processes of the present configuration ended."""
     pods = view.group.pods if view.group is not None else ()
     return [
@@ -167,7 +167,7 @@ def _endings(view: View) -> list[tuple[Pod, Ending]]:
     ]
 
 
-def _last_words(view: View) -> str | None:
+def _last_words(view: PipelineView) -> str | None:
     """Of the process that is the cause; one that only lost its peer explains nothing."""
     causes = [(pod, ending) for pod, ending in _endings(view) if ending.is_cause]
     causes.sort(key=lambda cause: not cause[1].is_final)

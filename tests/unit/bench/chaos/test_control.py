@@ -15,8 +15,8 @@ from bench.chaos_parts.api import ApiServer
 from bench.chaos_parts.control import Control
 from bench.chaos_parts.operator import RemoteCluster
 from mlora_operator.reconcile.ports import Gone
-from mlora_operator.reconcile.state.decision import Workers
-from mlora_operator.reconcile.state.snapshot import Group, Key, Pipeline, Pod, Task
+from mlora_operator.reconcile.state.decision import DesiredWorkers
+from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Pod, Task, WorkerGroup
 
 PIPELINE, TASK = Key("chaos", "tiny"), Key("chaos", "one")
 
@@ -27,8 +27,8 @@ class FakeKubelet:
         self.replicas = 0
         self.deleted: list[str] = []
 
-    def group(self) -> Group | None:
-        return Group(self.replicas, "1") if self.replicas else None
+    def group(self) -> WorkerGroup | None:
+        return WorkerGroup(self.replicas, "1") if self.replicas else None
 
     def resize(self, replicas: int) -> None:
         self.replicas = replicas
@@ -69,8 +69,8 @@ def test_what_is_there_comes_through(api: ApiServer, kubelet: FakeKubelet, clust
     api.put_secret(Key("chaos", "store"), {"key": "value"})
     assert [raw["spec"] for raw in cluster.objects().tasks] == [{"baseModel": "tiny"}]
     assert cluster.objects().groups == {}
-    asyncio.run(cluster.apply_workers(Workers(pipeline(), 2)))
-    assert cluster.objects().groups == {PIPELINE: Group(2, "1")}
+    asyncio.run(cluster.apply_workers(DesiredWorkers(pipeline(), 2)))
+    assert cluster.objects().groups == {PIPELINE: WorkerGroup(2, "1")}
     assert asyncio.run(cluster.read_secret(Key("chaos", "store"))) == {"key": "value"}
     assert asyncio.run(cluster.read_secret(Key("chaos", "other"))) is None
     assert asyncio.run(cluster.read_token(pipeline())) == kubelet.token

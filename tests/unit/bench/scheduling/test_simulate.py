@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.scheduling.simulate import Delays, Life, SimMemory, SimPipeline, SimTask
-from mlora_operator.scheduling.admission import Outcome, Place
-from mlora_operator.scheduling.entrant import Entrant, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
+from mlora_operator.scheduling.entrant import Entrant, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
@@ -33,7 +33,7 @@ def pace(tasks: Sequence[SimTask]) -> Mapping[str, float]:
 
 def ours(
     policy: Policy, entrants: Sequence[Entrant], memory: SimMemory, now: datetime
-) -> Mapping[str, Place]:
+) -> Mapping[str, Admission]:
     hold_back = timedelta(seconds=HOLD_BACK)
     if isinstance(policy, ShortestRemaining):
         policy = ShortestRemaining(now, hold_back)
@@ -86,24 +86,28 @@ tasks_ = st.lists(
 POLICIES: list[Policy] = [Priority(), ShortestRemaining(), FairShare(weights={"a": 2.0})]
 
 
-def watch_memory(now: float, lives: Mapping[str, Life], _: Mapping[str, Place]) -> None:
-    inside = [life.task for life in lives.values() if life.state not in (None, State.WAITING)]
+def watch_memory(now: float, lives: Mapping[str, Life], _: Mapping[str, Admission]) -> None:
+    inside = [life.task for life in lives.values() if life.state not in (None, EntrantState.WAITING)]
     shared = max((task.shared for task in inside), default=0)
     assert sum(task.own for task in inside) + shared <= BUDGET, f"over the memory at {now}"
 
 
-def watch_ranks(now: float, lives: Mapping[str, Life], places: Mapping[str, Place]) -> None:
+def watch_ranks(now: float, lives: Mapping[str, Life], places: Mapping[str, Admission]) -> None:
     """No task goes on training while one of higher priority waits that would fit in its stead."""
-    holding = [life for life in lives.values() if life.place is Outcome.ADMITTED]
+    holding = [life for life in lives.values() if life.place is AdmissionOutcome.ADMITTED]
     promised = [lives[uid] for uid, place in places.items() if place.after is not None]
     for uid, place in places.items():
         waits = lives[uid]
-        if place.outcome is not Outcome.WAITING or place.behind is not None or place.after is not None:
+        if (
+            place.outcome is not AdmissionOutcome.WAITING
+            or place.behind is not None
+            or place.after is not None
+        ):
             continue
         firm = [
             one.task
             for one in (*holding, *promised)
-            if one.task.priority >= waits.task.priority or one.state is State.SAVING
+            if one.task.priority >= waits.task.priority or one.state is EntrantState.SAVING
         ]
         shared = max(task.shared for task in (*firm, waits.task))
         assert sum(task.own for task in (*firm, waits.task)) + shared > BUDGET, (
@@ -117,7 +121,7 @@ def test_every_task_ends_and_memory_is_never_exceeded(tasks: list[SimTask], poli
     lives = pipeline(tasks, policy, watch=watch_memory).run()
     for life in lives.values():
         never = life.task.own + life.task.shared > BUDGET
-        assert (life.place is Outcome.NEVER_FITS) == never
+        assert (life.place is AdmissionOutcome.NEVER_FITS) == never
         assert (life.ended is None) == never
         assert never or life.done == life.task.steps
 
@@ -157,7 +161,7 @@ def test_a_displacement_is_always_for_a_task_that_came_later_or_came_back(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=["priority", "shortestRemaining", "fairShare"])
 def test_hundreds_of_tasks(policy: Policy) -> None:
-    def watch(now: float, lives: Mapping[str, Life], places: Mapping[str, Place]) -> None:
+    def watch(now: float, lives: Mapping[str, Life], places: Mapping[str, Admission]) -> None:
         watch_memory(now, lives, places)
         if isinstance(policy, Priority):
             watch_ranks(now, lives, places)
@@ -166,7 +170,7 @@ def test_hundreds_of_tasks(policy: Policy) -> None:
         some_tasks(1000 if isinstance(policy, Priority) else 300, 7, rush=6.0), policy, watch=watch
     ).run()
     ended = [life for life in lives.values() if life.ended is not None]
-    never = [life for life in lives.values() if life.place is Outcome.NEVER_FITS]
+    never = [life for life in lives.values() if life.place is AdmissionOutcome.NEVER_FITS]
     assert len(ended) + len(never) == len(lives)
     assert all(life.task.own == 120 for life in never)
     assert any(life.preemptions for life in ended) or isinstance(policy, FairShare)
@@ -196,7 +200,7 @@ def test_without_the_hold_back_it_would_not() -> None:
     small = [SimTask(f"s{number:03}", number * 1.0, 20, 100, 20) for number in range(300)]
     big = SimTask("big", 5.0, 3, 1000, 90)
 
-    def never(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
+    def never(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Admission]:
         return schedule(entrants, memory, Priority(), now, timedelta(days=9999))
 
     life = SimPipeline([*small, big], BUDGET, never, pace, Delays(1, 2, 1)).run()["big"]
@@ -221,7 +225,7 @@ def test_namespaces_are_served_by_their_weights() -> None:
     served = {"a": 0.0, "b": 0.0}
     history: list[tuple[float, float]] = []
 
-    def fair(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Place]:
+    def fair(entrants: Sequence[Entrant], memory: SimMemory, now: datetime) -> Mapping[str, Admission]:
         for namespace in served:
             lives = [life for life in simulated.lives.values() if life.task.namespace == namespace]
             served[namespace] = sum(int(life.done) * life.task.step_tokens for life in lives)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.task_table import Row, as_json, row
+from mlora_operator.cli.task_table import TaskRow, as_json, row
 from mlora_operator.cli.watch import outcome, table
 
 
@@ -77,7 +77,7 @@ def test_watching_ends_when_all_wanted_tasks_have_finished(case: str) -> None:
 
 
 def test_the_table_shows_running_tasks_first_and_takes_names_literally() -> None:
-    def shown(name: str, **status: Any) -> Row:
+    def shown(name: str, **status: Any) -> TaskRow:
         return row(task(name, **status))
 
     console = Console(width=100, record=True, file=io.StringIO())

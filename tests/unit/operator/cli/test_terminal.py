@@ -20,7 +20,7 @@ from mlora_operator.cli.submit.awaiting import Waiting
 from mlora_operator.cli.submit.conflict import Step
 from mlora_operator.cli.submit.journal import Journal
 from mlora_operator.cli.submit.outcomes import TaskResult
-from mlora_operator.cli.submit.output import Telling
+from mlora_operator.cli.submit.output import SubmitProgress
 from mlora_operator.cli.task_table import row
 from mlora_operator.cli.watch import Screen
 from mlora_operator.local.ending import End, Result
@@ -48,7 +48,7 @@ TASK: dict[str, Any] = {
 
 
 def _submit() -> None:
-    telling = Telling(json=False)
+    telling = SubmitProgress(json=False)
     telling.said(EVIL)
     telling.note(EVIL)
     for entry in Journal(every=0).entries(TASK, 0.0):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from urllib3.exceptions import ProtocolError
 
-from mlora_operator.download import Access, Source, StoreSilent, open_source
+from mlora_operator.download import Access, AdapterSource, StoreSilent, open_source
 from tests.fixtures.served import served
 
 
@@ -34,7 +34,7 @@ def server() -> Iterator[Breaking]:
         yield made
 
 
-def source_at(server: Breaking) -> Source:
+def source_at(server: Breaking) -> AdapterSource:
     endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     return open_source("s3://bucket/adapter", Access(endpoint=endpoint, access_key="k", secret_key="s"))
 

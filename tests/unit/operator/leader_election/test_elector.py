@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from mlora_operator.leader_election.elector import (
     Elector,
     Lease,
+    LeaseTimes,
     NotLeader,
+    ObservedLease,
     Overtaken,
-    Seen,
-    Terms,
     may_take,
     observe,
 )
 
-TERMS = Terms(duration=15, deadline=10, renew_every=2, look_every=1)
+TERMS = LeaseTimes(duration=15, deadline=10, renew_every=2, look_every=1)
 
 
 def lease(holder: str, version: str = "1", duration: float = 15) -> Lease:
@@ -31,16 +31,18 @@ def lease(holder: str, version: str = "1", duration: float = 15) -> Lease:
 @pytest.mark.parametrize(
     ("story", "seen", "now", "taken"),
     [
-        ("there is none", Seen(None, 0), 0, True),
-        ("it was released", Seen(lease(""), 0), 0, True),
-        ("it is our own", Seen(lease("me"), 0), 0, True),
-        ("another has just renewed it", Seen(lease("other"), 0), 1, False),
-        ("a moment before it ends", Seen(lease("other"), 0), 14.9, False),
-        ("it was not renewed for its duration", Seen(lease("other"), 0), 15, True),
-        ("its holder asked for longer than we do", Seen(lease("other", duration=60), 0), 30, False),
+        ("there is none", ObservedLease(None, 0), 0, True),
+        ("it was released", ObservedLease(lease(""), 0), 0, True),
+        ("it is our own", ObservedLease(lease("me"), 0), 0, True),
+        ("another has just renewed it", ObservedLease(lease("other"), 0), 1, False),
+        ("a moment before it ends", ObservedLease(lease("other"), 0), 14.9, False),
+        ("it was not renewed for its duration", ObservedLease(lease("other"), 0), 15, True),
+        ("its holder asked for longer than we do", ObservedLease(lease("other", duration=60), 0), 30, False),
     ],
 )
-def test_a_lease_is_taken_only_when_nobody_acts(story: str, seen: Seen, now: float, taken: bool) -> None:
+def test_a_lease_is_taken_only_when_nobody_acts(
+    story: str, seen: ObservedLease, now: float, taken: bool
+) -> None:
     assert may_take(seen, "me", now) is taken, story
 
 
@@ -52,7 +54,7 @@ def test_a_renewal_starts_the_wait_anew_and_the_same_lease_does_not() -> None:
 
 def test_terms_in_which_two_could_act_are_refused() -> None:
     with pytest.raises(ValueError, match="deadline < duration"):
-        Terms(duration=10, deadline=10)
+        LeaseTimes(duration=10, deadline=10)
 
 
 class World:
@@ -127,7 +129,7 @@ def test_no_two_may_act_at_the_same_time(seed: int, steps: list[tuple[str, float
 
 
 def fast(world_clock: Callable[[], float], store: World, me: str) -> Elector:
-    return Elector(store, me, Terms(0.6, 0.4, 0.05, 0.02), world_clock)
+    return Elector(store, me, LeaseTimes(0.6, 0.4, 0.05, 0.02), world_clock)
 
 
 async def test_the_end_of_the_leader_hands_over_at_once() -> None:

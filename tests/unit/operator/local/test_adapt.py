@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.local.adapt import InvalidRun, Wishes, World, adapt, model_uri
+from mlora_operator.local.adapt import InvalidRun, RunInputs, RunOptions, adapt, model_uri
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import read_manifests
 from mlora_operator.reconcile.state.snapshot import Key
@@ -38,8 +38,8 @@ LAPTOP = Machine(cpus=8, memory_bytes=16 << 30)
 WITH_GPUS = Machine(cpus=8, memory_bytes=16 << 30, gpus=("0", "1"))
 
 
-def world(text: str, machine: Machine = LAPTOP, **wishes: Any) -> World:
-    return adapt(read_manifests([("f.yaml", text)]), Wishes(**wishes), machine)
+def world(text: str, machine: Machine = LAPTOP, **wishes: Any) -> RunInputs:
+    return adapt(read_manifests([("f.yaml", text)]), RunOptions(**wishes), machine)
 
 
 def test_a_model_named_on_the_command_line_is_offered_like_a_catalogues() -> None:

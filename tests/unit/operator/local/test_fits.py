@@ -10,16 +10,16 @@ from mlora_operator.api import API_VERSION
 from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
-from mlora_operator.local.fits import Fits, Known, beside_models, local_origin, recall, remember
+from mlora_operator.local.fits import FitStore, LearnedPipeline, beside_models, local_origin, recall, remember
 from mlora_operator.local.machine import Machine
-from mlora_operator.local.objects import Objects
-from mlora_operator.memory.fit import Coefficients, Line, StageFit
+from mlora_operator.local.objects import LocalObjects
+from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.toy_facts import toy_stages
 
 MACHINE = Machine(cpus=2, memory_bytes=2**30)
-LINE = Line(Coefficients(b1=1234.0), 0.02)
+LINE = FittedLine(Coefficients(b1=1234.0), 0.02)
 FIT = StageFit(LINE, LINE, LINE, samples=20, widest=512)
 SPEC = {"model": {"name": "m", "uri": "file:///models/m"}, "stages": 2}
 KEY = Key("default", "p")
@@ -29,8 +29,8 @@ def status_of(origin: str, fit: StageFit = FIT) -> PipelineStatus:
     return PipelineStatus(memory=to_status({0: fit, 1: fit}, origin), stages=toy_stages(layers=4))
 
 
-def a_run(folder: Path, spec: dict[str, object]) -> Objects:
-    objects = Objects(folder, lambda: datetime.now(UTC))
+def a_run(folder: Path, spec: dict[str, object]) -> LocalObjects:
+    objects = LocalObjects(folder, lambda: datetime.now(UTC))
     meta = {"namespace": KEY.namespace, "name": KEY.name}
     objects.apply({"apiVersion": API_VERSION, "kind": lorapipeline.KIND, "metadata": meta, "spec": spec})
     return objects
@@ -51,11 +51,11 @@ def test_the_next_run_of_the_same_pipeline_begins_with_what_the_former_has_learn
         recall(objects, KEY, fits, MACHINE, device)
         [raw] = objects.of_kind(lorapipeline.KIND)
         status = PipelineStatus.model_validate(raw.get("status", {}))
-        assert Known(memory=status.memory).fits == ({0: FIT, 1: FIT} if known else {}), name
+        assert LearnedPipeline(memory=status.memory).fits == ({0: FIT, 1: FIT} if known else {}), name
 
 
 def test_what_was_learned_in_this_run_stays(tmp_path: Path) -> None:
-    fits = Fits(tmp_path)
+    fits = FitStore(tmp_path)
     origin = local_origin(LoRAPipelineSpec.model_validate(SPEC), MACHINE, "cpu")
     remember(status_of(origin), fits)
     objects = a_run(tmp_path / "run", SPEC)
@@ -68,12 +68,12 @@ def test_what_was_learned_in_this_run_stays(tmp_path: Path) -> None:
 
 
 def test_what_was_not_measured_or_cannot_be_read_is_nothing(tmp_path: Path) -> None:
-    fits = Fits(tmp_path)
+    fits = FitStore(tmp_path)
     remember(status_of("prior", replace(FIT, samples=0)), fits)
-    assert fits.read("prior") == Known()
+    assert fits.read("prior") == LearnedPipeline()
     (tmp_path / "broken.json").write_text("{")
-    assert fits.read("broken") == Known()
+    assert fits.read("broken") == LearnedPipeline()
     remember(status_of("one"), fits)
     (tmp_path / "one.json").rename(tmp_path / "other.json")
-    assert fits.read("other") == Known(), "the file's name is not what was learned from"
-    remember(status_of("one"), Fits(tmp_path / "other.json"))  # no folder: a warning, no error
+    assert fits.read("other") == LearnedPipeline(), "the file's name is not what was learned from"
+    remember(status_of("one"), FitStore(tmp_path / "other.json"))  # no folder: a warning, no error

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_operator.local.objects import Objects, merged
+from mlora_operator.local.objects import LocalObjects, merged
 from mlora_operator.reconcile.ports import Gone
 from mlora_operator.reconcile.state.snapshot import Key
 
@@ -27,17 +27,17 @@ def task(rank: int = 8) -> dict[str, Any]:
     }
 
 
-def the(objects: Objects) -> dict[str, Any]:
+def the(objects: LocalObjects) -> dict[str, Any]:
     (one,) = objects.of_kind("LoRATask")
     return one
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> Objects:
-    return Objects(tmp_path, lambda: NOW)
+def objects(tmp_path: Path) -> LocalObjects:
+    return LocalObjects(tmp_path, lambda: NOW)
 
 
-def test_an_applied_object_has_what_the_api_server_gives(objects: Objects, tmp_path: Path) -> None:
+def test_an_applied_object_has_what_the_api_server_gives(objects: LocalObjects, tmp_path: Path) -> None:
     objects.apply(task())
     meta = the(objects)["metadata"]
     assert meta["creationTimestamp"] == "2026-01-01T00:00:00Z"
@@ -46,14 +46,14 @@ def test_an_applied_object_has_what_the_api_server_gives(objects: Objects, tmp_p
     assert yaml.safe_load((tmp_path / "loratasks" / "n.a.yaml").read_text()) == the(objects)
 
 
-def test_applying_the_same_changes_nothing(objects: Objects) -> None:
+def test_applying_the_same_changes_nothing(objects: LocalObjects) -> None:
     objects.apply(task())
     before = the(objects)
     objects.apply(task())
     assert the(objects) == before
 
 
-def test_a_new_spec_is_a_new_generation_of_the_same_object(objects: Objects) -> None:
+def test_a_new_spec_is_a_new_generation_of_the_same_object(objects: LocalObjects) -> None:
     objects.apply(task())
     before = the(objects)["metadata"]
     objects.patch_status("LoRATask", Key("n", "a"), before["uid"], {"step": 3})
@@ -63,7 +63,7 @@ def test_a_new_spec_is_a_new_generation_of_the_same_object(objects: Objects) -> 
     assert after["status"] == {"step": 3}
 
 
-def test_every_write_has_a_new_version(objects: Objects) -> None:
+def test_every_write_has_a_new_version(objects: LocalObjects) -> None:
     objects.apply(task())
     uid, first = the(objects)["metadata"]["uid"], the(objects)["metadata"]["resourceVersion"]
     objects.patch_status("LoRATask", Key("n", "a"), uid, {"step": 1})
@@ -71,7 +71,7 @@ def test_every_write_has_a_new_version(objects: Objects) -> None:
     assert the(objects)["metadata"]["generation"] == 1
 
 
-def test_a_status_of_another_object_of_the_same_name_is_not_written(objects: Objects) -> None:
+def test_a_status_of_another_object_of_the_same_name_is_not_written(objects: LocalObjects) -> None:
     objects.apply(task())
     for key, uid in ((Key("n", "a"), "other"), (Key("n", "b"), the(objects)["metadata"]["uid"])):
         with pytest.raises(Gone):
@@ -88,13 +88,13 @@ def test_a_status_of_another_object_of_the_same_name_is_not_written(objects: Obj
     ],
 )
 def test_only_a_success_with_the_same_spec_is_taken_over(
-    objects: Objects, tmp_path: Path, conditions: list[dict[str, str]], rank: int, resumed: bool
+    objects: LocalObjects, tmp_path: Path, conditions: list[dict[str, str]], rank: int, resumed: bool
 ) -> None:
     objects.apply(task())
     uid = the(objects)["metadata"]["uid"]
     objects.patch_status("LoRATask", Key("n", "a"), uid, {"conditions": conditions})
 
-    later = Objects(tmp_path, lambda: NOW)
+    later = LocalObjects(tmp_path, lambda: NOW)
     assert later.resume(task(rank)) is resumed
     if resumed:
         assert the(later)["metadata"]["uid"] == uid
@@ -113,16 +113,16 @@ def test_a_success_is_taken_over_whatever_may_be_replaced_and_whatever_fields_ar
     old, new = ({**task(), "spec": spec | {"output": dict(spec["output"])}} for _ in "ab")  # type: ignore[arg-type]
     del old["spec"]["output"]["dtype"]
     new["spec"]["output"][field] = True if field == "overwrite" else "float16"
-    objects = Objects(tmp_path, lambda: NOW)
+    objects = LocalObjects(tmp_path, lambda: NOW)
     objects.apply(old)
     held = [{"type": "Succeeded", "status": "True"}]
     objects.patch_status("LoRATask", Key("n", "a"), the(objects)["metadata"]["uid"], {"conditions": held})
-    assert Objects(tmp_path, lambda: NOW).resume(new) is (field == "overwrite")
+    assert LocalObjects(tmp_path, lambda: NOW).resume(new) is (field == "overwrite")
 
 
 @pytest.mark.parametrize("content", [None, "", "]", "text"])
 def test_a_file_that_says_nothing_is_no_former_run(
-    objects: Objects, tmp_path: Path, content: str | None
+    objects: LocalObjects, tmp_path: Path, content: str | None
 ) -> None:
     if content is not None:
         (tmp_path / "loratasks").mkdir()

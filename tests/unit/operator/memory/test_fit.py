@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlora_operator.memory.fit import FEWEST, WINDOW, Coefficients, Line, StageFit, fit_stage, shape_of
+from mlora_operator.memory.fit import FEWEST, WINDOW, Coefficients, FittedLine, StageFit, fit_stage, shape_of
 from mlora_operator.memory.learned import from_status, is_steady, to_status
 from mlora_worker.protocol import MemorySample
 
 PRIOR = StageFit(
-    kept=Line(Coefficients(b1=90_000.0)),
-    forward=Line(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
-    backward=Line(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
+    kept=FittedLine(Coefficients(b1=90_000.0)),
+    forward=FittedLine(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
+    backward=FittedLine(Coefficients(b0=5e7, b1=99_000.0, b2=60.0)),
 )
 TRUTH = Coefficients(b0=20_000.0, b1=54_321.0, b2=12.5)
 

@@ -134,10 +134,10 @@ def test_a_microbatch_is_full_of_the_rows_that_leave_most_and_keeps_every_adapte
 
 def test_a_task_that_does_not_fit_may_fit_with_recomputation() -> None:
     plain = model(margin=0.0, a=demand(rows=64, longest=128))
-    budget = plain.verdict(["a"]).needed - 1
+    budget = plain.check(["a"]).needed - 1
     tight = replace(plain, budget=budget)
-    assert not tight.verdict(["a"]).fits
-    assert replace(tight, recompute=True).verdict(["a"]).fits
+    assert not tight.check(["a"]).fits
+    assert replace(tight, recompute=True).check(["a"]).fits
 
 
 def model(budget: int | None = None, margin: float = 0.0, **demands: Demand) -> MemoryModel:
@@ -148,15 +148,15 @@ def model(budget: int | None = None, margin: float = 0.0, **demands: Demand) -> 
 def test_the_verdict_is_that_of_the_tightest_stage(tightest: int) -> None:
     stages = list(STAGES)
     stages[tightest] = stages[tightest].model_copy(update={"resident_bytes": 800_000_000})
-    verdict = MemoryModel(FACTS, tuple(stages), 128, None, 0.0, {"a": demand()}).verdict(["a"])
-    assert (verdict.fits, verdict.stage) == (True, tightest)
+    check = MemoryModel(FACTS, tuple(stages), 128, None, 0.0, {"a": demand()}).check(["a"])
+    assert (check.fits, check.stage) == (True, tightest)
 
 
 def test_the_budget_of_the_spec_comes_before_the_device_and_the_margin_is_kept_free() -> None:
-    needed = model(a=demand()).verdict(["a"]).needed
-    assert model(budget=needed, a=demand()).verdict(["a"]).fits
-    assert not model(budget=needed, margin=0.01, a=demand()).verdict(["a"]).fits
-    assert not model(budget=needed - 1, a=demand()).verdict(["a"]).fits
+    needed = model(a=demand()).check(["a"]).needed
+    assert model(budget=needed, a=demand()).check(["a"]).fits
+    assert not model(budget=needed, margin=0.01, a=demand()).check(["a"]).fits
+    assert not model(budget=needed - 1, a=demand()).check(["a"]).fits
 
 
 demands = st.lists(
@@ -177,10 +177,10 @@ def test_a_task_less_never_needs_more(many: list[Demand], budget: int, stage: in
 
 def test_after_memory_ran_out_the_same_tasks_never_fit_again_and_one_of_them_still_does() -> None:
     two = model(a=demand(), b=demand())
-    two = replace(two, budget=two.verdict(["a", "b"]).needed)
-    assert two.verdict(["a", "b"]).fits
+    two = replace(two, budget=two.check(["a", "b"]).needed)
+    assert two.check(["a", "b"]).fits
     learned = {0: two.fit_of(STAGES[0]), 1: two.corrected(1, ["a", "b"])}
-    assert not replace(two, learned=learned).verdict(["a", "b"]).fits
+    assert not replace(two, learned=learned).check(["a", "b"]).fits
     again = replace(two, learned=learned)
     assert again.corrected(1, ["a", "b"]) == learned[1], "it is corrected once"
 

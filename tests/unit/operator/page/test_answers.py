@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from bench.pipeline_sim.simulate import EvenCosts, Workload, simulate
 from mlora_operator.page.answers import MESSAGE_SHOWN, MOST_CURVES, MOST_TASKS, POINTS_SHOWN
 from mlora_operator.page.board import Board
-from mlora_operator.page.desk import Desk
+from mlora_operator.page.service import PageService
 from mlora_operator.page.timelines import MOST_SPANS, timeline_document
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.decision import Decision
@@ -25,9 +25,9 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TOKEN = "the-coordinators-token"
 
 
-def desk_of(scene: Scene, board: Board | None = None) -> Desk:
+def desk_of(scene: Scene, board: Board | None = None) -> PageService:
     endpoints = {scene.small.key: Endpoint("http://10.1.2.3:8080", TOKEN)}
-    return Desk(board or scene.board(endpoints), lambda: "", lambda: NOW)
+    return PageService(board or scene.board(endpoints), lambda: "", lambda: NOW)
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +36,23 @@ def scene() -> Scene:
 
 
 @pytest.fixture(scope="module")
-def desk(scene: Scene) -> Desk:
+def service(scene: Scene) -> PageService:
     return desk_of(scene)
 
 
-def tasks(desk: Desk, **query: str) -> dict[str, Any]:
-    return json.loads(desk.tasks(query).body)  # type: ignore[no-any-return]
+def tasks(service: PageService, **query: str) -> dict[str, Any]:
+    return json.loads(service.tasks(query).body)  # type: ignore[no-any-return]
 
 
-def everything(desk: Desk, scene: Scene, **query: str) -> str:
+def everything(service: PageService, scene: Scene, **query: str) -> str:
     """All that a reader can get."""
-    key, _, _ = desk.coordinator({"pipeline": str(scene.small.key), **query})
+    key, _, _ = service.coordinator({"pipeline": str(scene.small.key), **query})
     found = [
-        desk.overview(query),
-        desk.losses(query),
-        desk.timeline(key, scene_timeline(), query),
+        service.overview(query),
+        service.losses(query),
+        service.timeline(key, scene_timeline(), query),
         *(
-            desk.tasks({"list": name, "offset": f"{offset}", "limit": "100", **query})
+            service.tasks({"list": name, "offset": f"{offset}", "limit": "100", **query})
             for name in ("waiting", "training", "finished")
             for offset in (0, 100)
         ),
@@ -60,8 +60,10 @@ def everything(desk: Desk, scene: Scene, **query: str) -> str:
     return "\n".join(one.body.decode() for one in found)
 
 
-def test_the_queue_stands_in_the_scheduler_s_order_with_the_reason_why_each_waits(desk: Desk) -> None:
-    waiting = tasks(desk, list="waiting", limit="100")
+def test_the_queue_stands_in_the_scheduler_s_order_with_the_reason_why_each_waits(
+    service: PageService,
+) -> None:
+    waiting = tasks(service, list="waiting", limit="100")
     queue = [one for one in waiting["tasks"] if one.get("place")]
     assert waiting["total"] == 32
     assert [one["place"] for one in queue] == list(range(1, 32))
@@ -90,9 +92,9 @@ def test_a_suspended_task_waits_for_no_turn() -> None:
     assert [one["place"] for one in queue if "place" in one] == [1, 2, 3]
 
 
-def test_a_task_in_training_has_its_progress_and_the_colour_of_its_curve(desk: Desk) -> None:
-    listed = {one["name"]: one for one in tasks(desk, list="training")["tasks"]}
-    curves = {one["name"]: one for one in json.loads(desk.losses({}).body)["curves"]}
+def test_a_task_in_training_has_its_progress_and_the_colour_of_its_curve(service: PageService) -> None:
+    listed = {one["name"]: one for one in tasks(service, list="training")["tasks"]}
+    curves = {one["name"]: one for one in json.loads(service.losses({}).body)["curves"]}
     assert listed.keys() == curves.keys()
     one = listed["tickets-de"]
     assert (one["step"], one["totalSteps"], one["state"]) == (148, 240, "Training")
@@ -104,8 +106,8 @@ def test_a_task_in_training_has_its_progress_and_the_colour_of_its_curve(desk: D
 def test_a_finished_task_has_its_adapter_and_a_failed_one_its_reason() -> None:
     scene = Scene(NOW, waiting=0)
     scene.tasks = scene.tasks[::-1]
-    desk = desk_of(scene)
-    finished = tasks(desk, list="finished")["tasks"]
+    service = desk_of(scene)
+    finished = tasks(service, list="finished")["tasks"]
     assert finished[0]["adapter"] == "s3://adapters/support/nightly-20"
     assert [one["completed"] for one in finished] == sorted(
         (one["completed"] for one in finished), reverse=True
@@ -115,8 +117,10 @@ def test_a_finished_task_has_its_adapter_and_a_failed_one_its_reason() -> None:
     assert failed["message"].startswith("line 7")
 
 
-def test_stages_have_what_is_predicted_of_those_with_a_place_and_what_was_measured(desk: Desk) -> None:
-    pipelines = {one["name"]: one for one in json.loads(desk.overview({}).body)["pipelines"]}
+def test_stages_have_what_is_predicted_of_those_with_a_place_and_what_was_measured(
+    service: PageService,
+) -> None:
+    pipelines = {one["name"]: one for one in json.loads(service.overview({}).body)["pipelines"]}
     stages = pipelines["llama-3.1-8b"]["stages"]
     assert [one["stage"] for one in stages] == [0, 1, 2, 3]
     assert all(one["weights"] < one["predicted"] <= one["budget"] for one in stages)
@@ -125,27 +129,29 @@ def test_stages_have_what_is_predicted_of_those_with_a_place_and_what_was_measur
     assert pipelines["qwen2.5-7b"]["lostSince"] == "2026-03-01T11:56:00Z"
 
 
-def test_a_reader_of_one_namespace_sees_no_other_s_name(scene: Scene, desk: Desk) -> None:
-    text = everything(desk, scene, namespace="support")
+def test_a_reader_of_one_namespace_sees_no_other_s_name(scene: Scene, service: PageService) -> None:
+    text = everything(service, scene, namespace="support")
     assert '"namespace":"support"' in text
     assert "tickets-de" in text
     for other in ("legal", "research", "contracts-2026", "gsm8k", "mixtral"):
         assert other not in text, other
-    assert len(json.loads(desk.overview({"namespace": "support"}).body)["namespaces"]) == 1
+    assert len(json.loads(service.overview({"namespace": "support"}).body)["namespaces"]) == 1
 
 
-def test_one_who_has_no_task_sees_no_pipeline_of_others(desk: Desk) -> None:
-    assert json.loads(desk.overview({"namespace": "elsewhere"}).body)["pipelines"] == []
+def test_one_who_has_no_task_sees_no_pipeline_of_others(service: PageService) -> None:
+    assert json.loads(service.overview({"namespace": "elsewhere"}).body)["pipelines"] == []
     assert [
-        one["name"] for one in json.loads(desk.overview({"namespace": "platform"}).body)["pipelines"]
+        one["name"] for one in json.loads(service.overview({"namespace": "platform"}).body)["pipelines"]
     ] == [
         "llama-3.1-8b",
         "qwen2.5-7b",
     ]
 
 
-def test_no_secret_no_row_and_no_address_of_a_store_is_in_any_answer(scene: Scene, desk: Desk) -> None:
-    text = everything(desk, scene)
+def test_no_secret_no_row_and_no_address_of_a_store_is_in_any_answer(
+    scene: Scene, service: PageService
+) -> None:
+    text = everything(service, scene)
     for hidden in (
         SECRET,
         "AKIAEXAMPLE",
@@ -200,18 +206,18 @@ def test_two_thousand_tasks_are_answered_within_a_tenth_of_a_second_and_some_kil
     board = scene.board()
     best: dict[str, float] = {}
     for _ in range(3):
-        desk = desk_of(scene, board)
+        service = desk_of(scene, board)
         for name, ask, query in (
-            ("overview", desk.overview, {}),
-            ("queue", desk.tasks, {"offset": "1900", "limit": f"{MOST_TASKS}"}),
-            ("losses", desk.losses, {}),
+            ("overview", service.overview, {}),
+            ("queue", service.tasks, {"offset": "1900", "limit": f"{MOST_TASKS}"}),
+            ("losses", service.losses, {}),
         ):
             begun = time.thread_time()
             answer = ask(query)
             best[name] = min(best.get(name, 9.0), time.thread_time() - begun)
             assert len(answer.body) < 200_000
     assert max(best.values()) < 0.1, best
-    page = json.loads(desk.tasks({"offset": "1975", "limit": "50"}).body)
+    page = json.loads(service.tasks({"offset": "1975", "limit": "50"}).body)
     assert (page["total"], len(page["tasks"])) == (2001, 26)
 
 
@@ -224,10 +230,10 @@ def test_long_messages_and_many_points_are_cut() -> None:
     for step in range(1, 512):
         board._curves.note("uid-legal-contracts-2026", step, 1.0)  # as thousands of reports would
     scene.watch(board)
-    desk = desk_of(scene, board)
-    failed = next(one for one in tasks(desk, list="finished")["tasks"] if one["state"] == "Failed")
+    service = desk_of(scene, board)
+    failed = next(one for one in tasks(service, list="finished")["tasks"] if one["state"] == "Failed")
     assert len(failed["message"]) == MESSAGE_SHOWN
-    curves = json.loads(desk.losses({}).body)["curves"]
+    curves = json.loads(service.losses({}).body)["curves"]
     assert len(curves) <= MOST_CURVES
     assert max(len(one["steps"]) for one in curves) == POINTS_SHOWN
 

@@ -234,11 +234,11 @@ def test_clients_that_read_nothing_do_not_keep_others_waiting(site: Site) -> Non
 
 def test_a_port_that_is_taken_is_told_at_once(site: Site) -> None:
     from mlora_operator.page.board import Board
-    from mlora_operator.page.desk import Desk
     from mlora_operator.page.server import PageServer
+    from mlora_operator.page.service import PageService
 
     with pytest.raises(OSError):
-        PageServer(Desk(Board(), lambda: "", utc_now), *site.address).start()
+        PageServer(PageService(Board(), lambda: "", utc_now), *site.address).start()
 
 
 def test_a_request_with_two_names_is_refused(site: Site) -> None:

@@ -13,13 +13,13 @@ from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import read_pipeline, read_task
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
-    Ending,
-    Group,
     Key,
     Pipeline,
     Pod,
+    ProcessEnding,
     Snapshot,
     Task,
+    WorkerGroup,
 )
 from mlora_operator.settings import Settings
 from mlora_worker.protocol import (
@@ -163,9 +163,9 @@ class Make:
         missing: int = 0,
         starts: int = 0,
         uids: tuple[str, ...] = (),
-        ended: Mapping[int, Ending] | None = None,
+        ended: Mapping[int, ProcessEnding] | None = None,
         ready_since: datetime | None = None,
-    ) -> Group:
+    ) -> WorkerGroup:
         up = replicas if ready is None else ready
         pods = tuple(
             Pod(
@@ -180,13 +180,13 @@ class Make:
             )
             for number in range(replicas - missing)
         )
-        return Group(replicas=replicas, revision=revision, pods=pods, problem=refusal)
+        return WorkerGroup(replicas=replicas, revision=revision, pods=pods, problem=refusal)
 
     def snapshot(
         self,
         *tasks: Task,
         pipelines: tuple[Pipeline, ...] | None = None,
-        group: Group | None = None,
+        group: WorkerGroup | None = None,
         contact: Contact | None = None,
         **fields: Any,
     ) -> Snapshot:

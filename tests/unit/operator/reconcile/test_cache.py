@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.memoize import Answers, Latest
+from mlora_operator.reconcile.memoize import Latest, Memoized
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import TaskReport
 
 NAMESPACES = ("team-a", "team-b")
@@ -47,10 +47,10 @@ class World:
     now: datetime
     tasks: dict[Key, Task] = field(default_factory=dict)
     pipelines: dict[Key, Pipeline] = field(default_factory=dict)
-    groups: dict[Key, Group] = field(default_factory=dict)
+    groups: dict[Key, WorkerGroup] = field(default_factory=dict)
     contacts: dict[Key, Contact] = field(default_factory=dict)
     secrets: dict[Key, Any] = field(default_factory=lambda: {KEYS: SECRET})
-    told_lately: frozenset[str] = frozenset()
+    recently_written: frozenset[str] = frozenset()
     made: int = 0
     last: Decision = field(default_factory=Decision)
 
@@ -62,7 +62,7 @@ class World:
             revisions=dict.fromkeys(self.pipelines, "new"),
             contacts=dict(self.contacts),
             secrets=dict(self.secrets),
-            told_lately=self.told_lately,
+            recently_written=self.recently_written,
         )
 
     def some_task(self, which: int) -> Task | None:
@@ -88,7 +88,7 @@ class World:
                 self.made += 1
                 read = type(status).model_validate(status.model_dump(by_alias=True))
                 self.tasks[key] = replace(self.tasks[key], status=read, version=str(self.made))
-                self.told_lately |= {self.tasks[key].uid}
+                self.recently_written |= {self.tasks[key].uid}
 
     def write_pipelines(self, _: int) -> None:
         for key, status in self.last.pipeline_statuses.items():
@@ -96,7 +96,7 @@ class World:
                 self.pipelines[key] = replace(self.pipelines[key], status=status)
 
     def forget_words(self, _: int) -> None:
-        self.told_lately = frozenset()
+        self.recently_written = frozenset()
 
     def read_anew(self, which: int) -> None:
         task = self.some_task(which)
@@ -121,7 +121,7 @@ class World:
     def group(self, which: int) -> None:
         key = (TOY, OTHER)[which % 2]
         make = self.make
-        made: Group | None = (
+        made: WorkerGroup | None = (
             None,
             make.group(),
             make.group(ready=1),
@@ -264,7 +264,7 @@ def test_nothing_is_worked_out_again_of_a_task_that_did_not_move(make: Any) -> N
 
 
 def test_an_answer_is_known_until_what_it_was_made_of_changes_or_nobody_asks() -> None:
-    answers: Answers[str] = Answers()
+    answers: Memoized[str] = Memoized()
     answers.keep("a", (1, "x"), "one")
     assert answers.known("a", (1, "x")) is None, "of this decision nothing is known yet"
     answers.turn()

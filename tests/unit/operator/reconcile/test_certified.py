@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.api_server import ApiServerCluster, Indexes
 from mlora_operator.reconcile.cluster.rest_client import ApiError
 from mlora_operator.reconcile.loop import Loop
-from mlora_operator.reconcile.ports import Endpoint, Trust
-from mlora_operator.reconcile.state.decision import Workers
+from mlora_operator.reconcile.ports import CoordinatorTrust, Endpoint
+from mlora_operator.reconcile.state.decision import DesiredWorkers
 from mlora_operator.reconcile.state.snapshot import Contact, Key
 
 TOY = Key("team-a", "toy")
@@ -77,7 +77,7 @@ class Places:
         pipelines = lambda: [make.raw_pipeline()]  # noqa: E731
         indexes = Indexes(nothing, pipelines, lambda: there, nothing, lambda: self.pods, nothing)
         wanted = make.settings(**settings)
-        self.cluster = ApiServer(self.api, indexes, wanted, lambda: "token", self.certificate)  # type: ignore[arg-type]
+        self.cluster = ApiServerCluster(self.api, indexes, wanted, lambda: "token", self.certificate)  # type: ignore[arg-type]
         self.pipeline = make.pipeline()
         self.api.secrets["mlora-toy-token"] = {"data": {"token": "aHVzaA=="}}
 
@@ -87,9 +87,9 @@ class Places:
         return CertificatePair(f"certificate {self.made}", "key")
 
     async def apply(self) -> None:
-        await self.cluster.apply_workers(Workers(self.pipeline, 2))
+        await self.cluster.apply_workers(DesiredWorkers(self.pipeline, 2))
 
-    async def trust(self) -> Trust | None:
+    async def trust(self) -> CoordinatorTrust | None:
         return await self.cluster.read_trust(self.pipeline)
 
 
@@ -97,7 +97,7 @@ async def test_workers_of_a_former_operator_get_one_before_they_are_told_to_use_
     places = Places(make)
     assert await places.trust() is None
     await places.apply()
-    assert await places.trust() == Trust(HOST, "certificate 1", "Secret team-a/mlora-toy-tls")
+    assert await places.trust() == CoordinatorTrust(HOST, "certificate 1", "Secret team-a/mlora-toy-tls")
     assert list(places.api.secrets["mlora-toy-token"]["data"]) == ["token"]
 
 
@@ -128,7 +128,7 @@ async def test_one_that_was_deleted_is_made_anew_and_the_workers_stay_as_they_ar
 async def test_a_secret_that_holds_none_is_no_reason_to_trust_anybody(make: Any) -> None:
     places = Places(make)
     places.api.secrets["mlora-toy-tls"] = {"data": {}}
-    assert await places.trust() == Trust(HOST, "", "Secret team-a/mlora-toy-tls")
+    assert await places.trust() == CoordinatorTrust(HOST, "", "Secret team-a/mlora-toy-tls")
 
 
 async def test_the_key_stays_in_its_secret(make: Any) -> None:
@@ -172,5 +172,5 @@ async def test_a_coordinator_that_encrypts_is_followed_once_there_is_something_t
     assert links.endpoints == {}
     await places.apply()
     await loop._observe()
-    trust = Trust(HOST, "certificate 1", "Secret team-a/mlora-toy-tls")
+    trust = CoordinatorTrust(HOST, "certificate 1", "Secret team-a/mlora-toy-tls")
     assert links.endpoints == {TOY: Endpoint(f"https://{HOST}:8080", "hush", trust)}

@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from mlora_operator.metrics.measures import Measures
 from mlora_operator.reconcile import decide as deciding
 from mlora_operator.reconcile.cluster import writer
-from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.api_server import ApiServerCluster, Indexes
 from mlora_operator.reconcile.failed_passes import failed_again
 from mlora_operator.reconcile.loop import Loop
-from mlora_operator.reconcile.ports import Objects
+from mlora_operator.reconcile.ports import ClusterObjects
 from tests.unit.operator.reconcile.test_impossible_workers import Api, NoCoordinators, unasked
 
 
-class Cluster(ApiServer):
+class Cluster(ApiServerCluster):
     """Real, over raw objects that a test may change; it may be that it cannot say what there is."""
 
     def __init__(self, make: Any, *tasks: Mapping[str, Any], pipelines: Any = (), events: Any = ()) -> None:
@@ -30,7 +30,7 @@ class Cluster(ApiServer):
         indexes = Indexes(lambda: self.tasks, lambda: pipelines, nothing, nothing, nothing, lambda: events)
         super().__init__(self.api, indexes, make.settings(), lambda: "token", unasked)  # type: ignore[arg-type]
 
-    def objects(self) -> Objects:
+    def objects(self) -> ClusterObjects:
         if self.broken:
             raise RuntimeError("the lines\nof an error")
         return super().objects()

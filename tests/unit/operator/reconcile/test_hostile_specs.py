@@ -5,7 +5,7 @@ from __future__ import annotations
 import cProfile
 from typing import Any
 
-from mlora_operator.reconcile.admission.spec_checks import Judging
+from mlora_operator.reconcile.admission.spec_checks import SpecChecks
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Task
@@ -32,7 +32,7 @@ def crowd(make: Any, count: int, first: int = 0) -> list[Task]:
 def test_a_decision_looks_into_as_many_new_specs_as_its_allowance_allows(make: Any) -> None:
     tasks = crowd(make, 30)
     snapshot = make.snapshot(*tasks, group=make.group(), contact=Contact(report=make.report()))
-    memo, left = Memo(judging=Judging(most=200_000)), []
+    memo, left = Memo(spec_checks=SpecChecks(most=200_000)), []
     for _ in range(100):
         made = decide(snapshot, make.settings(), make.now, memo)
         left.append(len(made.unjudged))
@@ -50,7 +50,7 @@ def test_who_asks_for_little_goes_first(make: Any) -> None:
     heavy, plain = crowd(make, 20), make.task("plain", age=1)
     contact = Contact(report=make.report())
     snapshot = make.snapshot(*heavy, plain, group=make.group(), contact=contact)
-    made = decide(snapshot, make.settings(), make.now, Memo(judging=Judging(most=50_000)))
+    made = decide(snapshot, make.settings(), make.now, Memo(spec_checks=SpecChecks(most=50_000)))
     assert made.unjudged
     assert plain.uid not in made.unjudged
     assert made.task_statuses[plain.key].state is not None
@@ -68,7 +68,7 @@ def test_who_trains_is_looked_into_whatever_it_takes(make: Any) -> None:
     reported = [make.reported("Training", f"inside{number}", step=3) for number in range(3)]
     contact = Contact(report=make.report(*reported))
     snapshot = make.snapshot(*crowd(make, 30), *inside, group=make.group(), contact=contact)
-    made = decide(snapshot, make.settings(), make.now, Memo(judging=Judging(most=0, left=0)))
+    made = decide(snapshot, make.settings(), make.now, Memo(spec_checks=SpecChecks(most=0, left=0)))
     assert len(made.unjudged) == 29, "one of those who wait is looked into all the same"
     admitted = {task.name for task in made.plans[Key("team-a", "toy")].tasks if task.admitted}
     assert admitted == {"inside0", "inside1", "inside2"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.manifests.secret import CertificatePair
-from mlora_operator.reconcile.cluster.api_server import ApiServer, Indexes
+from mlora_operator.reconcile.cluster.api_server import ApiServerCluster, Indexes
 from mlora_operator.reconcile.cluster.rest_client import ApiError
 from mlora_operator.reconcile.loop import Loop
 
@@ -61,7 +61,7 @@ async def test_others_are_told_how_they_fare_and_it_is_told_what_is_wrong(
     api = Api()
     nothing = lambda: ()  # noqa: E731
     indexes = Indexes(lambda: [task], lambda: [bad], nothing, nothing, nothing, nothing)
-    cluster = ApiServer(api, indexes, make.settings(), lambda: "token", unasked)  # type: ignore[arg-type]
+    cluster = ApiServerCluster(api, indexes, make.settings(), lambda: "token", unasked)  # type: ignore[arg-type]
     loop = Loop(cluster, NoCoordinators(), make.settings(), now=lambda: make.now)  # type: ignore[arg-type]
     assert await loop.step()
     assert api.statuses["t1"]["reason"] == "NoPipelineForModel"

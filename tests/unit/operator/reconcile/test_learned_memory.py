@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.memory.fit import Coefficients, Line, StageFit
+from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import PipelineViews, View, view
-from mlora_operator.reconcile.assignment.fit import PipelineMemories, Rooms
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, PipelineViews, view
+from mlora_operator.reconcile.assignment.fit import FreeMemory, PipelineMemories
 from mlora_operator.reconcile.state.snapshot import Contact, Snapshot
 from mlora_worker.protocol import MemorySample
 
 FIT = StageFit(
-    kept=Line(Coefficients(b1=1234.0), 0.02),
-    forward=Line(Coefficients(b1=2345.0), 0.02),
-    backward=Line(Coefficients(b1=3456.0), 0.02),
+    kept=FittedLine(Coefficients(b1=1234.0), 0.02),
+    forward=FittedLine(Coefficients(b1=2345.0), 0.02),
+    backward=FittedLine(Coefficients(b1=3456.0), 0.02),
     samples=20,
     widest=512,
     correction=1.5,
@@ -33,7 +33,7 @@ def changed(
     stages: int = 2,
     images: tuple[str | None, str | None] = (None, None),
     **status: Any,
-) -> View:
+) -> PipelineView:
     """A pipeline that had learned ``FIT`` of both stages before its spec became what ``spec`` says. ``images``:
     the operator's, then and now."""
     before = make.pipeline()
@@ -137,7 +137,7 @@ def test_all_who_ask_about_a_pipelines_memory_know_its_image(make: Any) -> None:
     """Else one of them would decide by the bare model what another one knows better."""
     before = make.pipeline()
     assert before.spec is not None
-    line = Line(Coefficients(b1=1e5), 0.02)  # much more than the bare model says
+    line = FittedLine(Coefficients(b1=1e5), 0.02)  # much more than the bare model says
     heavy = replace(FIT, kept=line, forward=line, backward=line)
     known = to_status({0: heavy, 1: heavy}, origin_of(before.spec, make.stages()), "workers:1")
     task = make.task("a")
@@ -162,4 +162,4 @@ def test_all_who_ask_about_a_pipelines_memory_know_its_image(make: Any) -> None:
     tight = snapshot(memory={"budget": str(needs[1] - 1), "margin": 0})
     memories = PipelineMemories((task,), PipelineViews(tight))
     assert not memories.suits(task, tight.pipelines[0])
-    assert not Rooms((), memories).has_room(tight.pipelines[0], task)
+    assert not FreeMemory((), memories).has_room(tight.pipelines[0], task)

@@ -12,9 +12,9 @@ import pytest
 
 from mlora_operator.coordinator.progress import by_another_clock
 from mlora_operator.reconcile.loop import Loop
-from mlora_operator.reconcile.ports import Endpoint, Gone, Objects
-from mlora_operator.reconcile.state.decision import Event, Workers
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Pod, SecretData, Task
+from mlora_operator.reconcile.ports import ClusterObjects, Endpoint, Gone
+from mlora_operator.reconcile.state.decision import DesiredWorkers, Event
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Pod, SecretData, Task, WorkerGroup
 from mlora_worker.coordinator.preparation.texts import PlanTexts
 from mlora_worker.protocol import Plan, Report, TaskPhase, TaskReport
 
@@ -106,7 +106,7 @@ class World:
         self.raw_pipelines: dict[Key, dict[str, Any]] = {}
         self.secrets: dict[Key, dict[str, str]] = {}
         self.config_maps: dict[Key, dict[str, str]] = {}
-        self.groups: dict[Key, Group] = {}
+        self.groups: dict[Key, WorkerGroup] = {}
         self.coordinator: Coordinator | None = None
         self.contact = Contact()
         self.events: list[tuple[str, str]] = []
@@ -117,8 +117,8 @@ class World:
 
     # --- the cluster ---
 
-    def objects(self) -> Objects:
-        return Objects(
+    def objects(self) -> ClusterObjects:
+        return ClusterObjects(
             tasks=[deepcopy(raw) for raw in self.raw_tasks.values()],
             pipelines=[deepcopy(raw) for raw in self.raw_pipelines.values()],
             groups=dict(self.groups),
@@ -152,7 +152,7 @@ class World:
     async def delete_pipeline(self, pipeline: Pipeline) -> None:
         self.raw_pipelines.pop(pipeline.key)
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         held = self.groups.get(workers.pipeline.key)
         if held is None or held.replicas != workers.replicas:
             self.started += workers.replicas > 0

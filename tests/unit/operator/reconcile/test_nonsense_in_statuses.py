@@ -12,7 +12,7 @@ from mlora_operator.api.schema import structural
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.memory.origin import origin_of
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key
+from mlora_operator.reconcile.state.snapshot import Contact, Key, WorkerGroup
 
 TIME = "2026-03-01T11:00:00Z"
 NONSENSE = ("soon", "9999-12-31T23:59:59Z")
@@ -37,7 +37,9 @@ TASK_TEXTS = list(texts(structural(TaskStatus, defaults=False)))
 PIPELINE_TEXTS = list(texts(structural(PipelineStatus, defaults=False)))
 
 
-def state_of_another(make: Any, *tasks: Any, pipeline: Any = None, group: Group | None = None) -> str | None:
+def state_of_another(
+    make: Any, *tasks: Any, pipeline: Any = None, group: WorkerGroup | None = None
+) -> str | None:
     other = make.task("other")
     contact = Contact(report=make.report(*(make.reported("Prepared", one.key.name) for one in tasks)))
     snapshot = make.snapshot(

@@ -10,7 +10,7 @@ import pytest
 from mlora_operator.manifests.names import LABEL_PIPELINE, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, selector
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import Plan
 
 TOY, SECOND = Key("team-a", "toy"), Key("team-a", "second")
@@ -29,7 +29,7 @@ def training(make: Any, **fields: Any) -> Task:
 
 
 def beside_another(
-    make: Any, task: Task, *first: Pipeline, group: Group | None, contact: Contact | None = None
+    make: Any, task: Task, *first: Pipeline, group: WorkerGroup | None, contact: Contact | None = None
 ) -> Decision:
     """What is decided while another pipeline, which would serve the task, is up and has its rows."""
     other = Contact(report=make.report(make.reported("Prepared"), run="other", sequence=9))
@@ -72,7 +72,7 @@ def test_a_task_waits_for_the_workers_of_a_pipeline_that_cannot_be_asked(
 
 def test_pods_that_have_no_node_train_nothing(make: Any) -> None:
     task, pods = training(make), tuple(replace(pod, placed=False) for pod in make.group().pods)
-    decision = beside_another(make, task, group=Group(replicas=0, revision="", pods=pods))
+    decision = beside_another(make, task, group=WorkerGroup(replicas=0, revision="", pods=pods))
     assert is_moved(decision, task)
 
 
@@ -119,7 +119,7 @@ def test_tasks_of_a_replica_that_was_given_up_move_once_its_pods_are_gone(make: 
         snapshot = Snapshot(
             tasks=(task,),
             pipelines=(head, replica),
-            groups={TOY: Group(replicas=0, revision="new", pods=pods), second: make.group()},
+            groups={TOY: WorkerGroup(replicas=0, revision="new", pods=pods), second: make.group()},
             contacts={second: Contact(report=up, sent=Plan(generation=1, tasks=()), sent_run="other")},
             revisions={TOY: "new", second: "new"},
         )

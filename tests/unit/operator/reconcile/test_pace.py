@@ -154,5 +154,5 @@ async def test_a_long_plan_is_not_followed_by_the_next_at_once(make: Any) -> Non
 async def test_what_was_told_a_moment_ago_is_known_for_as_long_as_its_words_stay(make: Any) -> None:
     days = Days(make, make.task("a"))
     await days.act(0, a=waits("WaitingForMemory"))
-    told = [days.writer.told_lately(days.now + timedelta(seconds=later)) for later in (0, 59, 60, -1)]
+    told = [days.writer.recently_written(days.now + timedelta(seconds=later)) for later in (0, 59, 60, -1)]
     assert told == [{"uid-team-a-a"}, {"uid-team-a-a"}, set(), set()]

@@ -11,7 +11,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.snapshot import Contact, Key, Text
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Contact, Key
 from mlora_worker.protocol import Plan
 
 TOY = Key("team-a", "toy")
@@ -192,21 +192,21 @@ def test_a_new_generation_is_above_all_that_were_seen(
     assert found.generation == max(known, reported, before) + 1
 
 
-OLD, NEW = Text.of("OLD"), Text.of("NEW")
+OLD, NEW = ConfigMapText.of("OLD"), ConfigMapText.of("NEW")
 
 
 @pytest.mark.parametrize(
     ("step", "kept", "told"), [(30, {OLD.digest}, OLD), (30, set(), NEW), (None, {OLD.digest}, NEW)]
 )
 def test_a_config_map_that_is_edited_changes_no_task_that_has_begun_even_when_its_workers_start_anew(
-    make: Any, step: int | None, kept: set[str], told: Text
+    make: Any, step: int | None, kept: set[str], told: ConfigMapText
 ) -> None:
     """As long as the operator has the text that was sent first. Else what the ConfigMap holds now, rather than nothing."""
     reference = {"uri": None, "configMapRef": {"name": "rows", "key": "r.jsonl"}}
     task = make.task("a", dataset=reference, status={"pipeline": "team-a/toy", "step": step})
     rows = Key("team-a", "rows")
 
-    def plan(held: Text, contact: Contact) -> Plan | None:
+    def plan(held: ConfigMapText, contact: Contact) -> Plan | None:
         snapshot = make.snapshot(
             task,
             group=make.group(),

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.admission.admit import Known, places
+from mlora_operator.reconcile.admission.admit import AdmissionMemo, admissions
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.admission.workload import progress_of, served_tokens, state_of
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Task
-from mlora_operator.scheduling.admission import Outcome
-from mlora_operator.scheduling.entrant import State
+from mlora_operator.scheduling.admission import AdmissionOutcome
+from mlora_operator.scheduling.entrant import EntrantState
 from mlora_worker.protocol import DataCounts, Failure, FailureReason, Plan, TaskReport
 
 TOY = Key("team-a", "toy")
@@ -32,7 +32,7 @@ def room_for_one(make: Any) -> int:
     model = memory_model(view(make.pipeline(), tasks, snapshot))
     assert model is not None
     one, two = (
-        max(verdict.needed for verdict in model.by_stage([task.uid for task in tasks[:number]]))
+        max(check.needed for check in model.by_stage([task.uid for task in tasks[:number]]))
         for number in (1, 2)
     )
     return int((one + two) / 2 / 0.95)
@@ -176,40 +176,46 @@ def test_places_tell_who_leaves_for_whom(make: Any) -> None:
     )
     tasks = (low, high, suspended)
     crew = view(make.pipeline(), tasks, make.snapshot(*tasks, group=make.group(), contact=said))
-    found = places(crew, make.now, Known())
-    assert found[low.uid].outcome is Outcome.PREEMPTED
+    found = admissions(crew, make.now, AdmissionMemo())
+    assert found[low.uid].outcome is AdmissionOutcome.PREEMPTED
     assert str(found[low.uid].displaced_by) == "team-a/high"
-    assert found[suspended.uid].outcome is Outcome.SUSPENDED
+    assert found[suspended.uid].outcome is AdmissionOutcome.SUSPENDED
     assert found[high.uid].after is not None
 
 
 @pytest.mark.parametrize(
     ("story", "phase", "sent", "status", "expected"),
     [
-        ("waits", "Prepared", None, {}, State.WAITING),
-        ("was told that it may", "Prepared", True, {}, State.STARTING),
-        ("was told by a former operator", "Prepared", None, "True", State.STARTING),
-        ("was told otherwise since", "Prepared", False, "True", State.WAITING),
-        ("trains", "Training", True, {}, State.RUNNING),
-        ("trains for a former operator", "Training", None, "False", State.RUNNING),
-        ("was told to leave", "Training", False, {}, State.LEAVING),
-        ("is out", "Preempted", False, {}, State.WAITING),
-        ("was let in again", "Preempted", True, "False", State.STARTING),
-        ("saves, whatever it was told", "Saving", False, {}, State.SAVING),
+        ("waits", "Prepared", None, {}, EntrantState.WAITING),
+        ("was told that it may", "Prepared", True, {}, EntrantState.STARTING),
+        ("was told by a former operator", "Prepared", None, "True", EntrantState.STARTING),
+        ("was told otherwise since", "Prepared", False, "True", EntrantState.WAITING),
+        ("trains", "Training", True, {}, EntrantState.RUNNING),
+        ("trains for a former operator", "Training", None, "False", EntrantState.RUNNING),
+        ("was told to leave", "Training", False, {}, EntrantState.LEAVING),
+        ("is out", "Preempted", False, {}, EntrantState.WAITING),
+        ("was let in again", "Preempted", True, "False", EntrantState.STARTING),
+        ("saves, whatever it was told", "Saving", False, {}, EntrantState.SAVING),
         ("has no rows yet", "Preparing", True, {}, None),
         ("is done", "Succeeded", True, {}, None),
-        ("was put out for want of memory", "Preempted crowded", True, {}, State.WAITING),
-        ("was, before its checkpoint is written", "Training crowded", True, {}, State.WAITING),
-        ("was, before its first step", "Prepared crowded", True, {}, State.WAITING),
+        ("was put out for want of memory", "Preempted crowded", True, {}, EntrantState.WAITING),
+        ("was, before its checkpoint is written", "Training crowded", True, {}, EntrantState.WAITING),
+        ("was, before its first step", "Prepared crowded", True, {}, EntrantState.WAITING),
         ("is done, but its store refuses it", "Saving blocked", True, {}, None),
-        ("trains on though its checkpoint is refused", "Training blocked", True, {}, State.RUNNING),
-        ("is out though its checkpoint is refused", "Training blocked released", False, {}, State.WAITING),
-        ("is out, and was let in again", "Training blocked released", True, {}, State.STARTING),
+        ("trains on though its checkpoint is refused", "Training blocked", True, {}, EntrantState.RUNNING),
+        (
+            "is out though its checkpoint is refused",
+            "Training blocked released",
+            False,
+            {},
+            EntrantState.WAITING,
+        ),
+        ("is out, and was let in again", "Training blocked released", True, {}, EntrantState.STARTING),
         ("was let in, but its checkpoint cannot be fetched", "Preempted blocked", True, {}, None),
     ],
 )
 def test_where_a_task_stands(
-    make: Any, story: str, phase: str, sent: bool | None, status: Any, expected: State | None
+    make: Any, story: str, phase: str, sent: bool | None, status: Any, expected: EntrantState | None
 ) -> None:
     conditions = {"conditions": [make.condition("Admitted", status)]} if status else {}
     task = make.task("low", status=conditions)
@@ -319,7 +325,7 @@ def test_what_trained_is_taken_to_train_on_while_nobody_answers(make: Any) -> No
     task = make.task("low")
     said = replace(contact(make, make.reported("Training", "low")), lost_since=make.now)
     crew = view(make.pipeline(), (task,), make.snapshot(task, group=make.group(), contact=said))
-    assert state_of(crew, task) is State.RUNNING
+    assert state_of(crew, task) is EntrantState.RUNNING
 
 
 def test_who_has_waited_for_hold_back_is_passed_by_nobody(make: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Task, condition
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task, WorkerGroup, condition
 from mlora_worker.protocol import Plan
 from tests.fixtures.toy_facts import toy_facts
 
@@ -25,7 +25,7 @@ def contact_of(make: Any, *reported: Any, told: Plan | None = None, sequence: in
 
 
 def decided(
-    make: Any, *tasks: Task, group: Group, contact: Contact, pipeline: Pipeline | None = None
+    make: Any, *tasks: Task, group: WorkerGroup, contact: Contact, pipeline: Pipeline | None = None
 ) -> Decision:
     changed = pipeline or make.pipeline(generation=2, status={"observedGeneration": 2})
     snapshot = make.snapshot(*tasks, pipelines=(changed,), group=group, contact=contact)
@@ -152,7 +152,7 @@ def test_a_task_that_is_suspended_leaves_workers_that_are_to_be_replaced(make: A
     assert {one.name for one in decision.plans[TOY].tasks} == {"t1", "t2"}
 
 
-def of_lineage(group: Group, lineage_: str) -> Group:
+def of_lineage(group: WorkerGroup, lineage_: str) -> WorkerGroup:
     return replace(group, pods=tuple(replace(pod, lineage=lineage_) for pod in group.pods))
 
 
@@ -167,7 +167,7 @@ def test_those_who_wait_get_new_workers_after_a_while_and_who_trained_goes_on_th
     assert pipeline.spec is not None
     group = of_lineage(make.group(revision="old"), lineage(pipeline.spec))
 
-    def after(minutes: float, group: Group, *tasks: Task) -> Decision:
+    def after(minutes: float, group: WorkerGroup, *tasks: Task) -> Decision:
         nonlocal pipeline
         snapshot = make.snapshot(*tasks, pipelines=(pipeline,), group=group, contact=contact)
         decision = decide(snapshot, make.settings(), make.now + timedelta(minutes=minutes))

@@ -13,12 +13,12 @@ from mlora_operator.reconcile.admission.workload import candidate
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Contact, Key
-from mlora_operator.reconcile.status.admission_message import seat
-from mlora_operator.reconcile.status.pipeline_summary import scene
+from mlora_operator.reconcile.status.admission_message import admission_message
+from mlora_operator.reconcile.status.pipeline_summary import pipeline_context
 from mlora_operator.reconcile.status.task import task_status
-from mlora_operator.reconcile.workers.gang import Turn
-from mlora_operator.reconcile.workers.health import Health
-from mlora_operator.scheduling.admission import Judged, Outcome, Place, Verdict
+from mlora_operator.reconcile.workers.gang import GangTurn
+from mlora_operator.reconcile.workers.health import GroupHealth
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome, LazyMemoryCheck, MemoryCheck
 from mlora_worker.protocol import AdapterInfo, Failure, FailureReason
 
 T1 = Key("team-a", "t1")
@@ -249,24 +249,24 @@ def displaced(
     make: Any,
     phase: str,
     task: dict[str, Any] | None = None,
-    outcome: Outcome = Outcome.WAITING,
+    outcome: AdmissionOutcome = AdmissionOutcome.WAITING,
     by: str | None = None,
-    judged: Judged | None = None,
+    lazy_check: LazyMemoryCheck | None = None,
     **fields: Any,
 ) -> TaskStatus:
     """The status of t1 when the scheduler has said so of it."""
     raw = make.task(**(task or {}))
     contact = Contact(report=make.report(make.reported(phase, step=7, **fields)))
     seen = view(make.pipeline(), (raw,), make.snapshot(raw, group=make.group(), contact=contact))
-    behind = candidate(make.task("older")) if judged is None else None
-    place = Place(outcome, judged=judged, behind=behind)
+    behind = candidate(make.task("older")) if lazy_check is None else None
+    place = Admission(outcome, lazy_check=lazy_check, behind=behind)
     if by is not None:
         place = place._replace(displaced_by=candidate(make.task(by, priority=10)))
     return task_status(
         raw,
         Cause("Accepted", ""),
-        scene(seen, Health(), Turn(), make.now),
-        seat(raw, place, words_stay=False),
+        pipeline_context(seen, GroupHealth(), GangTurn(), make.now),
+        admission_message(raw, place, words_stay=False),
         seen.reported(raw),
         None,
         make.now,
@@ -279,10 +279,10 @@ def kept(status: TaskStatus) -> dict[str, Any]:
 
 def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
     class TooMuch:
-        def verdict(self) -> Verdict:
-            return Verdict(fits=False, stage=1, needed=3 * 2**20, budget=2 * 2**20)
+        def check(self) -> MemoryCheck:
+            return MemoryCheck(fits=False, stage=1, needed=3 * 2**20, budget=2 * 2**20)
 
-    status = displaced(make, "Prepared", judged=TooMuch())
+    status = displaced(make, "Prepared", lazy_check=TooMuch())
     assert (status.state, said(status)["Admitted"]) == ("Queued", "False/WaitingForMemory")
     assert "3.00 MiB on stage 1" in message(status, "Admitted")
     assert "2.00 MiB" in message(status, "Admitted")
@@ -290,14 +290,14 @@ def test_a_task_that_waits_for_memory_says_for_how_much(make: Any) -> None:
 
 def test_a_displaced_task_says_for_whom_it_leaves_and_keeps_the_words_until_it_runs_again(make: Any) -> None:
     past = lived(make, *TRAINED, run="run-1")
-    leaving = displaced(make, "Training", past, Outcome.PREEMPTED, by="urgent")
+    leaving = displaced(make, "Training", past, AdmissionOutcome.PREEMPTED, by="urgent")
     assert said(leaving)["Preempted"] == "True/Preempted"
     assert said(leaving)["Running"] == "True/Training"  # to the end of its step
     assert said(leaving)["Admitted"] == "False/Preempted"
     assert "urgent" in message(leaving, "Preempted")
     assert leaving.preemptions == 1
     later = displaced(
-        make, "Training", kept(leaving), Outcome.PREEMPTED
+        make, "Training", kept(leaving), AdmissionOutcome.PREEMPTED
     )  # the scheduler has forgotten for whom
     assert later == leaving
 

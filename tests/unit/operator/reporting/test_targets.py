@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlora_operator.reporting.curves import LibraryMissing
-from mlora_operator.reporting.targets import Target, check_installed, target
+from mlora_operator.reporting.targets import ReportTarget, check_installed, target
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from mlora_operator.reporting.targets import Target, check_installed, target
     ],
 )
 def test_a_place_is_what_follows_the_first_colon(text: str, kind: str, place: str) -> None:
-    assert target(text) == Target(kind, place)
+    assert target(text) == ReportTarget(kind, place)
 
 
 @pytest.mark.parametrize("text", ["tensorboard", "wandb:", "aim:./x", "./runs", ""])
@@ -32,5 +32,5 @@ def test_anything_else_is_told_how_to_write_it(text: str) -> None:
 
 def test_a_missing_library_is_told_with_the_extra_that_brings_it() -> None:
     with pytest.raises(LibraryMissing, match=r"pip install 'mlora-operator\[mlflow\]'"):
-        check_installed(Target("mlflow", "http://x"), find=lambda _: None)
-    check_installed(Target("mlflow", "http://x"), find=lambda name: name)
+        check_installed(ReportTarget("mlflow", "http://x"), find=lambda _: None)
+    check_installed(ReportTarget("mlflow", "http://x"), find=lambda name: name)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.first_come import first_come
 from mlora_operator.scheduling.order import Candidate
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-W, R = State.WAITING, State.RUNNING
+W, R = EntrantState.WAITING, EntrantState.RUNNING
 
 
 def entrant(
@@ -21,12 +21,14 @@ def entrant(
     steps: int | None = None,
     age: int = 0,
     priority: int = 0,
-    state: State = W,
+    state: EntrantState = W,
     done: int = 0,
     tokens: float | None = 100.0,
 ) -> Entrant:
     created = NOON - timedelta(seconds=age)
-    return Entrant(Candidate(name, "a", name, priority, created), state, NOON, Progress(done, steps, tokens))
+    return Entrant(
+        Candidate(name, "a", name, priority, created), state, NOON, EntrantProgress(done, steps, tokens)
+    )
 
 
 STORIES = [
@@ -60,7 +62,7 @@ many = st.lists(
         st.one_of(st.none(), st.integers(0, 3)),
         st.integers(0, 2),
         st.integers(0, 1),
-        st.sampled_from(State),
+        st.sampled_from(EntrantState),
     ),
     unique_by=lambda one: one.uid,
 )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.priority import Priority
@@ -17,11 +17,17 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 
 def entrant(
-    name: str, left: int | None, priority: int = 0, namespace: str = "a", state: State = State.WAITING
+    name: str,
+    left: int | None,
+    priority: int = 0,
+    namespace: str = "a",
+    state: EntrantState = EntrantState.WAITING,
 ) -> Entrant:
     """With so many tokens left; named in the order of age."""
     created = NOON + timedelta(seconds=ord(name))
-    return Entrant(Candidate(name, namespace, name, priority, created), state, NOON, Progress(0, left, 1.0))
+    return Entrant(
+        Candidate(name, namespace, name, priority, created), state, NOON, EntrantProgress(0, left, 1.0)
+    )
 
 
 def names(ordered: object) -> str:
@@ -46,7 +52,7 @@ def test_a_short_task_takes_the_place_of_one_twice_as_long() -> None:
 def test_what_is_left_of_one_that_has_waited_counts_for_less() -> None:
     hold_back = timedelta(minutes=10)
     late = entrant("b", 16)._replace(since=NOON + hold_back)
-    tasks = [entrant("a", 40), late, entrant("c", 11, state=State.RUNNING)]
+    tasks = [entrant("a", 40), late, entrant("c", 11, state=EntrantState.RUNNING)]
     found = {
         minutes: names(ShortestRemaining(NOON + timedelta(minutes=minutes), hold_back).order(tasks))
         for minutes in (10, 15, 30)
@@ -58,7 +64,7 @@ def test_one_that_has_waited_before_it_got_its_place_is_not_sent_away_for_what_w
     None
 ):
     policy = ShortestRemaining(NOON + timedelta(hours=9), timedelta(minutes=10))
-    at_once = entrant("b", 99, state=State.RUNNING)._replace(since=NOON + timedelta(seconds=ord("b")))
+    at_once = entrant("b", 99, state=EntrantState.RUNNING)._replace(since=NOON + timedelta(seconds=ord("b")))
     waited = at_once._replace(since=at_once.since + timedelta(minutes=20))
     assert policy.displaces(entrant("a", 17), at_once)
     assert not policy.displaces(entrant("a", 17), waited)
@@ -137,9 +143,11 @@ anybody = st.builds(
         st.integers(-2, 2),
         st.sampled_from([NOON + timedelta(seconds=seconds) for seconds in range(3)]),
     ),
-    st.sampled_from(State),
+    st.sampled_from(EntrantState),
     st.just(NOON),
-    st.builds(Progress, st.integers(0, 5), st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e6)),
+    st.builds(
+        EntrantProgress, st.integers(0, 5), st.none() | st.integers(0, 9), st.none() | st.floats(0, 1e6)
+    ),
 )
 
 

@@ -10,19 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_operator.scheduling.admission import Outcome, Place, Verdict
-from mlora_operator.scheduling.entrant import Entrant, Progress, State
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome, MemoryCheck
+from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_operator.scheduling.fair_share import FairShare
+from mlora_operator.scheduling.memory import WholeSetMemory
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.priority import Priority
-from mlora_operator.scheduling.room import AskedAnew
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.words import must_leave, not_yet
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BUDGET = 10
-W, S, R, L, V = State.WAITING, State.STARTING, State.RUNNING, State.LEAVING, State.SAVING
-IN, OUT, WAIT, NEVER = Outcome.ADMITTED, Outcome.PREEMPTED, Outcome.WAITING, Outcome.NEVER_FITS
+W, S, R, L, V = (
+    EntrantState.WAITING,
+    EntrantState.STARTING,
+    EntrantState.RUNNING,
+    EntrantState.LEAVING,
+    EntrantState.SAVING,
+)
+IN, OUT, WAIT, NEVER = (
+    AdmissionOutcome.ADMITTED,
+    AdmissionOutcome.PREEMPTED,
+    AdmissionOutcome.WAITING,
+    AdmissionOutcome.NEVER_FITS,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,7 @@ class T:
 
     name: str
     size: int
-    state: State = W
+    state: EntrantState = W
     priority: int = 0
     steps: int | None = None
     waited: float = 0  # seconds
@@ -41,26 +52,26 @@ class T:
         created = NOON - timedelta(days=1) + timedelta(seconds=ord(self.name))
         task = Candidate(self.name, "team-a", self.name, self.priority, created)
         return Entrant(
-            task, self.state, NOON - timedelta(seconds=self.waited), Progress(0, self.steps, 100.0)
+            task, self.state, NOON - timedelta(seconds=self.waited), EntrantProgress(0, self.steps, 100.0)
         )
 
 
 def place(
     tasks: Sequence[T], hold_back: float = 600, budget: int = BUDGET, held: int = 0
-) -> Mapping[str, Place]:
+) -> Mapping[str, Admission]:
     """``held``: by tasks that are out."""
     sizes = {task.name: task.size for task in tasks}
 
-    def fits(uids: Sequence[str], more: int = 0) -> Verdict:
+    def fits(uids: Sequence[str], more: int = 0) -> MemoryCheck:
         needed = sum(sizes[uid] for uid in uids) + more
-        return Verdict(needed <= budget, 0, needed, budget)
+        return MemoryCheck(needed <= budget, 0, needed, budget)
 
     entrants = [task.entrant for task in tasks]
-    memory = AskedAnew(fits, lambda uids: fits(uids, held))
+    memory = WholeSetMemory(fits, lambda uids: fits(uids, held))
     return schedule(entrants, memory, Priority(), NOON, timedelta(seconds=hold_back))
 
 
-STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
+STORIES: list[tuple[str, list[T], dict[str, AdmissionOutcome]]] = [
     ("nothing to do", [], {}),
     ("all fit", [T("a", 4), T("b", 6)], {"a": IN, "b": IN}),
     ("the higher priority first", [T("a", 8), T("b", 8, priority=1)], {"b": IN, "a": WAIT}),
@@ -143,12 +154,12 @@ STORIES: list[tuple[str, list[T], dict[str, Outcome]]] = [
 
 
 @pytest.mark.parametrize(("story", "tasks", "expected"), STORIES, ids=[story for story, *_ in STORIES])
-def test_places(story: str, tasks: list[T], expected: dict[str, Outcome]) -> None:
+def test_places(story: str, tasks: list[T], expected: dict[str, AdmissionOutcome]) -> None:
     assert {uid: one.outcome for uid, one in place(tasks).items()} == expected, story
 
 
 # What tasks that are out still hold, and places beside it.
-LINGERING: list[tuple[str, int, list[T], dict[str, Outcome]]] = [
+LINGERING: list[tuple[str, int, list[T], dict[str, AdmissionOutcome]]] = [
     ("a task alone waits for what it left behind itself", 3, [T("a", 8)], {"a": WAIT}),
     ("and is let in once that is free enough", 2, [T("a", 8)], {"a": IN}),
     ("whatever is held, one that fits alone is never told that it never will", 10, [T("a", 10)], {"a": WAIT}),
@@ -166,7 +177,7 @@ LINGERING: list[tuple[str, int, list[T], dict[str, Outcome]]] = [
 
 @pytest.mark.parametrize(("story", "held", "tasks", "expected"), LINGERING, ids=[one[0] for one in LINGERING])
 def test_places_beside_what_tasks_that_are_out_hold(
-    story: str, held: int, tasks: list[T], expected: dict[str, Outcome]
+    story: str, held: int, tasks: list[T], expected: dict[str, AdmissionOutcome]
 ) -> None:
     assert {uid: one.outcome for uid, one in place(tasks, held=held).items()} == expected, story
 
@@ -182,7 +193,7 @@ def test_each_is_told_why_it_waits_or_leaves() -> None:
     assert places["a"].displaced_by == T("b", 5, priority=1).entrant.task
     assert must_leave(places["a"], "team-a").startswith("the task is preempted by team-a/b")
     assert not_yet(places["b"], "team-a") == "the task is admitted once team-a/a has left the pipeline"
-    assert places["c"].verdict == Verdict(False, 0, 14, 10)
+    assert places["c"].check == MemoryCheck(False, 0, 14, 10)
     assert (
         not_yet(places["d"], "team-a")
         == "the task waits behind team-a/c, which has waited longer than scheduling.holdBack"
@@ -199,7 +210,7 @@ def test_a_task_is_told_of_one_that_leaves_though_the_one_that_was_to_leave_for_
 def test_the_room_of_one_that_saves_is_promised_to_nobody() -> None:
     places = place([T("a", 8, V), T("b", 5, priority=1)])
     assert places["b"].after is None
-    assert places["b"].verdict == Verdict(False, 0, 13, 10)
+    assert places["b"].check == MemoryCheck(False, 0, 13, 10)
 
 
 def test_a_task_is_told_of_the_first_that_leaves_for_it() -> None:
@@ -211,18 +222,20 @@ def test_nobody_displaces_one_that_goes_before_it_though_the_policy_would_allow_
     """team-b is far ahead, but its task goes before the second one of team-a, which stands behind the first."""
     sizes = {"a": 1, "b": 5, "r": 8}
 
-    def entrant(name: str, namespace: str, state: State, left: int) -> Entrant:
+    def entrant(name: str, namespace: str, state: EntrantState, left: int) -> Entrant:
         created = NOON + timedelta(seconds=ord(name))
-        return Entrant(Candidate(name, namespace, name, 0, created), state, NOON, Progress(0, left, 1.0))
+        return Entrant(
+            Candidate(name, namespace, name, 0, created), state, NOON, EntrantProgress(0, left, 1.0)
+        )
 
-    def fits(uids: Sequence[str]) -> Verdict:
+    def fits(uids: Sequence[str]) -> MemoryCheck:
         needed = sum(sizes[uid] for uid in uids)
-        return Verdict(needed <= BUDGET, 0, needed, BUDGET)
+        return MemoryCheck(needed <= BUDGET, 0, needed, BUDGET)
 
     tasks = [entrant("a", "team-a", W, 200), entrant("b", "team-a", W, 9), entrant("r", "team-b", R, 9)]
     policy = FairShare({"team-b": 100.0}, quantum=10.0)
     assert policy.displaces(tasks[1], tasks[2])
-    places = schedule(tasks, AskedAnew(fits), policy, NOON)
+    places = schedule(tasks, WholeSetMemory(fits), policy, NOON)
     assert {uid: one.outcome for uid, one in places.items()} == {"a": IN, "b": WAIT, "r": IN}
 
 
@@ -233,10 +246,9 @@ def test_however_many_have_waited_the_same_rule_holds() -> None:
     assert place([*running, *waiting, T("x", 1, steps=2)])["x"].outcome is IN
 
 
-def told(places: Mapping[str, Place]) -> dict[str, tuple[object, ...]]:
+def told(places: Mapping[str, Admission]) -> dict[str, tuple[object, ...]]:
     return {
-        uid: (one.outcome, one.verdict, one.behind, one.after, one.displaced_by)
-        for uid, one in places.items()
+        uid: (one.outcome, one.check, one.behind, one.after, one.displaced_by) for uid, one in places.items()
     }
 
 
@@ -245,7 +257,7 @@ tasks_ = st.lists(
         T,
         st.sampled_from("abcdefghij"),
         st.integers(1, 12),
-        st.sampled_from(State),
+        st.sampled_from(EntrantState),
         st.integers(0, 2),
         st.one_of(st.none(), st.integers(0, 9)),
         st.sampled_from([0.0, 700.0]),
@@ -281,7 +293,7 @@ def test_the_rules_hold_for_any_tasks(tasks: list[T], budget: int, random: objec
             continue
         if task.size > budget:
             assert outcome[task.name] is NEVER
-        elif outcome[task.name] is WAIT and places[task.name].verdict is not None:
+        elif outcome[task.name] is WAIT and places[task.name].check is not None:
             # It does not fit, not even without those that have to give way to it.
             firm = [one for one in staying if one.priority >= task.priority or one.state is V]
             promised = [

@@ -6,15 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.words import must_leave, not_yet
 
 OTHER = Candidate("uid-1", "team-a", "secret-plan", 0, datetime(2026, 3, 1, tzinfo=UTC))
 PLACES = {
-    "behind": Place(Outcome.WAITING, behind=OTHER),
-    "after": Place(Outcome.WAITING, after=OTHER),
-    "displaced": Place(Outcome.PREEMPTED, displaced_by=OTHER),
+    "behind": Admission(AdmissionOutcome.WAITING, behind=OTHER),
+    "after": Admission(AdmissionOutcome.WAITING, after=OTHER),
+    "displaced": Admission(AdmissionOutcome.PREEMPTED, displaced_by=OTHER),
 }
 
 

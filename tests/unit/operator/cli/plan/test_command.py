@@ -14,9 +14,9 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.plan.command import memory_of
-from mlora_operator.local.fits import Known, beside_models
-from mlora_operator.local.manifests import PipelineManifest, Place
-from mlora_operator.memory.fit import Coefficients, Line, StageFit
+from mlora_operator.local.fits import LearnedPipeline, beside_models
+from mlora_operator.local.manifests import ObjectSource, PipelineManifest
+from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit
 from mlora_operator.memory.learned import to_status
 from mlora_operator.memory.origin import origin_of
 from tests.fixtures.loratask import loratask
@@ -214,7 +214,7 @@ def test_memory_of_workers_that_never_ran(
     story: str, limits: dict[str, Any], gpu: bool, share: str | None, expected: tuple[int, ...] | None
 ) -> None:
     spec = {**pipeline()["spec"], "worker": {"resources": {"limits": limits}}}
-    place = Place("f.yaml", 1, "LoRAPipeline", "default", "p")
+    place = ObjectSource("f.yaml", 1, "LoRAPipeline", "default", "p")
     manifest = PipelineManifest(place, LoRAPipelineSpec.model_validate(spec))
     assert memory_of(2, manifest, share, None, gpu=gpu).bytes == expected, story
 
@@ -226,7 +226,7 @@ def test_what_was_learned_of_the_memory_is_used_and_said(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     objects = [pipeline(), task("a")]
     spec = LoRAPipelineSpec.model_validate(objects[0]["spec"])
-    line = Line(Coefficients(b1=10_000.0), 0.02)
+    line = FittedLine(Coefficients(b1=10_000.0), 0.02)
     learned = to_status(
         {stage: StageFit(line, line, line, samples=20 + stage, widest=4096) for stage in (0, 1)},
         origin_of(spec, STAGES),
@@ -234,7 +234,7 @@ def test_what_was_learned_of_the_memory_is_used_and_said(
     if told_by == "the manifest's status":
         objects[0]["status"]["memory"] = [one.model_dump(mode="json", by_alias=True) for one in learned]
     elif told_by == "a run on this machine":
-        beside_models(tmp_path / "mlora" / "models").keep(Known(memory=learned, stages=STAGES))
+        beside_models(tmp_path / "mlora" / "models").keep(LearnedPipeline(memory=learned, stages=STAGES))
     code, out, _ = invoke(tmp_path, objects, "-o", "json")
     assert code == 0
     [found] = json.loads(out)["pipelines"]

@@ -16,7 +16,7 @@ from mlora_operator.cli.app import app
 from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.report.reporters import Reports
 from mlora_operator.reporting.curves import Finished, Point, Run
-from mlora_operator.reporting.targets import Target
+from mlora_operator.reporting.targets import ReportTarget
 from tests.fixtures.reported import write_adapter
 
 TENSORBOARD = "tensorboard:runs"
@@ -52,13 +52,13 @@ def task(uid: str = "u", failed: bool = False, succeeded: bool = False, **status
 
 
 def test_a_task_that_trains_is_told_of_by_its_newest_loss_and_a_failed_one_by_its_end() -> None:
-    opened: list[tuple[Target, Run, Recorded]] = []
+    opened: list[tuple[ReportTarget, Run, Recorded]] = []
 
-    def open_(target: Target, run: Run, _: object) -> Recorded:
+    def open_(target: ReportTarget, run: Run, _: object) -> Recorded:
         opened.append((target, run, Recorded()))
         return opened[-1][2]
 
-    targets = [Target("tensorboard", "runs"), Target("mlflow", "http://x")]
+    targets = [ReportTarget("tensorboard", "runs"), ReportTarget("mlflow", "http://x")]
     reports = Reports(targets, open_, {})
     reports.seen(task(state="Queued", step=0))  # no loss yet
     assert opened == []

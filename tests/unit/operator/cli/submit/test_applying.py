@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.cli.kube.client import ApiError
+from mlora_operator.cli.kube.client import KubeError
 from mlora_operator.cli.kube.retry import RetryTimeouts
 from mlora_operator.cli.output import CommandError
-from mlora_operator.cli.submit.applying import Applying, Submitted, apply_submission
+from mlora_operator.cli.submit.applying import ApplyContext, Submitted, apply_submission
 from mlora_operator.cli.submit.conflict import Step
 from mlora_operator.cli.submit.manifests import Submission
 from tests.fixtures.loratask import loratask
@@ -34,7 +34,7 @@ class FakeCluster:
     def __init__(self) -> None:
         self.there: dict[str, dict[str, Any]] = {}
         self.log: list[str] = []
-        self.refuses: dict[str, ApiError] = {}
+        self.refuses: dict[str, KubeError] = {}
         self.fails_once: set[str] = set()
         self.lingers = 0  # looks at a deleted task until it is gone
         self._uids = 0
@@ -91,7 +91,7 @@ def submit(
     async def sleep(seconds: float) -> None:
         time[0] += seconds
 
-    tools = Applying(cluster, False, RetryTimeouts(), lambda: time[0], sleep)
+    tools = ApplyContext(cluster, False, RetryTimeouts(), lambda: time[0], sleep)
     return asyncio.run(
         apply_submission(tools, Submission(tasks, others), replace=replace, say=cluster.log.append)
     )
@@ -119,7 +119,7 @@ def test_all_is_tried_before_anything_is_written_and_tasks_come_last() -> None:
 
 def test_a_refusal_of_one_object_writes_nothing() -> None:
     cluster = FakeCluster()
-    cluster.refuses["b"] = ApiError(422, "spec.training: must be less than 3", "Invalid")
+    cluster.refuses["b"] = KubeError(422, "spec.training: must be less than 3", "Invalid")
     with pytest.raises(CommandError, match=r"loratask/b: spec\.training: must be less than 3") as refusal:
         submit(cluster, task("a"), task("b"))
     assert refusal.value.exit_code == 7
@@ -185,14 +185,14 @@ def test_a_write_whose_answer_is_lost_is_written_again() -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ApiError(401, "Unauthorized"), 4),
-        (ApiError(403, 'User "ci" cannot patch resource "loratasks"'), 4),
-        (ApiError(403, "exceeded quota: tasks"), 7),
-        (ApiError(404, 'namespaces "team" not found', "NotFound"), 5),
-        (ApiError(409, "conflict with kubectl", "Conflict"), 7),
+        (KubeError(401, "Unauthorized"), 4),
+        (KubeError(403, 'User "ci" cannot patch resource "loratasks"'), 4),
+        (KubeError(403, "exceeded quota: tasks"), 7),
+        (KubeError(404, 'namespaces "team" not found', "NotFound"), 5),
+        (KubeError(409, "conflict with kubectl", "Conflict"), 7),
     ],
 )
-def test_each_refusal_has_its_exit_code(error: ApiError, code: int) -> None:
+def test_each_refusal_has_its_exit_code(error: KubeError, code: int) -> None:
     cluster = FakeCluster()
     cluster.refuses["a"] = error
     with pytest.raises(CommandError) as refusal:

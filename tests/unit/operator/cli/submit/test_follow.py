@@ -10,13 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlora_operator.cli.kube.client import ApiError
+from mlora_operator.cli.kube.client import KubeError
 from mlora_operator.cli.kube.retry import RetryTimeouts, insist
 from mlora_operator.cli.submit.follow import follow
 
 CUT = aiohttp.ClientPayloadError("connection cut")
 REFUSED = ConnectionRefusedError("connection refused")
-GONE = ApiError(410, "too old resource version", "Expired")
+GONE = KubeError(410, "too old resource version", "Expired")
 
 
 def task(name: str, version: int, state: str = "Training") -> dict[str, Any]:
@@ -146,9 +146,9 @@ def test_an_api_server_that_restarts_is_waited_for() -> None:
         [task("a", 1)],
         (CUT,),
         *[REFUSED] * 4,
-        ApiError(500, "etcd is not ready"),
-        ApiError(403, "clusterrole not found"),
-        ApiError(404, "404 page not found"),
+        KubeError(500, "etcd is not ready"),
+        KubeError(403, "clusterrole not found"),
+        KubeError(404, "404 page not found"),
         [task("a", 20, "Succeeded")],
     )
     assert seen == ["a=Training", "a=Succeeded"]
@@ -157,7 +157,7 @@ def test_an_api_server_that_restarts_is_waited_for() -> None:
 
 
 def test_a_token_that_has_ended_is_renewed() -> None:
-    _, source, _ = play([task("a", 1)], ApiError(401, "Unauthorized"), [task("a", 2)])
+    _, source, _ = play([task("a", 1)], KubeError(401, "Unauthorized"), [task("a", 2)])
     assert source.asked == ["list n None", "watch 10", "renew", "list n None", "watch 10"]
 
 
@@ -178,7 +178,7 @@ def test_a_watch_that_ends_at_once_again_and_again_is_not_opened_without_a_pause
     ("script", "error"),
     [
         ([REFUSED] * 9, ConnectionRefusedError),  # never there: told soon
-        ([ApiError(403, "no right")], ApiError),  # a refusal at the first answer is told at once
+        ([KubeError(403, "no right")], KubeError),  # a refusal at the first answer is told at once
         ([[task("a", 1)], *[REFUSED] * 99], ConnectionRefusedError),
         ([[task("a", 1)], *[TimeoutError()] * 99], ConnectionError),  # not what a caller's timeout raises
     ],
@@ -191,8 +191,8 @@ def test_patience_ends(script: list[Any], error: type[Exception]) -> None:
 @pytest.mark.parametrize(
     ("answers", "ends"),
     [
-        ([REFUSED, ApiError(429, "busy"), "done"], "done"),
-        ([ApiError(422, "wrong")], ApiError),
+        ([REFUSED, KubeError(429, "busy"), "done"], "done"),
+        ([KubeError(422, "wrong")], KubeError),
         ([REFUSED] * 99, ConnectionRefusedError),
     ],
 )

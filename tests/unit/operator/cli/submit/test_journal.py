@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlora_operator.cli.submit.journal import Entry, Journal
+from mlora_operator.cli.submit.journal import Journal, JournalEntry
 
 
 def task(*conditions: tuple[str, str, str, str], **status: Any) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_progress_is_told_now_and_then_and_at_the_end() -> None:
 
 def test_programs_get_the_same_as_objects() -> None:
     (one,) = Journal(10).entries(task(("Failed", "True", "InvalidRow", "line 3")), 0)
-    assert one == Entry(
+    assert one == JournalEntry(
         "a  Failed (InvalidRow): line 3",
         {
             "type": "condition",

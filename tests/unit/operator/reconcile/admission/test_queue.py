@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.admission.admit import Known, fresh_places, places
+from mlora_operator.reconcile.admission.admit import AdmissionMemo, admissions, fresh_admissions
 from mlora_operator.reconcile.admission.capacity import memory_model
-from mlora_operator.reconcile.admission.pipeline_view import View, view
-from mlora_operator.reconcile.admission.queue import Rosters, fresh_roster, roster
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, view
+from mlora_operator.reconcile.admission.queue import Queues, fresh_queue, queue_of
 from mlora_operator.reconcile.state.snapshot import Contact, Task
-from mlora_operator.scheduling.admission import Place
-from mlora_operator.scheduling.room import AskedAnew
+from mlora_operator.scheduling.admission import Admission
+from mlora_operator.scheduling.memory import WholeSetMemory
 from mlora_operator.scheduling.schedule import schedule
 from mlora_worker.protocol import DataCounts, TaskPhase, TaskReport
 
@@ -79,7 +79,7 @@ class World:
             case "forget":
                 self.reports.pop(task.uid, None)
 
-    def view(self) -> View:
+    def view(self) -> PipelineView:
         report = self.make.report(*self.reports.values(), capacity=2**28)
         snapshot = self.make.snapshot(*self.tasks, contact=Contact(report=report), group=self.make.group())
         return view(self.make.pipeline(), tuple(self.tasks), snapshot)
@@ -87,11 +87,11 @@ class World:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_roster_is_what_it_would_be_if_it_were_read_anew(make: Any, seed: int) -> None:
-    world, rosters = World(make, seed), Rosters()
+    world, queues = World(make, seed), Queues()
     for _ in range(40):
         now = world.view()
-        rosters.turn()
-        known, fresh = roster(now, rosters), fresh_roster(now)
+        queues.turn()
+        known, fresh = queue_of(now, queues), fresh_queue(now)
         assert known.entrants == fresh.entrants
         assert replace(known, as_read=(), steps={}) == replace(fresh, as_read=())
         world.happen()
@@ -101,32 +101,32 @@ def test_an_era_lasts_while_those_inside_step_on(make: Any) -> None:
     """Who goes back some steps has more rounds left than before, and others may pass."""
     world = World(make, 0)
     world.tasks = [make.task("a"), make.task("b")]
-    eras, rosters = [], Rosters()
+    eras, queues = [], Queues()
     for steps in ((3, 0), (4, 0), (2, 0), (2, 1)):
         told = zip(world.tasks, (TaskPhase.TRAINING, TaskPhase.PREPARED), steps, strict=True)
         world.reports = {
             task.uid: TaskReport(uid=task.uid, phase=phase, step=step, total_steps=10, data=ROWS)
             for task, phase, step in told
         }
-        rosters.turn()
-        eras.append(roster(world.view(), rosters).era)
+        queues.turn()
+        eras.append(queue_of(world.view(), queues).era)
     assert [one is other for one, other in pairwise(eras)] == [True, False, False]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> None:
     """Whole sets judged anew, nothing remembered, against sums and what was remembered."""
-    world, known = World(make, seed), Known()
+    world, known = World(make, seed), AdmissionMemo()
     for _ in range(25):
         now = world.view()
         model = memory_model(now)
         assert model is not None
 
-        def plainly(entrants: Any, _: Any, *rest: Any, verdict: Any = model.verdict) -> Mapping[str, Place]:
-            return schedule(entrants, AskedAnew(verdict), *rest)
+        def plainly(entrants: Any, _: Any, *rest: Any, check: Any = model.check) -> Mapping[str, Admission]:
+            return schedule(entrants, WholeSetMemory(check), *rest)
 
         known.turn()
-        assert told(places(now, make.now, known)) == told(fresh_places(now, make.now, plainly))
+        assert told(admissions(now, make.now, known)) == told(fresh_admissions(now, make.now, plainly))
         world.happen()
 
 
@@ -134,13 +134,13 @@ def test_a_decision_is_that_of_the_plain_memory_model(make: Any, seed: int) -> N
 def test_places_that_are_kept_are_those_that_would_be_found_anew(make: Any, seed: int) -> None:
     """While time passes, so that some have waited for long, and the pipeline is changed now and then."""
     world, now, kept = World(make, seed), make.now, 0
-    before: Mapping[str, Place] = {}
-    known = Known()
+    before: Mapping[str, Admission] = {}
+    known = AdmissionMemo()
     for _ in range(60):
         seen = world.view()
         known.turn()
-        found = places(seen, now, known)
-        assert told(found) == told(fresh_places(seen, now))
+        found = admissions(seen, now, known)
+        assert told(found) == told(fresh_admissions(seen, now))
         kept += found is before
         before = found
         if world.rng.random() < 0.6:
@@ -163,17 +163,17 @@ def test_places_are_found_anew_once_one_may_be_passed_no_more(make: Any) -> None
     seen = world.view()
     passed = make.now + timedelta(minutes=10) - timedelta(seconds=60)  # they are a minute old
     second = timedelta(seconds=1)
-    found, known = [], Known()
+    found, known = [], AdmissionMemo()
     for at in (make.now, passed - second, passed, passed + second):
         known.turn()
-        found.append(places(seen, at, known))
+        found.append(admissions(seen, at, known))
     assert found[0] is found[1]
     assert found[1] is not found[2]
     assert found[2] is found[3]
     assert [found[number][world.tasks[2].uid].behind is not None for number in (1, 2)] == [False, True]
 
 
-def told(found: Mapping[str, Place]) -> Mapping[str, tuple[object, ...]]:
+def told(found: Mapping[str, Admission]) -> Mapping[str, tuple[object, ...]]:
     return {
-        uid: (one.outcome, one.verdict, one.behind, one.after, one.displaced_by) for uid, one in found.items()
+        uid: (one.outcome, one.check, one.behind, one.after, one.displaced_by) for uid, one in found.items()
     }

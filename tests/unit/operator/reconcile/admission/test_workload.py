@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlora_operator.reconcile.admission.pipeline_view import View, view
-from mlora_operator.reconcile.admission.workload import progress_of, told
+from mlora_operator.reconcile.admission.pipeline_view import PipelineView, view
+from mlora_operator.reconcile.admission.workload import progress_of, sent_admissions
 from mlora_operator.reconcile.state.snapshot import Contact
 from mlora_worker.protocol import DataCounts, Plan
 
 ROWS = DataCounts(rows=10, used=8, tokens=800)
 
 
-def crew(make: Any, contact: Contact, status: dict[str, Any] | None = None, **spec: Any) -> View:
+def crew(make: Any, contact: Contact, status: dict[str, Any] | None = None, **spec: Any) -> PipelineView:
     task = make.task(status=status, **spec)
     return view(make.pipeline(), (task,), make.snapshot(task, group=make.group(), contact=contact))
 
@@ -32,7 +32,8 @@ def test_what_a_former_run_was_told_does_not_hold_in_this_one(make: Any) -> None
         }
     )  # fmt: skip
     said = {
-        run: told(crew(make, Contact(report=report, sent=plan, sent_run=run))) for run in ("run-1", "run-2")
+        run: sent_admissions(crew(make, Contact(report=report, sent=plan, sent_run=run)))
+        for run in ("run-1", "run-2")
     }
     assert said == {"run-1": {}, "run-2": {"uid-team-a-t1": True}}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Snapshot, Task, WorkerGroup
 
 OLD, YOUNG = Key("team-a", "toy"), Key("team-a", "young")
 GIVEN_UP = {"givenUp": "CannotServe", "observedGeneration": 1, "state": "Failed"}
@@ -39,7 +39,7 @@ def where(
     second: Any,
     *,
     up: bool = True,
-    there: Group | None = None,
+    there: WorkerGroup | None = None,
     heard: Contact | None = None,
 ) -> str | None:
     """``up``: the second one's workers are; ``there``: the first one's workers, ``heard``: and what they said."""

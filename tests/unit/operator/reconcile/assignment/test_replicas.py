@@ -19,7 +19,7 @@ from mlora_operator.reconcile.assignment.replicas import wanted
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.decode import read_pipeline
-from mlora_operator.reconcile.state.snapshot import Contact, Group, Key, Pipeline, Snapshot, Task
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import Plan
 
 TOY, SECOND, THIRD = (Key("team-a", name) for name in ("toy", "toy-replica-1", "toy-replica-2"))
@@ -32,7 +32,7 @@ class World:
     def __init__(self, make: Any, **spec: Any) -> None:
         self.make = make
         self.raw = {TOY: make.raw_pipeline(**{**SPEC, **spec})}
-        self.groups: dict[Key, Group] = {}
+        self.groups: dict[Key, WorkerGroup] = {}
         self.contacts: dict[Key, Contact] = {}
 
     @property
@@ -125,7 +125,7 @@ def room_for(make: Any, *names: str) -> str:
     model = memory_model(crew)
     assert model is not None
     uids = [task.uid for task in tasks if task.key.name in names]
-    return str(max(verdict.needed for verdict in model.by_stage(uids)))
+    return str(max(check.needed for check in model.by_stage(uids)))
 
 
 def test_a_task_that_waits_for_memory_moves_to_a_member_with_room_and_stays_there(make: Any) -> None:
@@ -391,7 +391,7 @@ def test_tasks_leave_a_replica_whose_pods_have_no_node(make: Any) -> None:
     world.up(TOY, SECOND, THIRD)
     tasks = moved(make, tasks, world.decide(*tasks))
     pods = tuple(replace(pod, placed=False, ready=False) for pod in make.group().pods)
-    world.groups[SECOND] = Group(2, "new", pods=pods)
+    world.groups[SECOND] = WorkerGroup(2, "new", pods=pods)
     world.contacts[SECOND] = replace(world.contacts[SECOND], lost_since=make.now)
     assert Counter(where(world.decide(*tasks)).values())[str(SECOND)] == 1, (
         "the last one, which waits for a node"
@@ -456,7 +456,7 @@ def test_a_replica_goes_once_it_is_not_wanted_and_its_workers_are_gone(make: Any
     assert set(where(now).values()) == {str(TOY)}, "they come back to the first"
     assert now.delete_pipelines == ()
     world.groups[SECOND] = make.group(replicas=0)
-    world.groups[THIRD] = Group(0, "new", pods=make.group().pods)  # its pods are still ending
+    world.groups[THIRD] = WorkerGroup(0, "new", pods=make.group().pods)  # its pods are still ending
     assert [one.key for one in world.decide(*few).delete_pipelines] == [SECOND]
     del world.groups[THIRD]
     assert [one.key for one in world.decide(*few).delete_pipelines] == [SECOND, THIRD]

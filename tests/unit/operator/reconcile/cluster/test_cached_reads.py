@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mlora_operator.reconcile.cluster.cached_reads import MAX_AGE, Lookups
-from mlora_operator.reconcile.ports import Trust
+from mlora_operator.reconcile.cluster.cached_reads import MAX_AGE, CachedReads
+from mlora_operator.reconcile.ports import CoordinatorTrust
 from mlora_operator.reconcile.state.snapshot import Key
 
 TOY = Key("team-a", "toy")
@@ -17,13 +17,13 @@ class Tokens:
 
     def __init__(self) -> None:
         self.token: str | None = None
-        self.trust: Trust | None = None
+        self.trust: CoordinatorTrust | None = None
         self.now = 0.0
 
     async def read_token(self, _: Any) -> str | None:
         return self.token
 
-    async def read_trust(self, _: Any) -> Trust | None:
+    async def read_trust(self, _: Any) -> CoordinatorTrust | None:
         return self.trust
 
     def __getattr__(self, name: str) -> Any:
@@ -33,7 +33,7 @@ class Tokens:
 async def test_the_last_token_holds_until_another_one_is_there() -> None:
     """The Secret was deleted: the coordinator still has the token of before."""
     cluster = Tokens()
-    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    lookups = CachedReads(cluster, lambda: cluster.now)  # type: ignore[arg-type]
     pipelines: Any = [SimpleNamespace(key=TOY)]
 
     async def look(token: str | None) -> Any:
@@ -51,16 +51,19 @@ async def test_the_last_token_holds_until_another_one_is_there() -> None:
 
 async def test_the_last_certificate_is_trusted_until_another_one_is_there() -> None:
     cluster = Tokens()
-    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    lookups = CachedReads(cluster, lambda: cluster.now)  # type: ignore[arg-type]
     pipelines: Any = [SimpleNamespace(key=TOY)]
 
-    async def look(trust: Trust | None) -> Any:
+    async def look(trust: CoordinatorTrust | None) -> Any:
         cluster.trust = trust
         cluster.now += MAX_AGE
         await lookups.tokens(pipelines)
         return dict(await lookups.trusts(pipelines))
 
-    first, second = Trust("host", "first", "Secret a"), Trust("host", "second", "Secret a")
+    first, second = (
+        CoordinatorTrust("host", "first", "Secret a"),
+        CoordinatorTrust("host", "second", "Secret a"),
+    )
     assert await look(None) == {}
     assert [await look(one) for one in (first, None, second)] == [{TOY: first}, {TOY: first}, {TOY: second}]
 
@@ -87,7 +90,7 @@ class Refusing:
 
 async def test_what_cannot_be_read_is_tried_later_and_later_and_its_cause_is_known(caplog: Any) -> None:
     cluster = Refusing()
-    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    lookups = CachedReads(cluster, lambda: cluster.now)  # type: ignore[arg-type]
     broken, fine = Key("team-a", "broken"), Key("team-a", "fine")
     for second in range(600):
         cluster.now = float(second)
@@ -106,7 +109,7 @@ async def test_what_cannot_be_read_is_tried_later_and_later_and_its_cause_is_kno
 async def test_a_value_that_was_read_holds_while_it_cannot_be_read_again() -> None:
     cluster = Refusing()
     cluster.broken = False
-    lookups = Lookups(cluster, lambda: cluster.now)  # type: ignore[arg-type]
+    lookups = CachedReads(cluster, lambda: cluster.now)  # type: ignore[arg-type]
     broken = Key("team-a", "broken")
     await lookups.secrets({broken})
     cluster.broken = True

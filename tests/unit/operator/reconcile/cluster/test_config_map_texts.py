@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.cluster.config_map_texts import MOST_READS, REFRESHED, TextGone, Texts
-from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, Shelf
+from mlora_operator.reconcile.cluster.config_map_texts import MOST_READS, REFRESHED, ConfigMapTexts, TextGone
+from mlora_operator.reconcile.cluster.read_cache import MAX_AGE, ReadCache
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.plan import MOST_BYTES
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.decode import config_maps_wanted
-from mlora_operator.reconcile.state.snapshot import Contact, Key, Task, Text
+from mlora_operator.reconcile.state.snapshot import ConfigMapText, Contact, Key, Task
 from mlora_worker.protocol import Plan
 
 TOY, ROWS = Key("team-a", "toy"), Key("team-a", "rows")
@@ -28,7 +28,7 @@ class ConfigMaps:
         }
         self.now = 0.0
         self.reads: list[str] = []
-        self.texts = Texts(self.read, lambda: self.now, most=1000)
+        self.texts = ConfigMapTexts(self.read, lambda: self.now, most=1000)
 
     async def read(self, key: Key) -> dict[str, str] | None:
         self.reads.append(key.name)
@@ -41,20 +41,25 @@ class ConfigMaps:
 
 async def test_of_a_config_map_only_what_tasks_name_is_known() -> None:
     maps = ConfigMaps(rows={"a": "one", "b": "two", "c": "three"})
-    assert await maps.look(rows={"a", "nothing"}, none={"a"}) == {"rows": {"a": Text.of("one")}, "none": None}
-    assert maps.texts.kept == {Text.of("one").digest}
-    assert await maps.look(rows={"a", "b"}) == {"rows": {"a": Text.of("one"), "b": Text.of("two")}}, "at once"
+    assert await maps.look(rows={"a", "nothing"}, none={"a"}) == {
+        "rows": {"a": ConfigMapText.of("one")},
+        "none": None,
+    }
+    assert maps.texts.kept == {ConfigMapText.of("one").digest}
+    assert await maps.look(rows={"a", "b"}) == {
+        "rows": {"a": ConfigMapText.of("one"), "b": ConfigMapText.of("two")}
+    }, "at once"
     assert maps.reads == ["rows", "none", "rows"]
 
 
 async def test_as_many_texts_are_kept_as_there_are_bytes_for_and_others_are_read_again() -> None:
     maps = ConfigMaps(**{f"m{number}": {"k": str(number) * 300} for number in range(5)})
     await maps.look(**{f"m{number}": {"k"} for number in range(5)})
-    kept = [number for number in range(5) if Text.of(str(number) * 300).digest in maps.texts.kept]
+    kept = [number for number in range(5) if ConfigMapText.of(str(number) * 300).digest in maps.texts.kept]
     assert kept == [2, 3, 4]
     maps.reads.clear()
     for number in range(5):
-        assert await maps.texts.text(Text.of(str(number) * 300).digest) == str(number) * 300
+        assert await maps.texts.text(ConfigMapText.of(str(number) * 300).digest) == str(number) * 300
         assert len(maps.texts.kept) == 3
     assert maps.reads == [f"m{number}" for number in range(5)]
 
@@ -62,7 +67,7 @@ async def test_as_many_texts_are_kept_as_there_are_bytes_for_and_others_are_read
 async def test_a_text_that_was_edited_is_not_sent_for_another_one() -> None:
     maps = ConfigMaps(rows={"k": "before"})
     await maps.look(rows={"k"})
-    before = Text.of("before").digest
+    before = ConfigMapText.of("before").digest
     maps.texts._kept.clear()
     for data in ({"k": "after"}, {"other": "x"}, None):
         maps.data[ROWS] = data
@@ -71,7 +76,9 @@ async def test_a_text_that_was_edited_is_not_sent_for_another_one() -> None:
     with pytest.raises(TextGone):
         await maps.texts.text("0" * 64)
     maps.data[ROWS] = {"k": "after"}
-    assert await maps.look(rows={"k"}) == {"rows": {"k": Text.of("after")}}, "looked at with the next pass"
+    assert await maps.look(rows={"k"}) == {"rows": {"k": ConfigMapText.of("after")}}, (
+        "looked at with the next pass"
+    )
 
 
 async def test_many_config_maps_are_read_in_several_passes_the_oldest_first() -> None:
@@ -81,7 +88,7 @@ async def test_many_config_maps_are_read_in_several_passes_the_oldest_first() ->
     for part in range(1, 4):
         assert len(await maps.look(**wanted)) == part * MOST_READS
         assert len(maps.texts.later()) == (3 - part) * MOST_READS
-    assert await maps.look(**wanted) == {name: {"k": Text.of(name)} for name in names}
+    assert await maps.look(**wanted) == {name: {"k": ConfigMapText.of(name)} for name in names}
     assert maps.reads == names
     maps.reads.clear()
     maps.now += MAX_AGE
@@ -116,7 +123,7 @@ async def test_no_more_is_read_at_once_than_there_are_turns() -> None:
         under_way -= 1
         return key
 
-    shelf: Shelf[int, int] = Shelf("number", read, lambda: 0.0, at_once=3, most_reads=10)
+    shelf: ReadCache[int, int] = ReadCache("number", read, lambda: 0.0, at_once=3, most_reads=10)
     assert len(await shelf.get(range(20), lambda _: 1.0)) == 10
     assert (most, len(shelf.later)) == (3, 10)
 
@@ -137,7 +144,7 @@ def named(make: Any, count: int, **spec: Any) -> list[Task]:
     return [make.task(f"t{number:02d}", dataset=reference, **spec) for number in range(count)]
 
 
-def decided(make: Any, tasks: list[Task], contact: Contact, rows: Text, **fields: Any) -> Decision:
+def decided(make: Any, tasks: list[Task], contact: Contact, rows: ConfigMapText, **fields: Any) -> Decision:
     snapshot = make.snapshot(
         *tasks, group=make.group(), contact=contact, config_maps={ROWS: {"k": rows}}, **fields
     )
@@ -149,7 +156,7 @@ def told(contact: Contact, plan: Plan) -> Contact:
 
 
 def test_a_mebibyte_that_many_tasks_name_is_not_part_of_any_plan(make: Any) -> None:
-    tasks, rows = named(make, 45), Text.of(MEBIBYTE)
+    tasks, rows = named(make, 45), ConfigMapText.of(MEBIBYTE)
     contact = Contact(report=make.report(generation=0))
     first = decided(make, tasks, contact, rows)
     plan = first.plans[TOY]
@@ -167,7 +174,7 @@ def test_a_mebibyte_that_many_tasks_name_is_not_part_of_any_plan(make: Any) -> N
 
 def test_nothing_is_sent_that_a_coordinator_was_not_told_of(make: Any) -> None:
     """What a coordinator asks for is its own word, and may be a guess at what others hold."""
-    tasks, rows, secret = named(make, 1), Text.of("rows"), Text.of("of somebody else")
+    tasks, rows, secret = named(make, 1), ConfigMapText.of("rows"), ConfigMapText.of("of somebody else")
     plan = decided(make, tasks, Contact(report=make.report()), rows).plans[TOY]
     asks = told(Contact(report=make.report(lacks=(secret.digest, rows.digest))), plan)
     assert decided(make, tasks, asks, rows, texts_kept=frozenset({secret.digest})).texts == {
@@ -179,7 +186,7 @@ def test_workers_of_a_former_version_are_told_of_as_many_tasks_as_their_plans_ha
     make: Any,
 ) -> None:
     """They are sent the text with each task that they have not heard of. Never is nobody told of anything."""
-    tasks, rows = named(make, 45), Text.of(MEBIBYTE)
+    tasks, rows = named(make, 45), ConfigMapText.of(MEBIBYTE)
     first = decided(make, tasks, Contact(report=make.report(lacks=None)), rows)
     room = MOST_BYTES // rows.in_json
     assert room == 2
@@ -197,7 +204,7 @@ def test_tasks_beyond_a_plans_size_wait_in_their_order(make: Any) -> None:
     tasks = [make.task(f"t{number:02d}", dataset=inline) for number in range(60)]
     late = make.task("late", age=1, priority=5, dataset=inline)
     contact = Contact(report=make.report())
-    first = decided(make, [*tasks, late], contact, Text.of("x"))
+    first = decided(make, [*tasks, late], contact, ConfigMapText.of("x"))
     plan = first.plans[TOY]
     assert MOST_BYTES * 0.9 < len(plan.to_json()) <= MOST_BYTES
     inside = [task.name for task in plan.tasks]
@@ -206,18 +213,18 @@ def test_tasks_beyond_a_plans_size_wait_in_their_order(make: Any) -> None:
     assert over == {task.key.name for task in tasks} - set(inside)
     # Who is there stays, whoever comes before it; and there is room once one has finished.
     earlier = make.task("earlier", priority=9, dataset=inline)
-    then = decided(make, [earlier, *tasks, late], told(contact, plan), Text.of("x"))
+    then = decided(make, [earlier, *tasks, late], told(contact, plan), ConfigMapText.of("x"))
     assert not then.plans
     assert then.task_statuses[earlier.key].reason == "PlanLimitReached"
     gone = [task for task in tasks if task.key.name != "t00"]
-    after = decided(make, [earlier, *gone, late], told(contact, plan), Text.of("x")).plans[TOY]
+    after = decided(make, [earlier, *gone, late], told(contact, plan), ConfigMapText.of("x")).plans[TOY]
     assert [task.name for task in after.tasks] == ["earlier", *(name for name in inside if name != "t00")]
 
 
 def test_a_template_of_a_config_map_is_no_longer_than_one_in_the_task(make: Any) -> None:
     reference = {"chatTemplateRef": {"name": "rows", "key": "k"}}
     task = make.task(dataset=reference)
-    made = decided(make, [task], Contact(report=make.report()), Text.of("x" * (4 * 65_536 + 1)))
+    made = decided(make, [task], Contact(report=make.report()), ConfigMapText.of("x" * (4 * 65_536 + 1)))
     status = made.task_statuses[task.key]
     assert (status.state, status.reason) == ("Rejected", "InvalidSpec")
     assert "spec.dataset.chatTemplateRef: the text has 262145 bytes" in status.conditions[0].message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.cluster.store import Watched
+from mlora_operator.reconcile.cluster.store import WatchedObjects
 
 
 def body(uid: str, version: str = "1") -> dict[str, Any]:
@@ -15,7 +15,7 @@ def body(uid: str, version: str = "1") -> dict[str, Any]:
 
 
 def test_each_object_is_there_once_as_it_was_seen_last() -> None:
-    watched = Watched(["pods", "events"])
+    watched = WatchedObjects(["pods", "events"])
     pods = watched.of("pods")
     watched.saw("pods", None, body("a"))
     watched.saw("pods", "ADDED", body("b"))
@@ -31,7 +31,7 @@ def test_each_object_is_there_once_as_it_was_seen_last() -> None:
 
 
 def test_the_store_keeps_objects_as_they_were_cut_when_they_arrived() -> None:
-    watched, given = Watched(["pods"]), body("a")
+    watched, given = WatchedObjects(["pods"]), body("a")
     watched.saw("pods", None, given)
     (held,) = watched.of("pods")()
     assert held == given
@@ -40,4 +40,4 @@ def test_the_store_keeps_objects_as_they_were_cut_when_they_arrived() -> None:
 
 def test_a_kind_that_is_not_watched_is_an_error() -> None:
     with pytest.raises(KeyError):
-        Watched(["pods"]).saw("nodes", None, body("a"))
+        WatchedObjects(["pods"]).saw("nodes", None, body("a"))

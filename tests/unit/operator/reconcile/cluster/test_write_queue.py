@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mlora_operator.reconcile.cluster.write_queue import Deliveries, Delivery
+from mlora_operator.reconcile.cluster.write_queue import QueuedWrite, WriteQueue
 
 
 @dataclass
@@ -21,16 +21,17 @@ class Post:
     _ends: dict[str, asyncio.Future[bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.deliveries = Deliveries(self.at_once, 1, self.asked.append)
+        self.deliveries = WriteQueue(self.at_once, 1, self.asked.append)
 
     async def offer(self, *names: str, lanes: tuple[str, ...] = (), patient: tuple[str, ...] = ()) -> None:
         self.deliveries.offer(
-            Delivery(name, self._write(name), name in lanes, name in patient) for name in (*names, *patient)
+            QueuedWrite(name, self._write(name), name in lanes, name in patient)
+            for name in (*names, *patient)
         )
         await self.turn()
 
     async def add(self, name: str) -> None:
-        self.deliveries.add(Delivery(name, self._write(name), patient=True))
+        self.deliveries.add(QueuedWrite(name, self._write(name), patient=True))
         await self.turn()
 
     async def end(self, name: str, *, well: bool = True) -> None:
@@ -110,7 +111,7 @@ async def test_settled_waits_for_all_and_says_once_that_one_failed(post: Post) -
 
 async def test_an_error_that_nobody_expected_is_a_failure_and_leaks_no_slot() -> None:
     asked: list[bool] = []
-    deliveries = Deliveries(1, 1, asked.append)
+    deliveries = WriteQueue(1, 1, asked.append)
     begun = []
 
     async def breaks() -> bool:
@@ -120,7 +121,7 @@ async def test_an_error_that_nobody_expected_is_a_failure_and_leaks_no_slot() ->
         begun.append("works")
         return True
 
-    deliveries.offer([Delivery("a", breaks), Delivery("b", works)])
+    deliveries.offer([QueuedWrite("a", breaks), QueuedWrite("b", works)])
     assert await deliveries.settled() is False
     assert asked == [True]
     assert begun == ["works"]

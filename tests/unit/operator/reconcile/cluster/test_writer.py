@@ -15,8 +15,8 @@ from mlora_operator.api.meta import Condition
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.cluster.assumed import up_to_date_task
 from mlora_operator.reconcile.cluster.writer import AT_ONCE, PATIENT_AT_ONCE, Writer
-from mlora_operator.reconcile.ports import Refused
-from mlora_operator.reconcile.state.decision import Decision, Event, Manifest, Workers
+from mlora_operator.reconcile.ports import WriteRefused
+from mlora_operator.reconcile.state.decision import Decision, DesiredWorkers, Event, Manifest
 from mlora_operator.reconcile.state.snapshot import Key, Snapshot, Task
 from mlora_worker.protocol import Plan
 
@@ -35,10 +35,10 @@ class SlowWorld:
     async def patch_task_status(self, task: Task, _patch: Manifest) -> None:
         await self._write(task.key.name)
 
-    async def apply_workers(self, workers: Workers) -> None:
+    async def apply_workers(self, workers: DesiredWorkers) -> None:
         self.begun.append(f"{workers.replicas} workers of {workers.pipeline.key.name}")
         if self.refuses is not None:
-            raise Refused(self.refuses)
+            raise WriteRefused(self.refuses)
 
     async def send_plan(self, pipeline: Key, _plan: Plan, _read: Any) -> None:
         await self._write(f"plan of {pipeline.name}")
@@ -181,7 +181,7 @@ async def test_refused_workers_are_asked_for_now_and_then_and_at_once_when_the_s
 
     async def ask(seconds: float, generation: int) -> bool:
         world.begun.clear()
-        wish = Workers(replace(pipeline, generation=generation), 2)
+        wish = DesiredWorkers(replace(pipeline, generation=generation), 2)
         decision = Decision(workers={pipeline.key: wish})
         await passes.writer.act(Snapshot(), decision, make.now + timedelta(seconds=seconds))
         return world.begun == ["2 workers of toy"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlora_operator.reconcile.state.pods import pod_problem, read_groups, read_pod
-from mlora_operator.reconcile.state.snapshot import Ending, Key
+from mlora_operator.reconcile.state.snapshot import Key, ProcessEnding
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def test_a_pod_says_how_often_it_was_started_and_how_it_ended() -> None:
     }
     pod = read_pod({"metadata": {"namespace": "team-a", "name": "mlora-toy-0", "uid": "u"}, "status": status})
     assert (pod.restarts, pod.ready_since) == (3, datetime(2026, 3, 1, 12, tzinfo=UTC))
-    assert pod.ended == Ending(137, "OOMKilled, exit code 137: step 7")
+    assert pod.ended == ProcessEnding(137, "OOMKilled, exit code 137: step 7")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_pod_says_how_often_it_was_started_and_how_it_ended() -> None:
     ],
 )
 def test_what_an_exit_code_tells(story: str, code: int, cause: bool, final: bool) -> None:
-    ending = Ending(code, "")
+    ending = ProcessEnding(code, "")
     assert (ending.is_cause, ending.is_final) == (cause, final), story
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.reconcile.status.admission_message import seat
-from mlora_operator.scheduling.admission import Outcome, Place
+from mlora_operator.reconcile.status.admission_message import admission_message
+from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 
 
 def waiting(make: Any, status: str, reason: str) -> Any:
@@ -28,8 +28,8 @@ def waiting(make: Any, status: str, reason: str) -> Any:
 def test_who_waits_keeps_the_words_that_it_was_told_a_moment_ago(
     make: Any, story: str, status: str, reason: str, words_stay: bool, kept: bool
 ) -> None:
-    place = Place(Outcome.WAITING, behind=make.task("older").candidate)
-    found = seat(waiting(make, status, reason), place, words_stay=words_stay)
+    place = Admission(AdmissionOutcome.WAITING, behind=make.task("older").candidate)
+    found = admission_message(waiting(make, status, reason), place, words_stay=words_stay)
     assert found is not None
     assert found.cause.reason == "WaitingForMemory"
     assert (found.cause.message == "as it was told") is kept, story
@@ -37,4 +37,4 @@ def test_who_waits_keeps_the_words_that_it_was_told_a_moment_ago(
 
 
 def test_nothing_is_said_of_whom_the_scheduler_does_not_speak_of(make: Any) -> None:
-    assert seat(make.task(), None, words_stay=True) is None
+    assert admission_message(make.task(), None, words_stay=True) is None

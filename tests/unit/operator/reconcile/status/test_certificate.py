@@ -10,7 +10,7 @@ import pytest
 
 from mlora_operator.certificates import LIFETIME, end_of, self_signed
 from mlora_operator.metrics.families import CERTIFICATE_END
-from mlora_operator.metrics.state import Seen, measured
+from mlora_operator.metrics.state import LastPass, measured
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import CertificateEnd, Contact, Key, Snapshot
@@ -75,7 +75,7 @@ def test_it_is_over_when_another_one_is_there_and_stays_said_while_none_is_read(
 
 
 def test_there_is_a_metric(make: Any) -> None:
-    seen = Seen(snapshot(make, timedelta(days=1)), decided(make, timedelta(days=1)), make.now)
+    seen = LastPass(snapshot(make, timedelta(days=1)), decided(make, timedelta(days=1)), make.now)
     found = [
         one for one in measured(seen, make.settings().metrics, make.now) if one.name == CERTIFICATE_END.name
     ]

@@ -8,14 +8,14 @@ import pytest
 
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.snapshot import Contact, Key
-from mlora_operator.reconcile.status.conditions import Wish, conclude, news
+from mlora_operator.reconcile.status.conditions import DesiredCondition, conclude, news
 
 
 def told(
     make: Any, before: list[tuple[str, str, str]], after: list[tuple[str, str, str]]
 ) -> list[tuple[str, str]]:
-    held = conclude((), [Wish(*one) for one in before], 1, make.now)  # type: ignore[arg-type]
-    wished = conclude(held, [Wish(*one) for one in after], 1, make.now)  # type: ignore[arg-type]
+    held = conclude((), [DesiredCondition(*one) for one in before], 1, make.now)  # type: ignore[arg-type]
+    wished = conclude(held, [DesiredCondition(*one) for one in after], 1, make.now)  # type: ignore[arg-type]
     return [(event.type, event.reason) for event in news("LoRATask", Key("a", "b"), "uid", held, wished)]
 
 
@@ -56,7 +56,7 @@ def test_news(make: Any, story: str, before: Any, after: Any, expected: Any) -> 
 
 
 def test_a_long_message_is_cut_to_what_the_schema_takes(make: Any) -> None:
-    (condition,) = conclude((), [Wish("Failed", "True", "InvalidRow", "x" * 9999)], 1, make.now)
+    (condition,) = conclude((), [DesiredCondition("Failed", "True", "InvalidRow", "x" * 9999)], 1, make.now)
     assert len(condition.message) == 4096
 
 

@@ -16,13 +16,13 @@ from mlora_operator.reconcile.admission.pipeline_view import view
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Key
-from mlora_operator.reconcile.workers.gang import Applicant, Lack, Refusal, Turn, applicant, turns
+from mlora_operator.reconcile.workers.gang import Applicant, GangTurn, Lack, Shortage, applicant, turns
 from mlora_operator.scheduling.order import Candidate
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
-QUOTA = Refusal(Lack.QUOTA, "exceeded quota: three, requested: pods=1, used: pods=3, limited: pods=3")
-ROOM = Refusal(Lack.ROOM, "pod x-1: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
-IMAGE = Refusal(Lack.OTHER, "pod x-1: ImagePullBackOff: no such image")
+QUOTA = Shortage(Lack.QUOTA, "exceeded quota: three, requested: pods=1, used: pods=3, limited: pods=3")
+ROOM = Shortage(Lack.ROOM, "pod x-1: Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu")
+IMAGE = Shortage(Lack.OTHER, "pod x-1: ImagePullBackOff: no such image")
 
 
 def minutes(number: float) -> datetime:
@@ -50,7 +50,7 @@ def group(
 
 
 def half(
-    name: str = "a", namespace: str = "team", since: float = 0, lack: Refusal = QUOTA, **has: Any
+    name: str = "a", namespace: str = "team", since: float = 0, lack: Shortage = QUOTA, **has: Any
 ) -> Applicant:
     """It got one of two workers, ``since`` minutes ago."""
     record = StartSeen(since=ago(since), lack=lack.lack.value, words=lack.words)
@@ -63,7 +63,7 @@ def gave_back(
     namespace: str = "team",
     again: float = 1,
     others: int = 2,
-    lack: Refusal = QUOTA,
+    lack: Shortage = QUOTA,
     **has: Any,
 ) -> Applicant:
     """It holds nothing and starts again in ``again`` minutes at the latest."""
@@ -75,7 +75,7 @@ def gave_back(
     )
 
 
-def word(turn: Turn) -> str:
+def word(turn: GangTurn) -> str:
     return (
         "gives back"
         if turn.given_back
@@ -170,7 +170,7 @@ def test_all_is_forgotten_once_all_workers_are_ready_and_not_before() -> None:
     record = StartSeen(lack="Quota", attempts=3)
     loading = turns([group(record=record)], NOW)[Key("team", "a")]
     assert loading.record == record
-    assert turns([group(record=record, ready=2)], NOW)[Key("team", "a")] == Turn()
+    assert turns([group(record=record, ready=2)], NOW)[Key("team", "a")] == GangTurn()
 
 
 def test_pauses_grow_and_end_at_a_quarter_of_an_hour() -> None:
@@ -394,7 +394,7 @@ def test_what_is_missing_is_read_from_the_schedulers_words(make: Any, words: str
 
 def test_a_refusal_that_is_no_quota_is_no_shortage(make: Any) -> None:
     found = _seen(make, refusal=Cause("FailedCreate", "violates PodSecurity"), missing=1)
-    assert found.refusal == Refusal(Lack.OTHER, "violates PodSecurity")
+    assert found.refusal == Shortage(Lack.OTHER, "violates PodSecurity")
 
 
 @pytest.mark.parametrize("reason", ["CrashLoopBackOff", "SchedulingGated"])

@@ -10,13 +10,13 @@ import pytest
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
-from mlora_operator.reconcile.state.snapshot import Contact, Ending, Key
+from mlora_operator.reconcile.state.snapshot import Contact, Key, ProcessEnding
 
 TOY = Key("team-a", "toy")
 T1 = Key("team-a", "t1")
 CRASH = {
-    1: Ending(1, "exit code 1: RuntimeError: no such device"),
-    0: Ending(75, "exit code 75: the peer left"),
+    1: ProcessEnding(1, "exit code 1: RuntimeError: no such device"),
+    0: ProcessEnding(75, "exit code 75: the peer left"),
 }
 
 
@@ -216,7 +216,10 @@ def test_a_clock_that_was_ahead_at_the_failure_does_not_keep_the_count(days: Day
 
 
 def test_workers_that_cannot_serve_the_model_are_not_tried_again(days: Days) -> None:
-    ended = {1: Ending(75, "exit code 75"), 0: Ending(2, "exit code 2: 4 stages for 3 decoder layers")}
+    ended = {
+        1: ProcessEnding(75, "exit code 75"),
+        0: ProcessEnding(2, "exit code 2: 4 stages for 3 decoder layers"),
+    }
     days.look()
     days.look(starts=1, ended=ended)
     assert days.ready() == ("Failed", "False", "CannotServe")
@@ -228,14 +231,14 @@ def test_workers_that_cannot_serve_the_model_are_not_tried_again(days: Days) -> 
 
 def test_the_words_shown_are_those_of_the_worker_that_knows_why(days: Days) -> None:
     days.look()
-    refusal = Ending(2, "exit code 2: the model has 1 layer, and spec.stages is 2")
-    ended = {0: Ending(1, "exit code 1: connection reset"), 1: refusal}
+    refusal = ProcessEnding(2, "exit code 2: the model has 1 layer, and spec.stages is 2")
+    ended = {0: ProcessEnding(1, "exit code 1: connection reset"), 1: refusal}
     status = days.look(starts=1, ready=0, ended=ended)
     assert status.last_failure == f"pod mlora-toy-1: {refusal.words}"
 
 
 def test_words_of_a_former_configuration_are_nobodys(days: Days) -> None:
-    ended = {0: Ending(2, "exit code 2: 4 stages for 3 decoder layers")}
+    ended = {0: ProcessEnding(2, "exit code 2: 4 stages for 3 decoder layers")}
     days.look()
     days.look(ended=ended, pod_revision="old")
     assert days.ready()[0] == "Starting"

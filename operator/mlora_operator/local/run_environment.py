@@ -15,7 +15,7 @@ class PageNotServed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunEnvironment:
     state: Path  # statuses and logs
     cache: Path  # base models that were downloaded
     machine: Machine

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from mlora_operator.page.board import Board
-from mlora_operator.page.desk import AT_MOST_EVERY, Desk, Refused
+from mlora_operator.page.service import AT_MOST_EVERY, PageService, RequestError
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.page_scene import Scene
@@ -31,40 +31,42 @@ def scene() -> Scene:
 
 def test_a_pass_that_changed_nothing_keeps_the_tag_and_one_that_did_does_not(scene: Scene) -> None:
     board, clock = scene.board(), Clock()
-    desk = Desk(board, lambda: "", lambda: NOW, clock)
+    service = PageService(board, lambda: "", lambda: NOW, clock)
     tags = []
     for tasks in (scene.tasks, scene.tasks, scene.tasks[1:]):
         scene.tasks = tasks
         scene.watch(board)
         clock.moment += AT_MOST_EVERY
-        tags.append((desk.overview({}).etag, desk.tasks({"list": "training"}).etag, desk.losses({}).etag))
+        tags.append(
+            (service.overview({}).etag, service.tasks({"list": "training"}).etag, service.losses({}).etag)
+        )
     assert tags[0] == tags[1]
     assert all(before != after for before, after in zip(tags[1], tags[2], strict=True))
 
 
 def test_passes_that_follow_each_other_fast_are_looked_at_no_faster(scene: Scene) -> None:
     board, clock = scene.board(), Clock()
-    desk = Desk(board, lambda: "", lambda: NOW, clock)
-    first = desk.overview({})
+    service = PageService(board, lambda: "", lambda: NOW, clock)
+    first = service.overview({})
     scene.tasks = scene.tasks[1:]
     scene.watch(board)
-    assert desk.overview({}) is first
+    assert service.overview({}) is first
     clock.moment += AT_MOST_EVERY
-    assert desk.overview({}) != first
+    assert service.overview({}) != first
 
 
 def test_many_questions_take_no_more_memory_than_some(scene: Scene) -> None:
-    desk = Desk(scene.board(), lambda: "", lambda: NOW)
+    service = PageService(scene.board(), lambda: "", lambda: NOW)
     for offset in range(500):
-        desk.tasks({"offset": f"{offset}"})
-    assert len(desk._made) <= 64
+        service.tasks({"offset": f"{offset}"})
+    assert len(service._made) <= 64
 
 
 @pytest.mark.parametrize(("leader", "error"), [("operator-7f-x2", "following"), ("", "starting")])
 def test_without_a_pass_the_reader_is_told_why(leader: str, error: str) -> None:
-    desk = Desk(Board(), lambda: leader, lambda: NOW)
-    for ask in (desk.overview, desk.tasks, desk.losses, desk.coordinator):
-        with pytest.raises(Refused) as refused:
+    service = PageService(Board(), lambda: leader, lambda: NOW)
+    for ask in (service.overview, service.tasks, service.losses, service.coordinator):
+        with pytest.raises(RequestError) as refused:
             ask({"pipeline": "a/b"})
         assert (refused.value.status, refused.value.trouble.error) == (503, error)
         assert refused.value.trouble.leader == (leader or None)
@@ -72,13 +74,13 @@ def test_without_a_pass_the_reader_is_told_why(leader: str, error: str) -> None:
 
 def test_one_who_leads_no_longer_shows_nothing_old(scene: Scene) -> None:
     board = scene.board()
-    desk = Desk(board, lambda: "another", lambda: NOW)
-    desk.overview({})
+    service = PageService(board, lambda: "another", lambda: NOW)
+    service.overview({})
     board.clear()
-    with pytest.raises(Refused):
-        desk.overview({})
+    with pytest.raises(RequestError):
+        service.overview({})
     scene.watch(board)  # it leads again
-    assert json.loads(desk.losses({}).body)["curves"], "losses of before are still there"
+    assert json.loads(service.losses({}).body)["curves"], "losses of before are still there"
 
 
 @pytest.mark.parametrize(
@@ -97,8 +99,8 @@ def test_one_who_leads_no_longer_shows_nothing_old(scene: Scene) -> None:
     ],
 )
 def test_a_question_out_of_bounds_is_refused(scene: Scene, query: dict[str, str]) -> None:
-    with pytest.raises(Refused) as refused:
-        Desk(scene.board(), lambda: "", lambda: NOW).tasks(query)
+    with pytest.raises(RequestError) as refused:
+        PageService(scene.board(), lambda: "", lambda: NOW).tasks(query)
     assert refused.value.status == 400
 
 
@@ -115,13 +117,13 @@ def test_a_question_out_of_bounds_is_refused(scene: Scene, query: dict[str, str]
 )
 def test_a_timeline_that_is_not_there_is_refused(scene: Scene, query: dict[str, str], status: int) -> None:
     board = scene.board({scene.small.key: Endpoint("http://10.1.2.3:8080", "token")})
-    with pytest.raises(Refused) as refused:
-        Desk(board, lambda: "", lambda: NOW).coordinator(query)
+    with pytest.raises(RequestError) as refused:
+        PageService(board, lambda: "", lambda: NOW).coordinator(query)
     assert refused.value.status == status
 
 
 def test_a_timeline_of_a_pipeline_that_serves_the_reader_s_tasks_is_given(scene: Scene) -> None:
     endpoint = Endpoint("http://10.1.2.3:8080", "token")
-    desk = Desk(scene.board({scene.small.key: endpoint}), lambda: "", lambda: NOW)
-    found = desk.coordinator({"pipeline": "mlora-system/smollm2-135m", "namespace": "support"})
+    service = PageService(scene.board({scene.small.key: endpoint}), lambda: "", lambda: NOW)
+    found = service.coordinator({"pipeline": "mlora-system/smollm2-135m", "namespace": "support"})
     assert found == (Key("mlora-system", "smollm2-135m"), endpoint, 2)

@@ -13,7 +13,7 @@ from typing import cast
 from multidict import MultiMapping
 
 from mlora_operator.page import answers
-from mlora_operator.page.board import Board, Sight
+from mlora_operator.page.board import Board, LastDecision
 from mlora_operator.page.documents import Trouble
 from mlora_operator.page.order import Lists, arrange
 from mlora_operator.page.timelines import timeline_document
@@ -30,7 +30,7 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-class Refused(Exception):
+class RequestError(Exception):
     """A request that gets no answer but ``trouble``."""
 
     def __init__(self, status: int, trouble: Trouble) -> None:
@@ -40,27 +40,27 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PageAnswer:
     body: bytes
     etag: str  # with its quotes
 
 
-def answer(document: Message) -> Answer:
+def answer(document: Message) -> PageAnswer:
     return tagged(document.to_json().encode())
 
 
-def tagged(body: bytes) -> Answer:
-    return Answer(body, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+def tagged(body: bytes) -> PageAnswer:
+    return PageAnswer(body, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
 
 
 @dataclass(frozen=True, slots=True)
 class _Present:
     taken: float
-    sight: Sight
+    sight: LastDecision
     lists: Lists
 
 
-class Desk:
+class PageService:
     """``leader``: who leads while this replica does not; empty where that is not known."""
 
     def __init__(
@@ -75,9 +75,9 @@ class Desk:
         self._now = now
         self._monotonic = monotonic
         self._present: _Present | None = None
-        self._made: dict[tuple[object, ...], Answer] = {}
+        self._made: dict[tuple[object, ...], PageAnswer] = {}
 
-    def overview(self, query: Mapping[str, str]) -> Answer:
+    def overview(self, query: Mapping[str, str]) -> PageAnswer:
         """Raises Refused, as all the others do."""
         present, namespace = self._look(), _namespace(query)
         return self._kept(
@@ -85,7 +85,7 @@ class Desk:
             lambda: answers.overview(present.sight, present.lists, namespace),
         )
 
-    def tasks(self, query: Mapping[str, str]) -> Answer:
+    def tasks(self, query: Mapping[str, str]) -> PageAnswer:
         present, namespace = self._look(), _namespace(query)
         name = query.get("list", "waiting")
         if name not in ("waiting", "training", "finished"):
@@ -104,7 +104,7 @@ class Desk:
             ),
         )
 
-    def losses(self, query: Mapping[str, str]) -> Answer:
+    def losses(self, query: Mapping[str, str]) -> PageAnswer:
         present, namespace = self._look(), _namespace(query)
         limit = _number(query, "limit", answers.MOST_CURVES, 1, answers.MOST_CURVES)
 
@@ -125,13 +125,13 @@ class Desk:
         key = Key(*parts)
         view = next((one for one in present.lists.views if one.pipeline.key == key), None)
         if view is None or view.pipeline.spec is None or not _may_see(view.pipeline.key, namespace, present):
-            raise Refused(404, Trouble(error="notFound", message="the pipeline does not exist"))
+            raise RequestError(404, Trouble(error="notFound", message="the pipeline does not exist"))
         endpoint = present.sight.endpoints.get(key)
         if endpoint is None:
             raise unreachable(key)
         return key, endpoint, view.pipeline.spec.stages
 
-    def timeline(self, key: Key, timeline: Timeline, query: Mapping[str, str]) -> Answer:
+    def timeline(self, key: Key, timeline: Timeline, query: Mapping[str, str]) -> PageAnswer:
         present, namespace = self._look(), _namespace(query)
         uids = {uid for span in timeline.spans for uid in span.tasks}
         names = {
@@ -150,8 +150,8 @@ class Desk:
             leader = self._leader()
             if leader:
                 message = f"another replica leads: {leader}"
-                raise Refused(503, Trouble(error="following", message=message, leader=leader))
-            raise Refused(
+                raise RequestError(503, Trouble(error="following", message=message, leader=leader))
+            raise RequestError(
                 503,
                 Trouble(
                     error="starting",
@@ -165,7 +165,7 @@ class Desk:
             self._made.clear()
         return present
 
-    def _kept(self, question: tuple[object, ...], make: Callable[[], Message]) -> Answer:
+    def _kept(self, question: tuple[object, ...], make: Callable[[], Message]) -> PageAnswer:
         known = self._made.get(question)
         if known is None:
             if len(self._made) >= KEPT:
@@ -174,10 +174,10 @@ class Desk:
         return known
 
 
-def unreachable(key: Key) -> Refused:
+def unreachable(key: Key) -> RequestError:
     """Without what the client says: it names addresses."""
     message = f"the coordinator of {key} does not respond"
-    return Refused(504, Trouble(error="unreachable", message=message))
+    return RequestError(504, Trouble(error="unreachable", message=message))
 
 
 def _may_see(key: Key, namespace: str | None, present: _Present) -> bool:
@@ -220,5 +220,5 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int, most:
     return int(text)
 
 
-def _bad(message: str) -> Refused:
-    return Refused(400, Trouble(error="badRequest", message=message))
+def _bad(message: str) -> RequestError:
+    return RequestError(400, Trouble(error="badRequest", message=message))

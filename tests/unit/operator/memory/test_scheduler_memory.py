@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlora_operator.memory.fit import Coefficients, Line, StageFit
+from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
-from mlora_operator.memory.reckoning import layouts, reckonings, told_groups
-from mlora_operator.memory.room import Answers, Kinds, room_of
+from mlora_operator.memory.reckoning import layouts, reckonings, reported_groups
+from mlora_operator.memory.scheduler_memory import DemandKinds, MemoryAnswers, scheduler_memory
 from mlora_worker.protocol import LoRAConfig
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
@@ -31,10 +31,10 @@ demands = st.builds(
 )
 
 
-def lines(seed: int) -> Line:
+def lines(seed: int) -> FittedLine:
     """As if it had been learned: any terms may count."""
     rng = random.Random(seed)
-    return Line(
+    return FittedLine(
         Coefficients(*(rng.choice([0.0, rng.uniform(0, 3)]) for _ in range(9))), rng.uniform(0.01, 0.1)
     )
 
@@ -82,53 +82,53 @@ def test_sums_are_the_models_bytes_to_the_last_one(each: list[Demand], shape: An
 def test_answers_are_those_of_the_model(each: list[Demand], part: float, shape: Any, data: Any) -> None:
     """Whatever was asked before, in whatever order tasks are added."""
     by_uid = {str(number): demand for number, demand in enumerate(each)}
-    whole = max(verdict.needed for verdict in model(by_uid, shape=shape).by_stage(by_uid))
+    whole = max(check.needed for check in model(by_uid, shape=shape).by_stage(by_uid))
     asked = model(by_uid, int(whole * part), shape)
-    room = room_of(asked)
+    room = scheduler_memory(asked)
     for uids in data.draw(st.lists(st.permutations(list(by_uid)), min_size=1, max_size=2)):
         held = room.held(())
         for number, uid in enumerate(uids):
             for other in uids[number:]:
                 beside = room.plus(held, other)
-                fits = asked.verdict([*held.uids, other]).fits
+                fits = asked.check([*held.uids, other]).fits
                 assert room.fits(beside) == room.fits_beside(held, other) == fits
             held = room.plus(held, uid)
-            assert room.fits_alone(uid) == asked.verdict([uid]).fits
-    assert room.verdict(held) == asked.verdict(uids)
+            assert room.fits_alone(uid) == asked.check([uid]).fits
+    assert room.check(held) == asked.check(uids)
 
 
 def test_an_unknown_task_is_an_error() -> None:
     with pytest.raises(KeyError):
-        room_of(model({})).held(("a",))
+        scheduler_memory(model({})).held(("a",))
 
 
 def test_a_room_answers_also_when_kinds_have_been_forgotten_since_it_was_made() -> None:
     """It is kept from one decision to the next, while others ask about other tasks."""
     rooms = []
-    kinds = Kinds(layouts(toy_facts(), told_groups(toy_stages()), recompute=False), most=1)
+    kinds = DemandKinds(layouts(toy_facts(), reported_groups(toy_stages()), recompute=False), most=1)
     for ranks in ((1, 2, 3), (4, 5, 6)):
         asked = model({str(rank): Demand(LoRAConfig(rank=rank), 64, 64) for rank in ranks})
-        rooms.append((asked, Answers(kinds, reckonings(asked, kinds.layouts)).room(asked)))
+        rooms.append((asked, MemoryAnswers(kinds, reckonings(asked, kinds.layouts)).memory(asked)))
     asked, room = rooms[0]
     assert not kinds.brought.keys() & room.brought.keys(), "they were forgotten"
     held = room.held(["1", "2"])
-    assert room.fits_beside(held, "3") == asked.verdict(["1", "2", "3"]).fits
-    assert room.fits(room.plus(held, "3")) == asked.verdict(["1", "2", "3"]).fits
+    assert room.fits_beside(held, "3") == asked.check(["1", "2", "3"]).fits
+    assert room.fits(room.plus(held, "3")) == asked.check(["1", "2", "3"]).fits
 
 
 def test_what_tasks_that_are_out_hold_counts_on_its_stage_alone_and_only_for_now() -> None:
     each = {"a": Demand(LoRAConfig(rank=16), 512, 256), "b": Demand(LoRAConfig(rank=4), 512, 256)}
-    needed = [verdict.needed for verdict in model(each).by_stage(each)]
+    needed = [check.needed for check in model(each).by_stage(each)]
     budget = max(needed) + 1000
     asked = model(each, budget)
     for stage, need in enumerate(needed):
         for left, fits in ((budget - need, True), (budget - need + 1, False)):
             lingering = tuple(left if stage == other else 0 for other in range(len(needed)))
-            room = room_of(asked, lingering)
+            room = scheduler_memory(asked, lingering)
             held = room.held(each)
             assert room.fits_already(held) is fits
             assert room.fits(held)
             assert room.fits_alone("a")
-            assert not room.says_the_same_as(room_of(asked))
-            assert room.says_the_same_as(room_of(asked, lingering))
-    assert room_of(asked).fits_already(room_of(asked).held(each))
+            assert not room.says_the_same_as(scheduler_memory(asked))
+            assert room.says_the_same_as(scheduler_memory(asked, lingering))
+    assert scheduler_memory(asked).fits_already(scheduler_memory(asked).held(each))

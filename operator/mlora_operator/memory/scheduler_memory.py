@@ -17,15 +17,15 @@ from mlora_operator.memory.fit import StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.reckoning import (
     Brought,
+    ReportedGroups,
     StageLayout,
     StageReckoning,
     Sums,
-    ToldGroups,
     layouts,
     reckonings,
-    told_groups,
+    reported_groups,
 )
-from mlora_operator.scheduling.admission import Verdict
+from mlora_operator.scheduling.admission import MemoryCheck
 from mlora_worker.protocol import ModelFacts, StageReport
 
 _MODELS = 256  # that are remembered: those of all pipelines
@@ -36,23 +36,23 @@ Kind = tuple[object, ...]  # what a task asks for, as far as memory goes
 
 
 @dataclass(slots=True)
-class Beside:
+class KindSet:
     """What is known of a set of kinds, whoever asks for it."""
 
     fits: dict[int, bool] = field(default_factory=dict)  # whether one of a kind fits beside it
     sums: tuple[Sums, ...] | None = None  # by stage; None: nobody has asked yet
 
 
-class Held(NamedTuple):
+class TaskSet(NamedTuple):
     """Some tasks, and what they ask for; both in no order that matters."""
 
     uids: tuple[str, ...]
     kinds: tuple[int, ...]  # numbers of kinds, sorted
-    beside: Beside  # all such sets share it
+    beside: KindSet  # all such sets share it
 
 
 @dataclass(slots=True)
-class Kinds:
+class DemandKinds:
     """What tasks bring to the stages of one base model, each kind once. That outlives what is learned of the memory, and
     pipelines of the same model share it."""
 
@@ -97,28 +97,28 @@ class Kinds:
     def _forget(self) -> None:
         self._known.clear()
         self._numbers.clear()
-        self.brought = {}  # another one: a room that was made before still has its own
+        self.brought = {}  # another one: a memory that was made before still has its own
         self._asked.clear()
 
 
 @dataclass(slots=True)
-class Answers:
+class MemoryAnswers:
     """About one model."""
 
-    kinds: Kinds
+    kinds: DemandKinds
     stages: tuple[StageReckoning, ...]
     fits: dict[tuple[int, ...], bool] = field(default_factory=dict)  # by numbers of kinds, sorted
-    beside: dict[tuple[int, ...], Beside] = field(default_factory=dict)  # in the same way
-    verdicts: dict[tuple[int, ...], Verdict] = field(default_factory=dict)  # as ``fits``, with figures
+    beside: dict[tuple[int, ...], KindSet] = field(default_factory=dict)  # in the same way
+    checks: dict[tuple[int, ...], MemoryCheck] = field(default_factory=dict)  # as ``fits``, with figures
 
-    def room(self, model: MemoryModel, lingering: tuple[int, ...] = ()) -> ModelRoom:
+    def memory(self, model: MemoryModel, lingering: tuple[int, ...] = ()) -> SchedulerMemory:
         numbers = self.kinds.numbers_of(model.demands)
-        return ModelRoom(model, self, numbers, self.kinds.brought, self.of(()), lingering)
+        return SchedulerMemory(model, self, numbers, self.kinds.brought, self.of(()), lingering)
 
-    def of(self, kinds: tuple[int, ...]) -> Beside:
+    def of(self, kinds: tuple[int, ...]) -> KindSet:
         known = self.beside.get(kinds)
         if known is None:
-            known = self.beside[kinds] = Beside()
+            known = self.beside[kinds] = KindSet()
         return known
 
     def fit(self, kinds: tuple[int, ...], brought: ByKind) -> bool:
@@ -129,7 +129,7 @@ class Answers:
             self._note(kinds, known)
         return known
 
-    def fit_beside(self, kinds: tuple[int, ...], number: int, beside: Beside, brought: ByKind) -> bool:
+    def fit_beside(self, kinds: tuple[int, ...], number: int, beside: KindSet, brought: ByKind) -> bool:
         """``beside``: of ``kinds``."""
         together = _with(kinds, number)
         known = self.fits.get(together)
@@ -154,17 +154,17 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelRoom:
-    """``scheduling.room.Memory`` of one pipeline, for one decision."""
+class SchedulerMemory:
+    """``scheduling.memory.Memory`` of one pipeline, for one decision."""
 
     model: MemoryModel
-    answers: Answers
+    answers: MemoryAnswers
     numbers: Mapping[str, int]  # of kinds, by uid
     brought: ByKind  # by these
-    nobody: Beside  # of the empty set
+    nobody: KindSet  # of the empty set
     lingering: tuple[int, ...] = ()  # bytes on each stage that tasks hold which are out; none: nothing
 
-    def says_the_same_as(self, other: ModelRoom) -> bool:
+    def says_the_same_as(self, other: SchedulerMemory) -> bool:
         """Of the same model about the same tasks."""
         return (
             self.answers is other.answers
@@ -172,11 +172,11 @@ class ModelRoom:
             and self.lingering == other.lingering
         )
 
-    def held(self, uids: Iterable[str]) -> Held:
+    def held(self, uids: Iterable[str]) -> TaskSet:
         listed = tuple(uids)
         return self._held(listed, tuple(sorted(self.numbers[uid] for uid in listed)))
 
-    def plus(self, held: Held, uid: str) -> Held:
+    def plus(self, held: TaskSet, uid: str) -> TaskSet:
         return self._held((*held.uids, uid), _with(held.kinds, self.numbers[uid]))
 
     def fits_alone(self, uid: str) -> bool:
@@ -184,36 +184,36 @@ class ModelRoom:
         known = self.nobody.fits.get(number)
         return self._asked((), number, self.nobody) if known is None else known
 
-    def fits(self, held: Held) -> bool:
+    def fits(self, held: TaskSet) -> bool:
         return self.answers.fit(held.kinds, self.brought)
 
-    def fits_beside(self, held: Held, uid: str) -> bool:
+    def fits_beside(self, held: TaskSet, uid: str) -> bool:
         number = self.numbers[uid]
         known = held.beside.fits.get(number)
         return self._asked(held.kinds, number, held.beside) if known is None else known
 
-    def _asked(self, kinds: tuple[int, ...], number: int, beside: Beside) -> bool:
+    def _asked(self, kinds: tuple[int, ...], number: int, beside: KindSet) -> bool:
         return self.answers.fit_beside(kinds, number, beside, self.brought)
 
-    def fits_already(self, held: Held) -> bool:
+    def fits_already(self, held: TaskSet) -> bool:
         if not any(self.lingering):
             return True
         each = zip(self.model.by_stage(held.uids), self.lingering, strict=False)
-        return all(verdict.needed + left <= verdict.budget for verdict, left in each)
+        return all(check.needed + left <= check.budget for check, left in each)
 
-    def verdict(self, held: Held) -> Verdict:
-        known = self.answers.verdicts.get(held.kinds)
+    def check(self, held: TaskSet) -> MemoryCheck:
+        known = self.answers.checks.get(held.kinds)
         if known is None:
-            if len(self.answers.verdicts) >= _ANSWERS:
-                self.answers.verdicts.clear()
-            known = self.answers.verdicts[held.kinds] = self.model.verdict(held.uids)
+            if len(self.answers.checks) >= _ANSWERS:
+                self.answers.checks.clear()
+            known = self.answers.checks[held.kinds] = self.model.check(held.uids)
         return known
 
-    def _held(self, uids: tuple[str, ...], kinds: tuple[int, ...]) -> Held:
-        return Held(uids, kinds, self.answers.of(kinds))
+    def _held(self, uids: tuple[str, ...], kinds: tuple[int, ...]) -> TaskSet:
+        return TaskSet(uids, kinds, self.answers.of(kinds))
 
 
-def room_of(model: MemoryModel, lingering: tuple[int, ...] = ()) -> ModelRoom:
+def scheduler_memory(model: MemoryModel, lingering: tuple[int, ...] = ()) -> SchedulerMemory:
     """The model, with what it was asked before. ``lingering``: bytes on each stage that tasks hold which are out."""
     learned = tuple(sorted(model.learned.items(), key=lambda item: item[0]))
     answers = _answers(
@@ -225,7 +225,7 @@ def room_of(model: MemoryModel, lingering: tuple[int, ...] = ()) -> ModelRoom:
         model.recompute,
         learned,
     )
-    return answers.room(model, lingering)
+    return answers.memory(model, lingering)
 
 
 @lru_cache(maxsize=_MODELS)
@@ -237,15 +237,15 @@ def _answers(
     margin: float,
     recompute: bool,
     learned: tuple[tuple[int, StageFit], ...],
-) -> Answers:
+) -> MemoryAnswers:
     model = MemoryModel(facts, stages, microbatch_tokens, budget, margin, {}, recompute, dict(learned))
-    kinds = _kinds(facts, told_groups(stages), recompute)
-    return Answers(kinds, reckonings(model, kinds.layouts))
+    kinds = _kinds(facts, reported_groups(stages), recompute)
+    return MemoryAnswers(kinds, reckonings(model, kinds.layouts))
 
 
 @lru_cache(maxsize=_MODELS)
-def _kinds(facts: ModelFacts, told: tuple[ToldGroups, ...], recompute: bool) -> Kinds:
-    return Kinds(layouts(facts, told, recompute=recompute))
+def _kinds(facts: ModelFacts, told: tuple[ReportedGroups, ...], recompute: bool) -> DemandKinds:
+    return DemandKinds(layouts(facts, told, recompute=recompute))
 
 
 def _with(kinds: tuple[int, ...], number: int) -> tuple[int, ...]:

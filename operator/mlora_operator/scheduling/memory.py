@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from mlora_operator.scheduling.admission import Fits, Verdict
+from mlora_operator.scheduling.admission import Fits, MemoryCheck
 
 Held = TypeVar("Held")
 
 
-class Memory(Protocol[Held]):
+class PipelineMemory(Protocol[Held]):
     """Tasks are added up one by one, so that a decision over a thousand tasks need not add up every set anew.
 
     ``Held`` is the sum of what some tasks ask for; nobody but the memory looks into it. A set that fits must still fit
@@ -25,7 +25,7 @@ class Memory(Protocol[Held]):
     def fits_alone(self, uid: str) -> bool: ...
 
     def fits(self, held: Held) -> bool:
-        """Whether ``verdict`` would say that it fits."""
+        """Whether ``check`` would say that it fits."""
         ...
 
     def fits_beside(self, held: Held, uid: str) -> bool:
@@ -36,22 +36,22 @@ class Memory(Protocol[Held]):
         """Whether what fits does so at this moment, too: tasks that are out may not have let go of all yet."""
         ...
 
-    def verdict(self, held: Held) -> Verdict: ...
+    def check(self, held: Held) -> MemoryCheck: ...
 
 
-class Beside(NamedTuple, Generic[Held]):
+class CheckBeside(NamedTuple, Generic[Held]):
     """A task and those beside whom it was looked at, in the memory that can say what that means."""
 
-    memory: Memory[Held]
+    memory: PipelineMemory[Held]
     held: Held
     uid: str
 
-    def verdict(self) -> Verdict:
-        return self.memory.verdict(self.memory.plus(self.held, self.uid))
+    def check(self) -> MemoryCheck:
+        return self.memory.check(self.memory.plus(self.held, self.uid))
 
 
 @dataclass(frozen=True, slots=True)
-class AskedAnew:
+class WholeSetMemory:
     """A memory that judges whole sets: simple, and as slow as ``judge`` is."""
 
     judge: Fits
@@ -75,5 +75,5 @@ class AskedAnew:
     def fits_already(self, held: tuple[str, ...]) -> bool:
         return self.judge_now is None or self.judge_now(held).fits
 
-    def verdict(self, held: tuple[str, ...]) -> Verdict:
+    def check(self, held: tuple[str, ...]) -> MemoryCheck:
         return self.judge(held)
