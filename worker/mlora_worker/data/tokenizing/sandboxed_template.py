@@ -207,8 +207,10 @@ def _cause(code: int) -> str:
             "simpler, or train on fewer rows"
         )
     if code == -signal.SIGKILL:
-        return "its process was killed, most likely because it ran out of memory: look for lists and texts "
-        "that grow in loops"
+        return (
+            "its process was killed, most likely because it ran out of memory: look for lists and texts "
+            "that grow in loops"
+        )
     ending = signal.Signals(-code).name if -code in {*signal.Signals} else f"code {code}"
     return (
         f"it broke the process that renders it ({ending}): look for values that contain themselves, and for lists and "
