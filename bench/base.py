@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.products import choose_products
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import ModelSource, StorageAccess
 from mlora_worker.storage.base_model.model_source import ModelFiles
@@ -46,10 +47,11 @@ def cut_folder(whole: Path, layers: int, target: Path) -> Path:
 
 
 def whole_stage(folder: Path, dtype: torch.dtype, device: torch.device = CPU) -> Stage:
-    """The model as one stage of this project."""
+    """The model as one stage of this project, with the products that a worker would choose here."""
     store = open_store(StorageAccess(), allow_files=True)
     source = ModelSource(name="base", uri=f"file://{folder}", dtype=str(dtype).removeprefix("torch."))
-    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, dtype, device)
+    freeze = choose_products(folder, 0, 1, dtype, device, None).freeze
+    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, dtype, device, freeze, freeze)
 
 
 def transformers_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -116,6 +116,7 @@ def main(arguments: list[str]) -> int:
         "tasks": TASKS,
         "batch": size,
         "dtype": options.dtype,
+        "products": ours.engine.stage.products,  # of all sides
     }
     print(last_line("limit", result, repetitions=count, threads=options.threads, quick=options.quick))
     return 0

@@ -72,6 +72,7 @@ CONFIGURATIONS = (
 @dataclass(frozen=True)
 class Measured:
     configuration: Configuration
+    products: str  # the library that this project's side multiplied with
     times: list[dict[str, float]]  # per repetition and side, seconds
     tokens: list[int]  # per repetition
     difference: float  # largest relative one between the sides' losses
@@ -87,6 +88,7 @@ class Measured:
         return {
             "targets": list(self.configuration.targets),
             "dtype": str(self.configuration.dtype).removeprefix("torch."),
+            "products": self.products,
             "repetitions": len(self.times),
             "tokens": sum(self.tokens),
             "tokens_per_second": rates,
@@ -134,6 +136,7 @@ def main(arguments: list[str]) -> int:
     result = {
         **{f"vs_{peer}": first.ratio(peer) for peer in PEERS},
         "vs_peft_all": everywhere.ratio("peft"),
+        "products": first.products,
         "configs": [measured.as_json() for measured in results],
         "left_out": left_out,
         "bfloat16_slowdown": slowdown,
@@ -180,7 +183,9 @@ def measure(
         times.append({name: turns[name][0] for name in sides})
         tokens.append(batch.tokens)
         last = time.monotonic() - began
-    return Measured(configuration, times, tokens, difference)
+    ours = sides["ours"]
+    assert isinstance(ours, Ours)
+    return Measured(configuration, ours.engine.stage.products, times, tokens, difference)
 
 
 def agree(configuration: Configuration, cut: Path, rows: Sequence[TokenRow], peers: Sequence[str]) -> None:
@@ -254,5 +259,5 @@ def show(measured: Measured) -> str:
     head = [measured.configuration.label, "tokens/s", "ours is x times"]
     return (
         f"{table(head, rows)}\n{content['repetitions']} repetitions, {content['tokens']:,} tokens, losses of the first "
-        f"step differ by {measured.difference:.1e} at most\n"
+        f"step differ by {measured.difference:.1e} at most; products of {measured.products}\n"
     )

@@ -15,6 +15,9 @@ from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import DataCounts, Dataset, LoRAConfig, TaskPhase, TaskPlan, Training
@@ -122,10 +125,17 @@ class Trained:
 
 
 def engines_of(
-    base: Base, stages: int, *, dtype: torch.dtype = torch.float32, recompute: bool = False
+    base: Base,
+    stages: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    recompute: bool = False,
+    freeze: Freeze = PlainWeight,
 ) -> list[StageEngine]:
     return [
-        StageEngine(load_stage(base.folder, base, stage, stages, dtype, CPU), recompute=recompute)
+        StageEngine(
+            load_stage(base.folder, base, stage, stages, dtype, CPU, freeze, freeze), recompute=recompute
+        )
         for stage in range(stages)
     ]
 
@@ -138,12 +148,13 @@ def train(
     budget: int = 10_000,
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
+    freeze: Freeze = PlainWeight,
 ) -> dict[str, Trained]:
     """Train ``tasks`` together in one pipeline: the real dispatcher, planner, loops and engines of ``stages`` stages.
 
-    ``budget``: most tokens of a microbatch.
+    ``budget``: most tokens of a microbatch. ``freeze``: how the base's weights are kept.
     """
-    engines = engines_of(base, stages, dtype=dtype, recompute=recompute)
+    engines = engines_of(base, stages, dtype=dtype, recompute=recompute, freeze=freeze)
     frozen = [tensor.clone() for tensor in base_weights(engines)]
     results = {task.name: Trained(start=start_of(engines, task)) for task in tasks}
     pipeline = ThreadedPipeline(engines, {task.name: task.prepared() for task in tasks}, budget=budget)
@@ -164,6 +175,9 @@ def train(
 def base_weights(engines: Sequence[StageEngine]) -> Iterator[Tensor]:
     for engine in engines:
         yield from engine.stage.layers.state_dict().values()
+        for module in engine.stage.layers.modules():
+            if isinstance(module, FrozenWeight):
+                yield module.dense(engine.stage.dtype)
 
 
 def start_of(engines: Sequence[StageEngine], task: Task) -> dict[str, Tensor]:

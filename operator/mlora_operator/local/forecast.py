@@ -28,6 +28,7 @@ from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
 from mlora_worker.protocol import ModelFacts, RowSummary, StageReport, StageShape, SurveyAnswer, TaskAnswer
 from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
+from mlora_worker.stream.packing import may_pack
 from mlora_worker.stream.planner import StreamPlan, TaskLoad, plan_stream, rows_per_step
 
 UNKNOWN_MEMORY = 2**62  # bytes; more than any task asks for
@@ -45,6 +46,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class StageForecast:
     shape: StageShape
+    weights: int  # bytes, packed where a worker may pack them
     share: float  # of the cost of a token
     embedding: bool
     head: bool
@@ -119,7 +121,14 @@ def forecast(
         device=device,
         memory=memory,
         stages=tuple(
-            StageForecast(shape, cost.per_token / whole, shape.stage == 0, shape is answer.stages[-1], check)
+            StageForecast(
+                shape,
+                _weights(shape, device, memory),
+                cost.per_token / whole,
+                shape.stage == 0,
+                shape is answer.stages[-1],
+                check,
+            )
             for shape, cost, check in zip(answer.stages, costs, model.by_stage(admitted), strict=True)
         ),
         tasks=tuple(
@@ -129,7 +138,7 @@ def forecast(
         plan=plan,
         speedup=speedup,
         tokens_per_second=tokens_per_second * speedup if tokens_per_second and admitted else None,
-        assumed=tuple(_assumed(tasks, answers, facts, device, memory, known)),
+        assumed=tuple(_assumed(tasks, answers, facts, answer.stages, device, memory, known)),
     )
 
 
@@ -151,7 +160,7 @@ def _memory_model(
                 first_layer=shape.first_layer,
                 last_layer=shape.last_layer,
                 device=device,
-                resident_bytes=shape.resident_bytes,
+                resident_bytes=_weights(shape, device, memory),
                 capacity_bytes=memory.bytes[shape.stage] if memory.bytes is not None else UNKNOWN_MEMORY,
                 input_groups=groups.get(shape.stage, ()),
             )
@@ -168,6 +177,13 @@ def _memory_model(
         recompute=spec.recompute_activations,
         learned=known.fits,
     )
+
+
+def _weights(shape: StageShape, device: str, memory: DeviceMemory) -> int:
+    """Bytes, as many as they may be: whether a worker packs them depends on its processor, too."""
+    budget = memory.bytes[shape.stage] if memory.bytes is not None else None
+    packs = device == "cpu" and may_pack(shape.parameters, shape.packed_bytes, budget)
+    return shape.packed_bytes if packs else shape.resident_bytes
 
 
 def _admissions(
@@ -271,6 +287,7 @@ def _assumed(
     tasks: Sequence[Task],
     answers: Mapping[str, TaskAnswer],
     facts: ModelFacts,
+    shapes: Sequence[StageShape],
     device: str,
     memory: DeviceMemory,
     known: LearnedPipeline,
@@ -284,6 +301,11 @@ def _assumed(
             yield f"{task.key.name}: its rows were not read{why}; each is assumed to have {longest} tokens"
         elif answer.rows is not None and not answer.rows.whole:
             yield f"{task.key.name}: the other rows are assumed to be like the first {answer.rows.counts.rows}"
+    if any(one.products is None and _weights(one, device, memory) > one.resident_bytes for one in shapes):
+        yield (
+            "weights: packed for oneDNN, which takes twice their memory and is faster on some processors; a worker "
+            "chooses when it starts, and its report says what it took"
+        )
     if memory.bytes is None:
         yield f"the memory is not known ({memory.source}): every task is assumed to fit; set --memory"
     else:

@@ -2,6 +2,8 @@
 
 ``weight``   the one type behind which plain, packed and quantised weights stand, and how such a weight multiplies
 ``plain``    an ordinary tensor, and products with one
+``packed``   a weight in the order of oneDNN
+``choose``   which of the two a stage takes
 ``linear``   the module that has such a weight; puts it in the place of torch's own
 
 Knows nothing of models nor of adapters: ``model`` makes the weights, ``lora`` and the loss multiply with them.

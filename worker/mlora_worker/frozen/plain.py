@@ -17,16 +17,19 @@ class DenseMultiplier:
 
     matrix: Tensor
 
+    @property
+    def joins_rows(self) -> bool:
+        return False
+
     def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         if bias is None:
             return torch.mm(x, self.matrix.T, out=out)
         return torch.addmm(bias, x, self.matrix.T, out=out)
 
-    def back(self, grad: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
-        if not add:
+    def back(self, grad: Tensor, onto: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if onto is None:
             return torch.mm(grad, self.matrix, out=out)
-        assert out is not None
-        return out.addmm_(grad, self.matrix)
+        return torch.addmm(onto, grad, self.matrix, out=onto if out is None else out)
 
 
 class PlainWeight(FrozenWeight):

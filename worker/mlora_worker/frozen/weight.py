@@ -17,13 +17,18 @@ from torch import Tensor, nn
 class Multiplier(Protocol):
     """A matrix [out, in] that is ready for products in one type. What it is given and writes is of that type."""
 
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a row's result has the same bits whatever rows are beside it, so that rows of many tasks may be
+        multiplied together. Else each task's are multiplied by themselves."""
+        ...
+
     def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """``x W^T + bias``: [rows, in] -> [rows, out], written to ``out`` where there is one."""
         ...
 
-    def back(self, grad: Tensor, out: Tensor | None = None, *, add: bool = False) -> Tensor:
-        """``grad W``: [rows, out] -> [rows, in], written to ``out`` where there is one, with ``add`` on top of what is
-        there."""
+    def back(self, grad: Tensor, onto: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """``grad W``, plus ``onto``, which is used up; [rows, out] -> [rows, in], written to ``out`` where there is one."""
         ...
 
 
@@ -34,6 +39,7 @@ class FrozenWeight(nn.Module):
     """
 
     shape: tuple[int, int]
+    library = "torch"  # that multiplies with it
 
     @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:

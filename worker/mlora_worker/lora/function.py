@@ -47,14 +47,19 @@ class GroupedLinears(torch.autograd.Function):
         multipliers = [weight.multiplier(wide) for weight in weights]
         wide_biases = [None if bias is None else bias.to(wide) for bias in biases]
         blocks = tuple(row_blocks(len(flat), segments, products.rows_per_block))
-        outputs = [flat.new_empty(len(flat), weight.shape[0]) for weight in weights]
+        joined = wide == flat.dtype and all(multiplier.joins_rows for multiplier in multipliers)
+        outputs = [
+            multiplier.times(flat, bias) if joined else flat.new_empty(len(flat), weight.shape[0])
+            for multiplier, weight, bias in zip(multipliers, weights, wide_biases, strict=True)
+        ]
         saved = []
         for rows, own in blocks:
             some = flat[rows].to(wide)
             targets = [output[rows] for output in outputs]
             parts = targets if wide == flat.dtype else [target.to(wide) for target in targets]
-            for part, multiplier, bias in zip(parts, multipliers, wide_biases, strict=True):
-                multiplier.times(some, bias, out=part)
+            if not joined:
+                for part, multiplier, bias in zip(parts, multipliers, wide_biases, strict=True):
+                    multiplier.times(some, bias, out=part)
             saved.append(products.forward(some, parts, own) if own else ())
             if wide != flat.dtype:
                 for target, part in zip(targets, parts, strict=True):
@@ -72,23 +77,32 @@ class GroupedLinears(torch.autograd.Function):
         grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
         dtype = grads[0].dtype
         wide = product_dtype(dtype, grads[0].device)
-        grad_x, multipliers = None, list[Multiplier]()
+        grad_x, multipliers, joined = None, list[Multiplier](), False
         if ctx.needs_input_grad[0]:
-            grad_x = grads[0].new_empty(len(grads[0]), ctx.inputs[-1])
             multipliers = [weight.multiplier(wide) for weight in ctx.weights]
+            joined = wide == dtype and all(multiplier.joins_rows for multiplier in multipliers)
+            empty = None if joined else grads[0].new_empty(len(grads[0]), ctx.inputs[-1])
+            grad_x = _back(multipliers, grads) if empty is None else empty
         for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=True):
             saved, lows = tuple(lows[:count]), lows[count:]
             parts = [grad[rows].to(wide) for grad in grads]
             part_x = None if grad_x is None else grad_x[rows].to(wide)
-            if part_x is not None:
-                for number, (part, multiplier) in enumerate(zip(parts, multipliers, strict=True)):
-                    multiplier.back(part, part_x, add=number > 0)
+            if part_x is not None and not joined:
+                _back(multipliers, parts, part_x)
             if own:
                 assert flat is not None
                 ctx.products.backward(flat[rows].to(wide), parts, part_x, own, saved)
             if grad_x is not None and part_x is not None and wide != dtype:
                 grad_x[rows].copy_(part_x)
         return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None
+
+
+def _back(multipliers: Sequence[Multiplier], grads: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """The input's gradient, added up over the modules."""
+    total = multipliers[0].back(grads[0], out=out)
+    for multiplier, grad in zip(multipliers[1:], grads[1:], strict=True):
+        total = multiplier.back(grad, onto=total, out=out)
+    return total
 
 
 def row_blocks(tokens: int, segments: Sequence[GroupSegment], rows_per_block: int | None) -> Iterator[Block]:

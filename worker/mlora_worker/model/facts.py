@@ -59,7 +59,8 @@ def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageSh
     """What each stage will hold, from the configuration alone. Raises UnsupportedModel, TooManyStages.
 
     ``resident_bytes`` are those that ``Stage.resident_bytes`` measures: a tied head counts once where the embedding is on
-    the same stage, and again on the last stage otherwise, which has its own copy.
+    the same stage, and again on the last stage otherwise, which has its own copy. Packed, each matrix is there twice; an
+    embedding stays as it is beside the head that is tied to it.
     """
     model = meta_model(read_config(folder), dtype)
     family, head = family_of(model.config), model.get_output_embeddings()
@@ -78,13 +79,20 @@ def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageSh
         ]
         if stage == stages - 1 and not (architecture.tied_head and stages == 1):
             tensors.append(head.weight)
+        resident = sum(tensor.nbytes for tensor in tensors) + rotary_bytes
+        packed = dtype.itemsize * sum(
+            linear.in_features * linear.out_features for linear in architecture.linears if linear.layer in own
+        )
+        if stage == stages - 1:
+            packed += head.weight.nbytes * (2 if architecture.tied_head and stages == 1 else 1)
         shapes.append(
             StageShape(
                 stage=stage,
                 first_layer=own.start,
                 last_layer=own.stop - 1,
                 parameters=sum(tensor.numel() for tensor in tensors),
-                resident_bytes=sum(tensor.nbytes for tensor in tensors) + rotary_bytes,
+                resident_bytes=resident,
+                packed_bytes=resident + packed,
             )
         )
     return tuple(shapes)

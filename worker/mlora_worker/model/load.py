@@ -51,10 +51,12 @@ def load_stage(
     dtype: torch.dtype,
     device: torch.device,
     freeze: Freeze = PlainWeight,
+    freeze_head: Freeze = PlainWeight,
 ) -> Stage:
     """Stage ``stage`` of ``stages`` of the model whose config.json is in ``folder``: frozen, in eval mode.
 
     ``freeze`` makes the weights of the linear modules, layer by layer: no more than one layer is there as it was read.
+    ``freeze_head`` makes that of the head, whose tensor may be the embedding's.
 
     Raises UnsupportedModel, TooManyStages, IncompleteModel, and what ``source`` raises.
     """
@@ -109,7 +111,7 @@ def load_stage(
         embedding=embedding,
         positions=positions,
         norm=end[0] if last else None,
-        head_weight=None if head_weight is None else PlainWeight(head_weight),
+        head_weight=None if head_weight is None else freeze_head(head_weight),
         logit_cap=getattr(config, family.logit_cap) if family.logit_cap else None,
         embedding_factor=embedding_factor_of(family, config),
         logit_factor=logit_factor_of(family, config),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,6 +51,27 @@ class Stage:
     @property
     def last(self) -> bool:
         return self.index == self.stages - 1
+
+    @property
+    def products(self) -> str:
+        """The library that multiplies with its weights."""
+        return next((one.weight.library for one in self.linears.values()), FrozenWeight.library)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the frozen weights, however many bytes each takes; a tied head on one stage counts once."""
+        parts = (self.layers, self.embedding, self.positions, self.norm)
+        inside = [module for part in parts if part is not None for module in part.modules()]
+        weights = [module for module in inside if isinstance(module, FrozenWeight)]
+        own = [
+            tensor
+            for module in inside
+            if not isinstance(module, FrozenWeight)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
+        ]
+        if self.head_weight is not None and not (self.architecture.tied_head and self.first):
+            weights.append(self.head_weight)
+        return sum(tensor.numel() for tensor in own) + sum(math.prod(weight.shape) for weight in weights)
 
     @property
     def resident_bytes(self) -> int:

@@ -102,6 +102,11 @@ class StageReport(Message):
         default=(),
         description="Linear modules of a layer that read the same input, in the order of their calls.",
     )
+    # From report format 7 on, or left out:
+    parameters: Amount | None = Field(default=None, description="Numbers in the frozen weights.")
+    products: Word | None = Field(
+        default=None, description="Library that multiplies with the frozen weights: torch or oneDNN."
+    )
 
 
 class ModelSource(Message):

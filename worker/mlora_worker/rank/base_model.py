@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.products import choose_products
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import (
     StageReport,
@@ -58,6 +59,8 @@ def stage_report(
         resident_bytes=stage.resident_bytes,
         capacity_bytes=capacity_bytes(device),
         input_groups=groups,
+        parameters=stage.parameters,
+        products=stage.products,
     )
 
 
@@ -77,7 +80,10 @@ def capacity_bytes(device: torch.device) -> int:
 
 def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: torch.device) -> Stage:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    stage = load_stage(files.folder(), files, rank, config.stages, dtype, device)
+    folder, budget = files.folder(), config.memory_budget or capacity_bytes(device)
+    chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
+    log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
+    stage = load_stage(folder, files, rank, config.stages, dtype, device, chosen.freeze, chosen.freeze)
     files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
     return stage

@@ -143,8 +143,12 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
                     stage=stage.stage,
                     first_layer=stage.first_layer,
                     last_layer=stage.last_layer,
-                    parameters=stage.resident_bytes // facts.dtype_bytes,
+                    parameters=stage.parameters
+                    if stage.parameters is not None
+                    else stage.resident_bytes // facts.dtype_bytes,
                     resident_bytes=stage.resident_bytes,
+                    packed_bytes=stage.resident_bytes,  # packed or not: these are there
+                    products=stage.products,
                 )
                 for stage in known.stages
             ),

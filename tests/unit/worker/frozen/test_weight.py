@@ -46,10 +46,10 @@ def test_both_products_are_those_of_the_dense_matrix(kind: type[PlainWeight] | t
     out = torch.empty(8, 5)
     assert multiplier.times(rows, bias, out).data_ptr() == out.data_ptr()
     torch.testing.assert_close(out, wanted + bias)
-    total = multiplier.back(out, torch.empty(8, 3))
+    total = torch.empty(8, 3)
+    assert multiplier.back(out, out=total).data_ptr() == total.data_ptr()
     torch.testing.assert_close(total, out @ matrix)
-    assert multiplier.back(out, total, add=True) is total
-    torch.testing.assert_close(total, 2 * out @ matrix)
+    torch.testing.assert_close(multiplier.back(out, onto=total), 2 * out @ matrix)
 
 
 @pytest.mark.parametrize("kind", [PlainWeight, Halved])

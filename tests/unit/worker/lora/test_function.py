@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mlora_worker.frozen.packed import PackedWeight, available
 from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.lora.cpu import CpuProducts
 from mlora_worker.lora.dropout import dropout_mask, token_keys
 from mlora_worker.lora.function import GroupedLinears, row_blocks
@@ -98,10 +101,15 @@ class Blocks(CpuProducts):
         self.rows_per_block = rows
 
 
-def fused(case: Case, x: Tensor, rows_per_block: int | None = 4) -> tuple[Tensor, ...]:
+def fused(
+    case: Case,
+    x: Tensor,
+    rows_per_block: int | None = 4,
+    kind: Callable[[Tensor], FrozenWeight] = PlainWeight,
+) -> tuple[Tensor, ...]:
     anchor = torch.zeros((), requires_grad=True)
     out: tuple[Tensor, ...] = GroupedLinears.apply(
-        x, anchor, Blocks(rows_per_block), case.segments, [*map(PlainWeight, case.weights)], case.biases
+        x, anchor, Blocks(rows_per_block), case.segments, [*map(kind, case.weights)], case.biases
     )
     return out
 
@@ -211,6 +219,31 @@ def test_a_segment_is_computed_in_the_same_way_beside_any_neighbours(block: int 
             torch.testing.assert_close(found, wanted)
         else:
             assert torch.equal(found, wanted)
+
+
+@pytest.mark.skipif(not available(torch.float32), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_packed_weights_multiply_rows_of_all_segments_at_once_and_give_the_same(kind: str) -> None:
+    """With a part that has no adapter; outputs and all gradients."""
+    dtype = getattr(torch, kind)
+    if not available(dtype):
+        pytest.skip(f"this processor does not multiply {kind}")
+    layout = [
+        Part(37, 3, 2.0, 1.0, 0.2, (0, 1)),
+        Part(11, 0, 1.0, 1.0, 0.0),
+        Part(70, 4, 1.0, 0.5, 0.0, (1,)),
+    ]
+    results = []
+    for packed in (False, True):
+        case = build(layout, 64, (32, 48), True, dtype)
+        x = case.x.clone().requires_grad_()
+        ys = fused(case, x, 16, PackedWeight if packed else PlainWeight)
+        torch.autograd.backward(ys, case.upstream)
+        grads = [grad for segment in case.segments for grad in (segment.grad_a, *segment.grad_b)]
+        results.append([*ys, x.grad, *grads])
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for found, wanted in zip(results[1], results[0], strict=True):
+        assert (found - wanted).norm() <= tolerance * wanted.norm()
 
 
 def test_blocks_hold_each_row_once_and_one_segment_at_most() -> None:

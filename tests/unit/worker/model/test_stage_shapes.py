@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlora_worker.frozen.packed import PackedWeight, available
 from mlora_worker.model.facts import stage_shapes
 from mlora_worker.model.load import load_stage
 from tests.fixtures.model_options import FAMILY
@@ -26,7 +27,25 @@ def test_the_bytes_are_those_that_a_loaded_stage_measures(
         for shape in shapes:
             loaded = load_stage(saved.folder, saved, shape.stage, stages, torch.bfloat16, torch.device("cpu"))
             assert shape.resident_bytes == loaded.resident_bytes
+            assert shape.parameters == loaded.parameters
             assert range(shape.first_layer, shape.last_layer + 1) == loaded.layer_range
+
+
+@pytest.mark.skipif(not available(torch.float32), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_packed_weights_take_as_much_as_was_told_and_are_as_many(small_model: Any, tied: bool) -> None:
+    saved = small_model(
+        "llama", hidden_size=256, head_dim=64, intermediate_size=512, vocab_size=128, tie_word_embeddings=tied
+    )
+    for stages in (1, 2):
+        for shape in stage_shapes(saved.folder, stages, torch.float32):
+            loaded = load_stage(
+                saved.folder, saved, shape.stage, stages, torch.float32, torch.device("cpu"),
+                PackedWeight, PackedWeight,
+            )  # fmt: skip
+            assert shape.packed_bytes == loaded.resident_bytes > shape.resident_bytes
+            assert shape.parameters == loaded.parameters
+            assert loaded.products == "oneDNN"
 
 
 def test_a_tied_head_counts_once_on_one_stage_and_twice_on_two(small_model: Any) -> None:

@@ -1,0 +1,36 @@
+"""What multiplies with the frozen weights of a stage, before any of them is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from mlora_worker.frozen.choose import Chosen, choose
+from mlora_worker.model.architecture import Architecture, read_architecture
+from mlora_worker.model.facts import stage_layers, stage_shapes
+from mlora_worker.stream.packing import may_pack
+
+
+def choose_products(
+    folder: Path, stage: int, stages: int, dtype: torch.dtype, device: torch.device, budget: int | None
+) -> Chosen:
+    """For stage ``stage`` of ``stages`` of the model whose config.json is in ``folder``.
+
+    ``budget``: bytes of the stage; None: no limit. Raises UnsupportedModel, TooManyStages.
+    """
+    shape = stage_shapes(folder, stages, dtype)[stage]
+    room = may_pack(shape.parameters, shape.packed_bytes, budget)
+    return choose(_matrices(read_architecture(folder), stage, stages), dtype, device, room=room)
+
+
+def _matrices(architecture: Architecture, stage: int, stages: int) -> Counter[tuple[int, int]]:
+    """[out, in] of the linear modules and the head, with how many there are."""
+    layers = stage_layers(architecture, stages)[stage]
+    found = Counter(
+        (linear.out_features, linear.in_features) for linear in architecture.linears if linear.layer in layers
+    )
+    if stage == stages - 1:
+        found[architecture.vocab_size, architecture.hidden_size] += 1
+    return found
