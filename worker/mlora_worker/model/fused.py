@@ -1,4 +1,4 @@
-"""Norms and gated activations in one pass each, in float32 on a CPU.
+"""Norms and gated activations in one pass each, on a CPU: in float32, and in bfloat16 with float32 inside.
 
 transformers writes both as chains of element-wise operations, each of which goes through memory, and keeps what lies
 between for the backward. The modules here take the place of those that they equal: ``fuse`` tries each candidate on
@@ -7,7 +7,6 @@ random numbers and leaves alone what differs, so no list of models is kept.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from mlora_worker.runtime.numba_loops import AVAILABLE, compiled, spread
+from mlora_worker.model.fused_kernels import array, kernels
+from mlora_worker.runtime.numba_loops import AVAILABLE, spread
 
-_TOLERANCE = 2e-6  # relative, of the largest element
+# Relative, of the largest element. In bfloat16 it is two roundings: another activation differs by far more.
+_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 _TRIED_ROWS = 5
 
 
@@ -66,7 +67,7 @@ def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     if weight.ndim != 1:  # a norm for each head
         return None
     fused = FusedRMSNorm(weight, epsilon)
-    return fused if _equal(module, fused, len(weight)) else None
+    return fused if _equal(module, fused, len(weight), weight.dtype) else None
 
 
 def _fused_mlp(module: nn.Module) -> FusedGatedMLP | None:
@@ -78,18 +79,18 @@ def _fused_mlp(module: nn.Module) -> FusedGatedMLP | None:
     assert isinstance(up, nn.Linear)
     assert isinstance(down, nn.Linear)
     fused = FusedGatedMLP(gate, up, down)
-    return fused if _equal(module, fused, gate.in_features) else None
+    return fused if _equal(module, fused, gate.in_features, gate.weight.dtype) else None
 
 
 def _suits(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and weight.device.type == "cpu" and not weight.requires_grad
+    return weight.dtype in _TOLERANCE and weight.device.type == "cpu" and not weight.requires_grad
 
 
 @torch.no_grad()
-def _equal(module: nn.Module, fused: nn.Module, size: int) -> bool:
-    x = torch.randn(_TRIED_ROWS, size, generator=torch.Generator().manual_seed(0))
-    found, wanted = fused(x), module(x)
-    return bool((found - wanted).abs().max() <= _TOLERANCE * wanted.abs().max())
+def _equal(module: nn.Module, fused: nn.Module, size: int, dtype: torch.dtype) -> bool:
+    x = torch.randn(_TRIED_ROWS, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found, wanted = fused(x).float(), module(x).float()
+    return bool((found - wanted).abs().max() <= _TOLERANCE[dtype] * wanted.abs().max())
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -98,11 +99,12 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        y, rescale = torch.empty_like(flat), flat.new_empty(len(flat))
-        source, scale, target, rescales = (t.detach().numpy() for t in (flat, weight, y, rescale))
+        y, rescale = torch.empty_like(flat), torch.empty(len(flat))
+        source, scale, target, rescales = map(array, (flat, weight, y, rescale))
+        norm = kernels().norm if flat.dtype == torch.float32 else kernels().half_norm
 
         def some(rows: slice) -> None:
-            _kernels().norm(source[rows], scale, np.float32(epsilon), target[rows], rescales[rows])
+            norm(source[rows], scale, np.float32(epsilon), target[rows], rescales[rows])
 
         spread(some, *flat.shape)
         ctx.save_for_backward(flat, weight, rescale)
@@ -113,12 +115,11 @@ class _RMSNorm(torch.autograd.Function):
         flat, weight, rescale = ctx.saved_tensors
         grad = grads[0].reshape(flat.shape).contiguous()
         grad_x = torch.empty_like(flat)
-        source, scale, rescales, upstream, target = (
-            t.detach().numpy() for t in (flat, weight, rescale, grad, grad_x)
-        )
+        source, scale, rescales, upstream, target = map(array, (flat, weight, rescale, grad, grad_x))
+        back = kernels().norm_backward if flat.dtype == torch.float32 else kernels().half_norm_backward
 
         def some(rows: slice) -> None:
-            _kernels().norm_backward(source[rows], scale, rescales[rows], upstream[rows], target[rows])
+            back(source[rows], scale, rescales[rows], upstream[rows], target[rows])
 
         spread(some, *flat.shape)
         return grad_x.view(grads[0].shape), None, None
@@ -137,67 +138,17 @@ class _SiluTimes(torch.autograd.Function):
         gate, up = (t.contiguous() for t in ctx.saved_tensors)
         grad = grads[0].contiguous()
         # silu's and its derivative's only transcendental part, by torch's vectorised functions.
-        sigmoid = torch.sigmoid(gate)
+        sigmoid = torch.sigmoid(gate if gate.dtype == torch.float32 else gate.float())
         grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
         size = gate.shape[-1]
         gates, ups, sigmoids, upstream, for_gate, for_up = (
-            t.detach().reshape(-1, size).numpy() for t in (gate, up, sigmoid, grad, grad_gate, grad_up)
+            array(t.reshape(-1, size)) for t in (gate, up, sigmoid, grad, grad_gate, grad_up)
         )
+        half = gate.dtype == torch.bfloat16
+        back = kernels().half_silu_times_backward if half else kernels().silu_times_backward
 
         def some(rows: slice) -> None:
-            _kernels().silu_times_backward(
-                gates[rows], ups[rows], sigmoids[rows], upstream[rows], for_gate[rows], for_up[rows]
-            )
+            back(gates[rows], ups[rows], sigmoids[rows], upstream[rows], for_gate[rows], for_up[rows])
 
         spread(some, *gates.shape)
         return grad_gate, grad_up
-
-
-class _Compiled:
-    def __init__(self) -> None:
-        self.norm = compiled(_norm, reorder_sums=True)
-        self.norm_backward = compiled(_norm_backward, reorder_sums=True)
-        self.silu_times_backward = compiled(_silu_times_backward)
-
-
-@cache
-def _kernels() -> _Compiled:
-    return _Compiled()
-
-
-def _norm(x: Any, weight: Any, epsilon: Any, y: Any, rescale: Any) -> None:
-    size = x.shape[1]
-    for token in range(x.shape[0]):
-        total = np.float32(0)
-        for feature in range(size):
-            total += x[token, feature] * x[token, feature]
-        factor = np.float32(1) / np.sqrt(total / np.float32(size) + epsilon)
-        rescale[token] = factor
-        for feature in range(size):
-            y[token, feature] = weight[feature] * (x[token, feature] * factor)
-
-
-def _norm_backward(x: Any, weight: Any, rescale: Any, grad: Any, grad_x: Any) -> None:
-    """grad_x = r (w g) - x r^3 mean(w g x)."""
-    size = x.shape[1]
-    for token in range(x.shape[0]):
-        total = np.float32(0)
-        for feature in range(size):
-            total += weight[feature] * grad[token, feature] * x[token, feature]
-        factor = rescale[token]
-        back = total / np.float32(size) * factor * factor * factor
-        for feature in range(size):
-            grad_x[token, feature] = (
-                factor * (weight[feature] * grad[token, feature]) - back * x[token, feature]
-            )
-
-
-def _silu_times_backward(gate: Any, up: Any, sigmoid: Any, grad: Any, grad_gate: Any, grad_up: Any) -> None:
-    """With s = sigmoid(g): silu(g) = g s, silu'(g) = s (1 + g (1 - s))."""
-    for token in range(gate.shape[0]):
-        for feature in range(gate.shape[1]):
-            s, g = sigmoid[token, feature], gate[token, feature]
-            grad_up[token, feature] = grad[token, feature] * (g * s)
-            grad_gate[token, feature] = (
-                grad[token, feature] * up[token, feature] * (s * (np.float32(1) + g * (np.float32(1) - s)))
-            )
