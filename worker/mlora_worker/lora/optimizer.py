@@ -28,6 +28,8 @@ class TaskOptimizer:
             betas=BETAS,
             eps=EPSILON,
             weight_decay=training.weight_decay,
+            # One pass over the memory. On a GPU it would want the count of steps there, and reading that waits.
+            fused=adapter.gradient.device.type == "cpu",
         )
         # All that the task will hold is taken when it is loaded: an update in the midst of training cannot lack it.
         elements, device = adapter.gradient.numel(), adapter.gradient.device
