@@ -212,7 +212,7 @@ def _tokenised(
         try:
             with closing(encoded_rows(file.rows(), encoder)) as encoded:
                 for line, result in encoded:
-                    made = result if isinstance(result, Drop) else _learnable(result, training, encoder.bos)
+                    made = result if isinstance(result, Drop) else _trainable(result, training, encoder.bos)
                     if isinstance(made, Drop):
                         tally.drop(made, line, shown)
                         continue
@@ -243,7 +243,7 @@ def _unknown_token(ids: npt.NDArray[np.int32], vocabulary: int, encoder: ChatEnc
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Learnable:
+class _Trainable:
     ids: npt.NDArray[np.int32]
     supervised: npt.NDArray[np.bool_]
     labels: npt.NDArray[np.int32]
@@ -253,7 +253,7 @@ class _Learnable:
     special: bool
 
 
-def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable | Drop:
+def _trainable(row: Encoded, training: Training, bos: int | None) -> _Trainable | Drop:
     """Applies the length policy, then drops what has no label left. Raises RowRejected with ``overlong: fail``."""
     ids, supervised = row.ids, row.supervised
     limit, length = training.max_seq_length, len(ids)
@@ -276,7 +276,7 @@ def _learnable(row: Encoded, training: Training, bos: int | None) -> _Learnable 
     count = int(np.count_nonzero(supervised[1:]))
     if not count:
         return Drop.NO_SUPERVISED_TOKENS
-    return _Learnable(ids, supervised, labels, count, length > limit, row.weight, row.special)
+    return _Trainable(ids, supervised, labels, count, length > limit, row.weight, row.special)
 
 
 def _end_of(

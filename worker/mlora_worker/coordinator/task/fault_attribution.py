@@ -10,7 +10,7 @@ Rule:
    several rows: then the task tries again with narrower microbatches, down to single rows.
 4. If all are convicted of the same fault, and it is not about memory, it may be the pipeline's. Then a task that was not
    accused is the *witness*: its next step travels alone, too. If that comes back whole, the convictions stand. Where
-   several are convicted and there is no such task, the witness is one that is made up (``witness.py``): rows that no model
+   several are convicted and there is no such task, the witness is one that is made up (``probe.py``): rows that no model
    can take are their tasks' fault however many have them. Of itself, a made-up witness is never convicted.
 5. When nobody waits any more, there is a verdict. The convicted fail; of want of memory only when they are alone in the
    pipeline, else they leave it until there is more room. If memory ran out and nobody is convicted, the microbatch was too

@@ -25,7 +25,7 @@ Turns = Sequence[Turn]
 
 
 class ConversationRejected(Exception):
-    """The template itself refuses a conversation, in words that hold nothing of it (``template_words``)."""
+    """The template itself refuses a conversation, in words that hold nothing of it (``template_messages``)."""
 
 
 def uses_date(tokenizer: Any, own: str | None = None) -> bool:
@@ -38,8 +38,8 @@ class ChatTemplate:
     """What ``tokenizer.apply_chat_template`` renders. That checks and copies each message before, which takes half as long
     again as the rendering: so the compiled template (in transformers' own sandbox) is called at once.
 
-    ``own``: another template than the tokenizer's, rendered in a process of its own (``own_template``), which ends with
-    ``close``. Raises InvalidTemplate for one that is none, and where the tokenizer's is none.
+    ``own``: another template than the tokenizer's, rendered in a process of its own (``sandboxed_template``), which ends
+    with ``close``. Raises InvalidTemplate for one that is none, and where the tokenizer's is none.
 
     For a template that asks, it is always the beginning of ``day``: the same rows are rendered the same on every day.
     """

@@ -1,7 +1,7 @@
 """A task's own chat template: what it may use, and how much work one rendering may be.
 
 It is rendered as transformers renders a model's template: in the same sandbox, with the same names, which are written here
-once more, because the process that renders (``template_process``) would start for seconds if it imported that library. But
+once more, because the process that renders (``sandbox_process``) would start for seconds if it imported that library. But
 it comes from somebody who shares the worker with others, so beyond that:
 
 1. Only filters and methods of texts are known whose result can be foreseen; templates cannot load others.

@@ -1,8 +1,8 @@
 """``python -m mlora_worker.data.tokenizing.sandbox_process``: renders one task's own chat template, harms only itself.
 
 Reads from standard input: the template and the time that it is to be told, then conversations, as JSON; writes to standard
-output an answer to each, and ends when its input does. ``own_template`` starts it. Every message is framed by its length in
-bytes.
+output an answer to each, and ends when its input does. ``sandboxed_template`` starts it. Every message is framed by its
+length in bytes.
 
 Whatever a template makes Python do happens within bounds that the kernel keeps: memory, processor time of one rendering
 (a signal that ends the process) and of all, no files, no processes; and behind fences that it has put around itself, which

@@ -82,7 +82,7 @@ def open_store(
     timeouts: S3Timeouts = DEFAULT_TIMEOUTS,
 ) -> Store:
     """The store of one task. Without keys, requests are unsigned: a task never borrows the worker's own
-    identity. It is reached only at addresses that tasks may reach (``destinations``), or in ``allowed_networks``.
+    identity. It is reached only at addresses that tasks may reach (``egress_policy``), or in ``allowed_networks``.
 
     ``missing`` is the reason of an ``ObjectNotFound``.
     """
