@@ -27,34 +27,18 @@ class Memoized(Generic[V]):
         self._now[uid] = entry
         return entry[1]
 
+    def last(self, uid: str) -> V | None:
+        """As the decision before this one left it, whatever it was made of: who asks judges how far it still holds."""
+        entry = self._before.get(uid)
+        if entry is None:
+            return None
+        self._now.setdefault(uid, entry)
+        return entry[1]
+
     def keep(self, uid: str, made_of: tuple[Any, ...], answer: V) -> V:
         self._now[uid] = made_of, answer
         return answer
 
     def turn(self) -> None:
         """A decision begins: what the one before was asked is what may be known."""
-        self._before, self._now = self._now, {}
-
-
-class Latest(Generic[V]):
-    """The last answer about each object, by uid, whatever that was made of: who asks judges how far it still holds. What
-    nobody asked for between two ``turn`` is forgotten."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, V] = {}
-        self._now: dict[str, V] = {}
-
-    def of(self, uid: str) -> V | None:
-        """As the decision before this one left it."""
-        known = self._before.get(uid)
-        if known is not None:
-            self._now.setdefault(uid, known)
-        return known
-
-    def keep(self, uid: str, answer: V) -> V:
-        self._now[uid] = answer
-        return answer
-
-    def turn(self) -> None:
-        """A decision begins."""
         self._before, self._now = self._now, {}

@@ -15,7 +15,7 @@ from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.admission.queue import Queue, Queues, fresh_queue, queue_of
 from mlora_operator.reconcile.admission.quota import held_up
 from mlora_operator.reconcile.admission.workload import candidate, policy_of
-from mlora_operator.reconcile.memoize import Latest, Memoized
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.admission import Admission, AdmissionOutcome
 from mlora_operator.scheduling.entrant import EntrantState
@@ -58,9 +58,9 @@ class _Decided:
 class AdmissionMemo:
     """What decisions have worked out of each pipeline, by its uid. An answer never depends on it."""
 
-    queues: Queues = field(default_factory=Latest)
+    queues: Queues = field(default_factory=Memoized)
     memories: Memoized[SchedulerMemory] = field(default_factory=Memoized)
-    decided: Latest[_Decided] = field(default_factory=Latest)
+    decided: Memoized[_Decided] = field(default_factory=Memoized)
 
     def turn(self) -> None:
         """A decision begins."""
@@ -80,13 +80,12 @@ def admissions(
     if view.shape is None:
         return _unjudged(read)
     memory = known_memory(view, view.shape, read.demands, known.memories)
-    before = known.decided.of(uid)
+    before = known.decided.last(uid)
     if before is not None and before.still_holds(read, memory, spec, now):
         return before.admissions
     found, holds = _judged(view, read, memory, now, scheduler)
-    known.decided.keep(
-        uid, _Decided(read.era, memory, spec.scheduling, spec.namespace_limits, now, holds, found)
-    )
+    decided = _Decided(read.era, memory, spec.scheduling, spec.namespace_limits, now, holds, found)
+    known.decided.keep(uid, (), decided)
     return found
 
 

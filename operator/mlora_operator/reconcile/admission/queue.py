@@ -16,7 +16,7 @@ from mlora_operator.memory.model import Demand
 from mlora_operator.reconcile.admission.model_requests import ModelRequest, ModelRequests, of_model
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.admission.workload import entrant, sent_admissions
-from mlora_operator.reconcile.memoize import Latest
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.snapshot import Task
 from mlora_operator.scheduling.entrant import Entrant, EntrantProgress, EntrantState
 from mlora_worker.protocol import Failure, TaskPhase, TaskReport
@@ -86,7 +86,7 @@ class _Seen:
         )
 
 
-Queues = Latest[tuple[_Seen, Queue]]  # by the pipeline's uid
+Queues = Memoized[tuple[_Seen, Queue]]  # by the pipeline's uid
 _NOTHING: Mapping[str, _Read] = {}
 
 
@@ -102,14 +102,14 @@ def queue_of(view: PipelineView, known: Queues) -> Queue:
         view.stale,
         view.unjudged,
     )
-    before = known.of(view.pipeline.uid)
+    before = known.last(view.pipeline.uid)
     made = None
     if before is not None and before[0].holds_for(seen):
         made = _moved_on(view, *before, seen)
     if made is None:
         usable = before is not None and before[0].asks is seen.asks and before[0].stale is seen.stale
         made = fresh_queue(view, before[1].read if before is not None and usable else _NOTHING)
-    known.keep(view.pipeline.uid, (seen, made))
+    known.keep(view.pipeline.uid, (), (seen, made))
     return made
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mlora_operator.reconcile.cache import Memo
 from mlora_operator.reconcile.decide import decide
-from mlora_operator.reconcile.memoize import Latest, Memoized
+from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import TaskReport
@@ -279,17 +279,17 @@ def test_an_answer_is_known_until_what_it_was_made_of_changes_or_nobody_asks() -
 
 
 def test_the_last_answer_is_known_until_nobody_asks_for_it() -> None:
-    latest: Latest[str] = Latest()
-    latest.keep("a", "one")
-    assert latest.of("a") is None, "of this decision nothing is known yet"
+    latest: Memoized[str] = Memoized()
+    latest.keep("a", (1,), "one")
+    assert latest.last("a") is None, "of this decision nothing is known yet"
     latest.turn()
-    assert latest.of("a") == "one"
-    latest.keep("a", "two")
-    assert latest.of("a") == "one", "who asks twice in a decision hears the same"
+    assert latest.last("a") == "one"
+    latest.keep("a", (2,), "two")
+    assert latest.last("a") == "one", "who asks twice in a decision hears the same"
     latest.turn()
-    assert (latest.of("a"), latest.of("b")) == ("two", None)
+    assert (latest.last("a"), latest.last("b")) == ("two", None)
     latest.turn()
-    assert latest.of("a") == "two", "it was asked for"
+    assert latest.last("a") == "two", "it was asked for"
     latest.turn()
     latest.turn()
-    assert latest.of("a") is None
+    assert latest.last("a") is None
