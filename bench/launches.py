@@ -8,6 +8,9 @@ also all kernels that it was given.
 Two paths: that of this machine's device, and the one that GPUs take. Where there is no GPU, the latter's own kernels are
 counted but not run: everything around them runs on the CPU, so only counts have a meaning there.
 
+Last, a layer of an 8B shape in bfloat16, all linear modules adapted, as a GPU would have it (``gpu/absent``): what is
+launched for it, and the bytes that it keeps for its backward, with and without the kernels between the products.
+
 Every layer launches the same, so a model cut to a few layers is counted; --long counts the whole one.
 """
 
@@ -31,6 +34,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.base import cut_folder, smollm2_folder, whole_stage
+from bench.gpu.absent import layer_costs
 from bench.options import parser
 from bench.ours import Ours
 from bench.report import last_line, table
@@ -117,6 +121,9 @@ def main(arguments: list[str]) -> int:
                 print(
                     show(f"{label}, {path}", configs[path, label][1], configs[path, label][TASKS]), flush=True
                 )
+    layer = {"plain": layer_costs("8b", fused=False), "fused": layer_costs("8b")}
+    lines = [[name, one.launches, round(one.kept_bytes)] for name, one in layer.items()]
+    print(table(["a layer of an 8B shape", "launches", "bytes kept a token"], lines), flush=True)
     ratios = {key: compare(steps[1], steps[TASKS]) for key, steps in configs.items()}
 
     def largest(path: str) -> float | None:
@@ -135,6 +142,10 @@ def main(arguments: list[str]) -> int:
             }
             for (path, label), steps in configs.items()
         ],
+        "layer_8b": {
+            name: {"launches": one.launches, "bytes_kept": round(one.kept_bytes)}
+            for name, one in layer.items()
+        },
         "device": device.type,
         "tasks": TASKS,
         "batch": BATCH,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, overload
@@ -15,8 +15,7 @@ from mlora_worker.lora import triton_kernels as kernels
 from mlora_worker.lora.dropout import feature_keys
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.lora.triton_tables import MEMBERS, RANK_TILE, TableGroup, build_tables
-
-Launch = Callable[..., None]  # kernel, grid, arguments, options
+from mlora_worker.runtime.kernel_compiler import Launch, launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,6 @@ class Tiles:
 HALF = Tiles()
 # Without tensor cores a block of products needs more registers.
 SINGLE = Tiles(tokens=32, columns=32, reduced=32, wide=64)
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-    kernel[grid](*arguments, **options)
 
 
 class TritonProducts:
@@ -80,19 +75,18 @@ class TritonProducts:
         masked = group.token_keys is not None
         keys, features = _keys(x, group)
         options = self._options(tiles, group)
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            self._launch(
-                kernels.low_kernel,
-                (_ceil(group.widest, tiles.columns), len(group.tiles)),
-                x, low, group.table, group.tiles, keys, features, x.shape[1],
-                T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked, **options,
-            )  # fmt: skip
-            self._launch(
-                kernels.output_kernel,
-                (len(group.tiles), _blocks(outputs, tiles.wide)),
-                low, *_one_per_member(outputs), *_widths(outputs), group.table, group.tiles,
-                T=tiles.tokens, W=tiles.wide, **options,
-            )  # fmt: skip
+        self._launch(
+            kernels.low_kernel,
+            (_ceil(group.widest, tiles.columns), len(group.tiles)),
+            x, low, group.table, group.tiles, keys, features, x.shape[1],
+            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked, **options,
+        )  # fmt: skip
+        self._launch(
+            kernels.output_kernel,
+            (len(group.tiles), _blocks(outputs, tiles.wide)),
+            low, *_one_per_member(outputs), *_widths(outputs), group.table, group.tiles,
+            T=tiles.tokens, W=tiles.wide, **options,
+        )  # fmt: skip
         return (low,)
 
     def backward(
@@ -121,38 +115,37 @@ class TritonProducts:
         keys, features = _keys(x, group)
         inputs, widths = x.shape[1], _widths(grads)
         options = self._options(tiles, group)
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        self._launch(
+            kernels.grad_low_kernel,
+            (_ceil(group.widest_slab, tiles.columns), len(grads), len(group.tiles)),
+            *_one_per_member(grads), *widths, grad_low, group.table, group.tiles,
+            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, **options,
+        )  # fmt: skip
+        if grad_x is not None:
             self._launch(
-                kernels.grad_low_kernel,
-                (_ceil(group.widest_slab, tiles.columns), len(grads), len(group.tiles)),
-                *_one_per_member(grads), *widths, grad_low, group.table, group.tiles,
-                T=tiles.tokens, C=tiles.columns, W=tiles.reduced, **options,
+                kernels.grad_input_kernel,
+                (len(group.tiles), _ceil(inputs, tiles.wide)),
+                grad_low, grad_x, group.table, group.tiles, keys, features, inputs,
+                T=tiles.tokens, W=tiles.wide, MASKED=masked, **options,
             )  # fmt: skip
-            if grad_x is not None:
-                self._launch(
-                    kernels.grad_input_kernel,
-                    (len(group.tiles), _ceil(inputs, tiles.wide)),
-                    grad_low, grad_x, group.table, group.tiles, keys, features, inputs,
-                    T=tiles.tokens, W=tiles.wide, MASKED=masked, **options,
-                )  # fmt: skip
-            self._launch(
-                kernels.partial_gradients_kernel,
-                (
-                    _ceil(group.widest, tiles.columns),
-                    len(group.chunks),
-                    _blocks([*grads, x], tiles.reduced),
-                ),
-                x, *_one_per_member(grads), *widths, inputs, low, grad_low, partial, group.table, group.chunks,
-                keys, features,
-                CHUNK=tiles.chunk, T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked,
-                WIDEN=self._widen, num_warps=tiles.warps, num_stages=tiles.stages,
-            )  # fmt: skip
-            self._launch(
-                kernels.gradients_kernel,
-                (group.widest // RANK_TILE, len(group), _blocks([*grads, x], tiles.wide)),
-                partial, *widths, inputs, group.table,
-                W=tiles.wide, ALIGNED=group.aligned, num_warps=tiles.warps,
-            )  # fmt: skip
+        self._launch(
+            kernels.partial_gradients_kernel,
+            (
+                _ceil(group.widest, tiles.columns),
+                len(group.chunks),
+                _blocks([*grads, x], tiles.reduced),
+            ),
+            x, *_one_per_member(grads), *widths, inputs, low, grad_low, partial, group.table, group.chunks,
+            keys, features,
+            CHUNK=tiles.chunk, T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked,
+            WIDEN=self._widen, num_warps=tiles.warps, num_stages=tiles.stages,
+        )  # fmt: skip
+        self._launch(
+            kernels.gradients_kernel,
+            (group.widest // RANK_TILE, len(group), _blocks([*grads, x], tiles.wide)),
+            partial, *widths, inputs, group.table,
+            W=tiles.wide, ALIGNED=group.aligned, num_warps=tiles.warps,
+        )  # fmt: skip
 
     def _prepared(self, segments: Sequence[GroupSegment]) -> TableGroup | Rounds:
         prepared = segments if isinstance(segments, TableGroup | Rounds) else self.prepare([segments])[0]

@@ -103,8 +103,8 @@ class Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin = ctx.saved_tensors
-        return *_rotate(*grads, cos, sin, ctx.launch, backward=True), None, None, None
+        (grad_q, grad_k), (cos, sin) = grads, ctx.saved_tensors
+        return *_rotate(grad_q, grad_k, cos, sin, ctx.launch, backward=True), None, None, None
 
 
 def _rotate(

@@ -32,6 +32,7 @@ _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
 _SCALES = (1e-3, 3e-2, 1.0, 3.0, 10.0)  # of the rows that are tried: small ones show an epsilon
 # Of the largest element of a row. Half precision differs by its last bit where sums come in another order.
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+_SAME = 2e-6  # activations in float32
 _ROTATED = ("q", "k", "cos", "sin")
 
 
@@ -124,8 +125,10 @@ def _gated(module: nn.Module, launch: Launch, differ: Differ) -> TritonGatedMLP 
         return None
     first = linears[names[0]]
     # In float32, where two activations that are close differ by more than they are rounded by.
-    some = torch.linspace(-8, 8, 257, device=first.weight.device)
-    kinds = [kind for kind, plain in _ACTIVATIONS.items() if _same_activation(activation, plain, some)]
+    some = torch.linspace(-8, 8, 257, device=first.weight.device)[None]
+    kinds = [
+        kind for kind, plain in _ACTIVATIONS.items() if differ(activation, plain, lambda: (some,)) <= _SAME
+    ]
     candidates = [TritonGatedMLP(dict(linears), kind, launch) for kind in kinds]
     return _nearest(
         candidates, module, lambda: _rows(first.weight, first.in_features), differ, first.weight.dtype
@@ -192,13 +195,6 @@ def _nearest(
     judged = [(differ(one, module, make), one) for one in candidates]
     best = min(judged, key=lambda pair: pair[0], default=None)
     return best[1] if best is not None and best[0] <= _TOLERANCES[dtype] else None
-
-
-def _same_activation(
-    activation: Callable[[Tensor], Tensor], plain: Callable[[Tensor], Tensor], x: Tensor
-) -> bool:
-    with torch.no_grad():
-        return bool((activation(x) - plain(x)).abs().max() <= 1e-5)
 
 
 def _suits(weight: Tensor) -> bool:

@@ -4,7 +4,6 @@ with ``MLORA_TEST_DEVICE=cuda``."""
 from __future__ import annotations
 
 import copy
-import os
 from typing import Any
 
 import pytest
@@ -22,16 +21,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3Attention, Phi3MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mlora_worker.runtime.kernel_compiler import launch
-
-pytest.importorskip("triton")
-DEVICE = torch.device(os.environ.get("MLORA_TEST_DEVICE", "cpu"))
-if DEVICE.type == "cpu":
-    # Read when kernels are defined, so it stands around their import.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        from mlora_worker.model import elementwise, fused_on_gpu
-else:
-    from mlora_worker.model import elementwise, fused_on_gpu
+from tests.fixtures.interpreted import DEVICE, elementwise, fused_on_gpu
 
 SIZES: dict[str, Any] = {
     "hidden_size": 40,

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-pytest.importorskip("triton")
-DEVICE = torch.device(os.environ.get("MLORA_TEST_DEVICE", "cpu"))
-if DEVICE.type == "cpu":
-    # Read when kernels are defined, so it stands around their import.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        from mlora_worker.model import triton_loss
-else:
-    from mlora_worker.model import triton_loss
-
+from tests.fixtures.interpreted import DEVICE, triton_loss
 
 # Small for the interpreter, which adds up a block element by element.
 BLOCK = 64 if DEVICE.type == "cpu" else triton_loss.BLOCK
