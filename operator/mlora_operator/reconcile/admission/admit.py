@@ -34,7 +34,7 @@ Scheduler = Callable[..., Mapping[str, Admission]]
 class _Decided:
     """Places, and what they follow from."""
 
-    era: object  # of the roster
+    era: object  # of the queue
     memory: SchedulerMemory
     scheduling: Scheduling
     limits: NamespaceLimits

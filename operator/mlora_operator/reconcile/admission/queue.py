@@ -1,8 +1,8 @@
 """What the scheduler has to know of a pipeline's tasks: who can be scheduled, and what each asks of the memory. Pure.
 
 From one decision to the next most is the very same: a task's object until somebody writes it, its report until it moves. So
-what was read is remembered for each pipeline (``memo``), and only what has moved is read again. An answer never depends on
-that: the objects are frozen, and the same ones say the same.
+what was read is remembered for each pipeline (``memoize``), and only what has moved is read again. An answer never depends
+on that: the objects are frozen, and the same ones say the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a roster was made of."""
+    """What a queue was made of."""
 
     tasks: tuple[Task, ...]
     reports: tuple[TaskReport, ...]
@@ -170,7 +170,7 @@ def _is_saving(reported: TaskReport | None) -> bool:
 
 
 def _moved_on(view: PipelineView, before: _Seen, made: Queue, now: _Seen) -> Queue | None:
-    """The roster with reports that have changed; None when it is simpler to read everything anew."""
+    """The queue with reports that have changed; None when it is simpler to read everything anew."""
     steps: dict[int, int] = {}
     turned: dict[int, Entrant] = {}
     era = made.era

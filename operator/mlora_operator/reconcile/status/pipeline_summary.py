@@ -1,7 +1,7 @@
 """What of a pipeline the statuses of its tasks depend on, in words. Pure.
 
 It is worked out once for all tasks. As long as it is the same, and a task and what is said of that are the same, so is the
-task's status (``memo``): so nothing else of a pipeline may be read there.
+task's status (``incremental``): so nothing else of a pipeline may be read there.
 """
 
 from __future__ import annotations
