@@ -116,12 +116,8 @@ class TaskRun:
     @property
     def unsaved(self) -> bool:
         """It has made steps that no checkpoint holds, and will be wanted again."""
-        return (
-            self.in_stream
-            and self.phase is TaskPhase.TRAINING
-            and not self.withdrawn
-            and self.progress.step > self.checkpoint.taken_step
-        )
+        trains = self.in_stream and self.phase is TaskPhase.TRAINING and not self.withdrawn
+        return trains and self.progress.step > self.checkpoint.taken_step
 
     @property
     def checkpoint_is_due(self) -> bool:
@@ -143,10 +139,11 @@ class TaskRun:
     @property
     def may_load(self) -> bool:
         """It may enter the stream, with its restoration if it has one to wait for."""
-        waits = self.phase in (TaskPhase.PREPARED, TaskPhase.PREEMPTED, TaskPhase.TRAINING)
-        gathered = self.checkpoint.snapshot is None
+        waits = (
+            self.phase in (TaskPhase.PREPARED, TaskPhase.PREEMPTED, TaskPhase.TRAINING) and not self.in_stream
+        )
         wanted = self.plan.admitted and not self.withdrawn and self.eviction is None
-        return waits and gathered and wanted and not self.in_stream
+        return waits and wanted and self.checkpoint.snapshot is None
 
     @property
     def may_step(self) -> bool:
@@ -231,7 +228,7 @@ class TaskRun:
         )
 
     def repeat_step(self) -> None:
-        """The step came back void: the same rows again. The update before it was applied, so this alone is discarded."""
+        """The step came back void: the same rows again. The update before it was applied, so only this is discarded."""
         assert self.flight.step is not None
         self.flight.step, self.flight.discard = self.flight.step.again(), True
 
