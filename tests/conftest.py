@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hypothesis import settings
 
+from tests.fixtures.stories import stories
+
 # How long an example takes is the machine's affair: a busy one must fail no test.
-settings.register_profile("untimed", deadline=None)
+settings.register_profile("untimed", deadline=None, max_examples=stories(100))
 settings.load_profile("untimed")
 
 pytest_plugins = [

@@ -25,6 +25,7 @@ from mlora_worker import addresses
 from mlora_worker.addresses import NotAnAddress, S3Address
 from mlora_worker.protocol import DatasetUri, EndpointUrl, FolderUri, ModelUri
 from mlora_worker.storage.uri import file_path, s3_address
+from tests.fixtures.stories import stories
 
 TYPES: dict[str, TypeAdapter[str]] = {
     "endpoint": TypeAdapter(EndpointUrl),
@@ -75,7 +76,7 @@ def sites() -> st.SearchStrategy[str]:
     return st.one_of(hostile(), st.from_regex(re.compile(addresses.ENDPOINT, re.ASCII)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=stories(300), deadline=None)
 @given(text=sites())
 @example("http://127.0.0.1:80\\@s3.example.org")
 @example("http://s3.example.org\\@127.0.0.1")
@@ -107,7 +108,7 @@ def test_the_host_that_is_judged_is_the_host_that_clients_connect_to(text: str) 
     assert site.target == (split.path or "/") + (f"?{split.query}" if "?" in text else "")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=stories(300), deadline=None)
 @given(text=sites())
 def test_a_host_is_an_address_in_one_spelling_or_a_name_that_no_resolver_takes_for_a_number(
     text: str,
@@ -126,7 +127,7 @@ def test_a_host_is_an_address_in_one_spelling_or_a_name_that_no_resolver_takes_f
         assert str(address) == host
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=stories(300), deadline=None)
 @given(text=hostile())
 def test_what_a_pattern_lets_through_is_read(text: str) -> None:
     """But for what it cannot say: IPv6 addresses in another spelling, names that are too long, escapes that are no text."""
@@ -219,7 +220,7 @@ def test_no_odd_address_of_a_hub_is_one(text: str) -> None:
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=6)
 
 
-@settings(max_examples=400)
+@settings(max_examples=stories(400))
 @given(parts=st.lists(NAMES, min_size=1, max_size=3), slash=st.sampled_from(["", "/"]))
 def test_a_folder_of_a_store_is_written_read_and_compared_as_one_place(parts: list[str], slash: str) -> None:
     text = f"s3://bucket/{'/'.join(parts)}{slash}"
@@ -230,7 +231,7 @@ def test_a_folder_of_a_store_is_written_read_and_compared_as_one_place(parts: li
     assert folders(None, text) == (("aws", "bucket", *parts),), "what is compared"
 
 
-@settings(max_examples=400)
+@settings(max_examples=stories(400))
 @given(parts=st.lists(NAMES, min_size=1, max_size=3))
 def test_a_file_is_written_read_and_compared_as_one_place(parts: list[str]) -> None:
     plain, escaped = f"file:///{'/'.join(parts)}", ""

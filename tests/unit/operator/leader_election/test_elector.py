@@ -20,6 +20,7 @@ from mlora_operator.leader_election.elector import (
     may_take,
     observe,
 )
+from tests.fixtures.stories import stories
 
 TERMS = LeaseTimes(duration=15, deadline=10, renew_every=2, look_every=1)
 
@@ -104,7 +105,7 @@ async def attempt(one: Elector) -> None:
     await one._attempt(5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=stories(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     steps=st.lists(

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from mlora_operator.reconcile.state.snapshot import Key
 from tests.fixtures.faulty_world import Operator, World, tick
+from tests.fixtures.stories import stories
 
 TASKS = ("t1", "t2", "t3")
 seeds = st.integers(0, 2**32)
 quick = settings(
-    max_examples=60,
+    max_examples=stories(60),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

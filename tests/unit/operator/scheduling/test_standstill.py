@@ -15,6 +15,7 @@ from mlora_operator.scheduling.order import Candidate
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.standstill import FOR_EVER, NO_TIME, holds_for
+from tests.fixtures.stories import stories
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HOLD_BACK = timedelta(seconds=600)
@@ -87,7 +88,7 @@ crowds = st.lists(
 
 
 @given(crowds, st.lists(st.integers(0, 9), min_size=8, max_size=8), st.floats(0, 1))
-@settings(max_examples=150)
+@settings(max_examples=stories(150))
 def test_a_decision_holds_while_those_inside_train_on(
     crowd: list[tuple[Entrant, int]], steps: list[int], part: float
 ) -> None:

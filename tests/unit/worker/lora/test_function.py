@@ -19,6 +19,7 @@ from mlora_worker.lora.dropout import dropout_mask, token_keys
 from mlora_worker.lora.function import GroupedLinears, row_blocks
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.lora.reference import linears_with_products
+from tests.fixtures.stories import stories
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def fused(
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=stories(60), deadline=None)
 @given(
     layout=parts,
     inputs=st.integers(1, 9),

@@ -24,6 +24,7 @@ from mlora_worker.pipeline.hello import Words, call, welcome
 from mlora_worker.pipeline.link import _drive
 from mlora_worker.pipeline.listening import listen
 from mlora_worker.pipeline.proof import HELLO, NONCE, Hello, Unproven, digest_of
+from tests.fixtures.stories import stories
 
 from .links import HOST, TOKEN, Ear, Place, Soon, group, hung_up, pair, put
 
@@ -108,7 +109,7 @@ CHUNKS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=stories(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(strangers=st.lists(st.tuples(CHUNKS, st.booleans()), min_size=1, max_size=4), encrypted=st.booleans())
 def test_no_bytes_end_or_delay_the_gathering(
     tmp_path_factory: pytest.TempPathFactory, strangers: list[tuple[list[bytes], bool]], encrypted: bool

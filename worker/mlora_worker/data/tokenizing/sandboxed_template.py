@@ -28,6 +28,7 @@ from mlora_worker.data.tokenizing.sandbox import InvalidTemplate, characters_of,
 from mlora_worker.protocol import FailureReason
 from mlora_worker.runtime.fences import Fences, parsed
 
+_PROGRAM: Final = (sys.executable, "-P", "-m", process.__name__)
 _START_SECONDS: Final = 120.0
 # On the clock. The process ends by itself after fewer seconds of processor time, which a busy machine takes longer to give.
 _ANSWER_SECONDS: Final = 60.0
@@ -61,7 +62,7 @@ class OwnTemplate:
         check_source(source)
         self._ended: str | None = None
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", process.__name__],
+            _PROGRAM,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),

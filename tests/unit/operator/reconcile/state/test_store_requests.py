@@ -15,6 +15,7 @@ from mlora_operator.reconcile.state.store_requests import buckets_of, of_s3
 from mlora_worker import addresses
 from mlora_worker.protocol import Addressing
 from mlora_worker.storage.object_store.s3_client import DEFAULT_TIMEOUTS, Keys, S3Options, new_client
+from tests.fixtures.stories import stories
 
 Spec = tuple[str | None, Addressing, str]  # endpoint, addressing, uri
 AUTO, PATH, VIRTUAL = Addressing.AUTO, Addressing.PATH, Addressing.VIRTUAL
@@ -79,7 +80,7 @@ def spelt(draw: st.DrawFn, host: list[str], path: list[str]) -> Spec:
     return at, addressing, "/".join([f"s3://{bucket}", *key])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=stories(150), deadline=None)
 @given(data=st.data(), host=HOSTS, path=PATHS)
 def test_two_specs_with_one_request_have_a_place_in_common(
     data: st.DataObject, host: list[str], path: list[str]
@@ -89,7 +90,7 @@ def test_two_specs_with_one_request_have_a_place_in_common(
     assert overlap(places(one), places(other))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=stories(150), deadline=None)
 @given(data=st.data(), host=HOSTS, bucket=NAMES, key=PATHS)
 def test_an_object_is_one_place_with_its_bucket_in_the_host_and_in_the_path(
     data: st.DataObject, host: list[str], bucket: str, key: list[str]
@@ -120,7 +121,7 @@ BUCKETS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=stories(150), deadline=None)
 @given(endpoint=ENDPOINTS, addressing=st.sampled_from(Addressing), bucket=BUCKETS)
 def test_the_request_that_the_sdk_makes_is_one_of_those_that_are_judged(
     endpoint: str | None, addressing: Addressing, bucket: str

@@ -22,6 +22,7 @@ from mlora_operator.reconcile.status import incremental
 from mlora_operator.reconcile.workers import demand
 from mlora_worker.bounds import MOST, MOST_REAL, MOST_STAGES
 from mlora_worker.protocol import Report, TaskPhase
+from tests.fixtures.stories import stories
 from tests.unit.operator.reconcile.conftest import MODEL, NOW, Make
 
 ODD, FINE = Key("team-a", "toy"), Key("team-b", "toy")
@@ -438,7 +439,9 @@ REPORT = st.fixed_dictionaries(
     policy=st.sampled_from(["priority", "fairShare", "shortestRemaining"]),
 )
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=stories(300),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_no_report_within_the_bounds_changes_what_is_decided_about_others(
     report: dict[str, Any], policy: str

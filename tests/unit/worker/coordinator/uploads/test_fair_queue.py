@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlora_worker.coordinator.uploads.fair_queue import LONGEST_PAUSE, FairQueue, Ticket, pauses
+from tests.fixtures.stories import stories
 
 AWAY = ConnectionError("no answer in 60 s")
 THREADS = 16
@@ -227,7 +228,7 @@ def plays(draw: st.DrawFn) -> tuple[Play, list[tuple[float, Ticket]]]:
     return Play(draw(st.integers(1, 9)), stores), arrivals
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=stories(60), deadline=None)
 @given(plays())
 def test_whatever_is_silent_nobody_waits_for_anothers_store_while_threads_are_free(
     play: tuple[Play, list[tuple[float, Ticket]]],

@@ -21,6 +21,7 @@ from mlora_worker.data.tokenizing.template_messages import LONGEST, TemplateMist
 from mlora_worker.protocol import Dataset, StorageAccess, Training
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
+from tests.fixtures.stories import stories
 
 SECRET = "the_row_holds_4711"
 CHATML = (
@@ -79,7 +80,7 @@ def test_what_its_process_tells_is_the_same() -> None:
             assert str(answer) == told_by_own(source)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=stories(60), deadline=None)
 @given(
     content=st.text(st.characters(codec="utf-8"), max_size=40),
     story=st.sampled_from(sorted({*TELLING} - {"a number made of it"})),

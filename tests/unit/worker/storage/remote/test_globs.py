@@ -10,11 +10,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlora_worker.storage.remote.globs import matches
+from tests.fixtures.stories import stories
 
 MEANING = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*"}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=stories(200), deadline=None)
 @given(
     pattern=st.lists(st.sampled_from(["*", "**", "**/", "/", "a", "b", "ab", "."]), max_size=6).map("".join),
     address=st.text("ab/.\n", max_size=8),
