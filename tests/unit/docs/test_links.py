@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ _FILE = re.compile(
 )
 
 
+@cache
 def prose(page: Path) -> str:
     """Without what stands in fences; lines keep their numbers."""
     return _FENCE.sub(lambda fence: "\n" * fence[0].count("\n"), page.read_text())
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """Of its headings, as GitHub makes them."""
     found: set[str] = set()

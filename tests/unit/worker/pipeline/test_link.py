@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlora_worker.pipeline.frames import LinkClosed
+from mlora_worker.pipeline.proof import HELLO
 
 from .links import HOST, TOKEN, Ear, Place, Soon, group, hung_up, pair, put
 
@@ -199,21 +201,50 @@ def never_through(folder: Path, story: str) -> tuple[Exception, Exception]:
     return called.value, missed.value
 
 
-@pytest.fixture(scope="module")
+def stood_between(folder: Path) -> list[bytes]:
+    """What passed through somebody with the certificate but not the token, who hands on each end's words unchanged, from
+    one TLS connection to another."""
+    place = Place(put(folder, pair()))
+    gathering = Soon(lambda: place.gather(timeout=4))
+    passed: list[bytes] = []
+    server, trust = place.server, place.trust
+    assert server is not None
+    assert trust is not None
+
+    def between(listener: socket.socket) -> None:
+        while True:
+            near = server.wrap_socket(listener.accept()[0], server_side=True)
+            far = trust.context().wrap_socket(place.knock(), server_hostname=HOST)
+            with near, far, contextlib.suppress(OSError):
+                for one, other in ((near, far), (far, near), (near, far), (far, near)):
+                    passed.append(one.recv(1000))
+                    other.sendall(passed[-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        Soon(lambda: between(listener))
+        near = Place(place.folder)
+        near.port = listener.getsockname()[1]
+        with pytest.raises(TimeoutError, match="has another token than this rank"):
+            near.join(timeout=2)
+    with pytest.raises(TimeoutError, match=r"ranks \[1\] did not connect"):
+        gathering.get()
+    return passed
+
+
+@pytest.fixture(scope="module", autouse=True)
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Soon]:
-    """All stories at the same time, since in each of them two ranks wait for as long as they may."""
+    """All stories at the same time, beside the other tests of this file, since in each of them ranks wait as long as they
+    may."""
     folder = tmp_path_factory.mktemp("never")
+    for certificate in ((), (1,), (0, "another.svc")):
+        pair(*certificate)  # once for all threads
     return {
-        story: Soon(lambda story=story, number=number: never_through(folder / str(number), story))
-        for number, story in enumerate(WHY_NOT)
+        "between": Soon(lambda: stood_between(folder / "between")),
+        **{
+            story: Soon(lambda story=story, number=number: never_through(folder / str(number), story))
+            for number, story in enumerate(WHY_NOT)
+        },
     }
-
-
-@pytest.mark.parametrize("story", WHY_NOT)
-def test_a_rank_that_never_gets_through_says_why(ended: dict[str, Soon], story: str) -> None:
-    called, missed = ended[story].get(30)
-    assert re.search(rf"rank 0 at .* did not answer within 2 s: .*{WHY_NOT[story]}", str(called))
-    assert "ranks [1]" in str(missed)
 
 
 @pytest.mark.parametrize(
@@ -269,3 +300,15 @@ def _tap(listener: socket.socket, place: Place, seen: bytearray) -> None:
 
     Soon(lambda: carry(near, far))
     carry(far, near)
+
+
+@pytest.mark.parametrize("story", WHY_NOT)
+def test_a_rank_that_never_gets_through_says_why(ended: dict[str, Soon], story: str) -> None:
+    called, missed = ended[story].get(30)
+    assert re.search(rf"rank 0 at .* did not answer within 2 s: .*{WHY_NOT[story]}", str(called))
+    assert "ranks [1]" in str(missed)
+
+
+def test_who_has_the_certificate_but_not_the_token_cannot_stand_in_between(ended: dict[str, Soon]) -> None:
+    passed = ended["between"].get(30)
+    assert len(passed[0]) == HELLO

@@ -17,7 +17,8 @@ from mlora_worker.coordinator.http.server import GATE, coordinator_app, serve_in
 from mlora_worker.coordinator.service import Coordinator
 from tests.unit.worker.pipeline.links import pair, put
 
-PATIENCE = 1.0
+PATIENCE = 0.5
+AT_LAST = 5.0  # seconds, on a machine with little to spare
 MOST = 8
 
 
@@ -71,17 +72,17 @@ def port(request: pytest.FixtureRequest, tmp_path: Path) -> Port:
 def test_who_says_nothing_is_cut_off(port: Port) -> None:
     with port.knock() as sock:
         assert not hung_up(sock, PATIENCE / 3)
-        assert hung_up(sock, 4 * PATIENCE)
+        assert hung_up(sock, AT_LAST)
 
 
 def test_a_byte_now_and_then_is_no_reason_to_wait(port: Port) -> None:
     with port.knock() as sock:
         begun = time.monotonic()
         with contextlib.suppress(ConnectionError):
-            while time.monotonic() - begun < 10 * PATIENCE:
+            while time.monotonic() - begun < 2 * AT_LAST:
                 sock.sendall(b"G")
                 time.sleep(0.1)
-        assert time.monotonic() - begun < 5 * PATIENCE
+        assert time.monotonic() - begun < AT_LAST
 
 
 def test_who_has_the_token_keeps_the_connection(port: Port) -> None:
@@ -96,7 +97,7 @@ def test_who_has_the_token_keeps_the_connection(port: Port) -> None:
 def test_who_has_a_wrong_token_does_not(port: Port) -> None:
     client = port.client()
     assert ask(client, "wrong") == 401
-    assert hung_up(client.sock, 4 * PATIENCE)
+    assert hung_up(client.sock, AT_LAST)
 
 
 @pytest.mark.parametrize("count", [10 * MOST])

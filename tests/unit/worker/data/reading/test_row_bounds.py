@@ -35,12 +35,12 @@ JSON = st.recursive(
 SMALL_ROW = b'{"prompt": "a", "completion": "b"}'
 # Each is 2 MiB of JSON without one useful text.
 GROWING = {
-    "empty lists": b'{"prompt": [' + b",".join([b"[]"] * (2 * MIB // 3)) + b"]}",
-    "empty objects": b'{"prompt": [' + b",".join([b"{}"] * (2 * MIB // 3)) + b"]}",
-    "objects of one value": b'{"prompt": [' + b",".join([b'{"":0}'] * (2 * MIB // 7)) + b"]}",
-    "lists in lists": b'{"prompt": [' + b",".join([b"[[[[]]]]"] * (2 * MIB // 9)) + b"]}",
-    "empty texts of an unknown column": b'{"x": [' + b",".join([b'"a"'] * (2 * MIB // 4)) + b"]}",
-    "lists before the row is broken off": b'{"prompt": [' + b",".join([b"[]"] * (2 * MIB // 3)),
+    "empty lists": b'{"prompt": [' + b",".join([b"[]"] * (MIB // 3)) + b"]}",
+    "empty objects": b'{"prompt": [' + b",".join([b"{}"] * (MIB // 3)) + b"]}",
+    "objects of one value": b'{"prompt": [' + b",".join([b'{"":0}'] * (MIB // 7)) + b"]}",
+    "lists in lists": b'{"prompt": [' + b",".join([b"[[[[]]]]"] * (MIB // 9)) + b"]}",
+    "empty texts of an unknown column": b'{"x": [' + b",".join([b'"a"'] * (MIB // 4)) + b"]}",
+    "lists before the row is broken off": b'{"prompt": [' + b",".join([b"[]"] * (MIB // 3)),
 }
 
 
