@@ -15,6 +15,7 @@ BENCHMARKS = {
     "pipeline": "two ranks of one thread each against one",
     "baselines": "two ranks against GPipe and 1F1B of torch.distributed.pipelining",
     "wire": "bytes that two ranks exchange over the formula",
+    "network": "two ranks over a shaped link against FSDP, tensor parallelism, GPipe and 1F1B",
     "oom": "random tasks against a hard memory budget",
     "memory": "predicted memory of microbatches over what was measured",
     "scheduler": "time of a decision, makespan over a bound, a trace against other ways to share GPUs",

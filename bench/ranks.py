@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
@@ -36,16 +37,39 @@ HOST = "127.0.0.1"
 MODEL_NAME = "base"
 
 
-def free_ports(count: int) -> list[int]:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the ranks run: all on this machine's loopback unless said."""
+
+    host: str = HOST  # rank 0's address, for the other ranks and for this process
+    prefixes: Sequence[Sequence[str]] = ()  # of each rank's command
+    environments: Sequence[Mapping[str, str]] = ()  # of each rank, beside its own
+
+    def prefix(self, rank: int) -> Sequence[str]:
+        return self.prefixes[rank] if self.prefixes else ()
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        return self.environments[rank] if self.environments else {}
+
+
+ON_LOOPBACK = Placement()
+
+
+def free_ports(count: int, host: str = HOST) -> list[int]:
     """Ports that nobody listens on now."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
+        sockets = [stack.enter_context(socket.create_server((host, 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager
 def processes(
-    command: Sequence[str], environments: Sequence[Mapping[str, str]], logs: Path, *, talk: bool = False
+    command: Sequence[str],
+    environments: Sequence[Mapping[str, str]],
+    logs: Path,
+    *,
+    talk: bool = False,
+    placement: Placement = ON_LOOPBACK,
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """Start ``command`` once in each environment; end all that still run. They die with this process.
 
@@ -58,8 +82,8 @@ def processes(
             with (logs / f"{number}.log").open("wb") as log:
                 started.append(
                     subprocess.Popen(
-                        list(command),
-                        env={**inherited, **environment},
+                        [*placement.prefix(number), *command],
+                        env={**inherited, **placement.environment(number), **environment},
                         stdin=subprocess.PIPE if talk else subprocess.DEVNULL,
                         stdout=subprocess.PIPE if talk else log,
                         stderr=log,
@@ -87,16 +111,25 @@ def logs_of(folder: Path) -> str:
 class Ranks:
     """A started pipeline; a context manager. Raises RuntimeError with the logs' ends when a rank ends."""
 
-    def __init__(self, model: Path, stages: int, folder: Path, threads: int, dtype: str = "float32") -> None:
+    def __init__(
+        self,
+        model: Path,
+        stages: int,
+        folder: Path,
+        threads: int,
+        dtype: str = "float32",
+        placement: Placement = ON_LOOPBACK,
+    ) -> None:
         folder.mkdir(parents=True)
+        self._placement = placement
         self._folder, self._token = folder, secrets.token_hex(16)
         (folder / "token").write_text(self._token)
-        http, link, rendezvous = free_ports(3)
+        http, link, rendezvous = free_ports(3, placement.host)
         self.config = WorkerConfig(
             pipeline="bench/ranks",
             model=ModelSource.model_validate({"name": MODEL_NAME, "uri": f"file://{model}", "dtype": dtype}),
             stages=stages,
-            coordinator_host=HOST,
+            coordinator_host=placement.host,
             http_port=http,
             link_port=link,
             rendezvous_port=rendezvous,
@@ -121,7 +154,9 @@ class Ranks:
             for rank in range(self.config.stages)
         ]
         command = [sys.executable, "-m", "mlora_worker"]
-        self._processes = self._stack.enter_context(processes(command, environments, self._folder))
+        self._processes = self._stack.enter_context(
+            processes(command, environments, self._folder, placement=self._placement)
+        )
         return self
 
     def __exit__(
@@ -192,7 +227,7 @@ class Ranks:
 
     def _call(self, method: str, path: str, body: str | None = None) -> str:
         request = urllib.request.Request(
-            f"http://{HOST}:{self.config.http_port}{path}",
+            f"http://{self._placement.host}:{self.config.http_port}{path}",
             method=method,
             data=body.encode() if body is not None else None,
             headers={"Authorization": f"Bearer {self._token}"},

@@ -33,6 +33,14 @@ def peft_models(base: Any, setting: Setting, attention: str) -> list[Any]:
     ]
 
 
+@torch.no_grad()
+def fill(module: nn.Module, value: float) -> None:
+    """Every A of an adapter: so that modules that hold other parts of it begin alike."""
+    for name, parameter in module.named_parameters():
+        if "lora_A" in name:
+            parameter.fill_(value)
+
+
 def set_adapter(model: Any, tensors: Mapping[str, Tensor]) -> None:
     left = set_peft_model_state_dict(model, dict(tensors)).unexpected_keys
     if left:

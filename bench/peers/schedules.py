@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import cross_entropy
 
-from bench.peers.adapters import TaskAdamW, lora_config
+from bench.peers.adapters import TaskAdamW, fill, lora_config
 from bench.rows import pad
 from bench.sides import MAX_GRAD_NORM, Setting
 from mlora_worker.data.prepare import IGNORED, TokenRow
@@ -83,6 +83,10 @@ class ScheduledTasks:
                     _, index, rest = name.split(".", 2)
                     path = f"layers.{int(index) + self._first_layer}.{rest.replace('.default.', '.')}"
                     parameter.copy_(tensors[f"base_model.model.model.{path}"])
+
+    def fill(self, value: float) -> None:
+        for task in self._tasks:
+            fill(task.module, value)
 
     def step(self, kind: str, number: int, rows: Sequence[TokenRow], learning_rate: float) -> float:
         """One optimizer step of task ``number``; its loss on the last rank, 0 on the others."""
