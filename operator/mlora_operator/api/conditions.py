@@ -10,6 +10,7 @@ PREEMPTED = "Preempted"  # a task that comes first in the queue took its memory;
 UPLOAD_BLOCKED = "UploadBlocked"  # the store rejects the adapter or a checkpoint; the upload is retried
 SUCCEEDED = "Succeeded"  # the adapter is verified and uploaded
 FAILED = "Failed"  # it ended without an adapter; reason and message say why
+FINISHED = "Finished"  # it ended, with or without an adapter: one condition to wait for. Absent until then
 
 # Types of a LoRAPipeline.
 READY = "Ready"  # all stages have loaded the model and the coordinator responds
@@ -67,6 +68,10 @@ REASON_UPLOAD_RESUMED = "UploadResumed"  # the store accepts uploads again, or n
 REASON_ADAPTER_UPLOADED = "AdapterUploaded"
 REASON_DEADLINE_EXCEEDED = "DeadlineExceeded"  # it did not start, or finish, within the time of its spec
 REASON_RETRIED = "Retried"  # of an event: a failed task runs again, as its annotation asks
+
+# Reasons of Finished.
+REASON_SUCCEEDED = "Succeeded"
+REASON_FAILED = "Failed"
 
 # Reasons of Ready and WorkersAvailable.
 REASON_READY = "Ready"

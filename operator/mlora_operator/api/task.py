@@ -97,7 +97,8 @@ class LoRATaskSpec(Model):
 
 class TaskStatus(Status):
     conditions: Annotated[tuple[Condition, ...], Field(max_length=64)] = Field(
-        default=(), description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed."
+        default=(),
+        description="Accepted, Admitted, Running, Preempted, UploadBlocked, Succeeded, Failed, Finished.",
     )
     observed_generation: Amount | None = Field(
         default=None, description="The generation of the spec that was last reconciled."

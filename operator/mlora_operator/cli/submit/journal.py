@@ -57,6 +57,8 @@ class Journal:
             told.conditions[one["type"]] = state
             if former is None and state[0] == "False" and one["type"] in ("Succeeded", "Failed"):
                 continue  # says only that it has not ended
+            if one["type"] == "Finished":
+                continue  # Succeeded or Failed tells the same, with the reason
             if former is None or former[:2] != state[:2]:
                 yield _transition(shown, one["type"], *state)
         due = shown.step > told.step and now - told.progress >= self._every

@@ -278,19 +278,16 @@ def _out_of_sight(task: Task, context: PipelineContext) -> StatusOutline:
 
 def _succeeded(task: Task) -> StatusOutline:
     where = task.spec.output.uri if task.spec is not None else "its output"
+    told = f"the adapter was verified and uploaded to {where}"
     return StatusOutline(
         "Succeeded",
         c.REASON_ADAPTER_UPLOADED,
         (
             DesiredCondition(c.ADMITTED, "False", c.REASON_FINISHED, "the task released its pipeline memory"),
             DesiredCondition(c.RUNNING, "False", c.REASON_FINISHED, "all steps are complete"),
-            DesiredCondition(
-                c.SUCCEEDED,
-                "True",
-                c.REASON_ADAPTER_UPLOADED,
-                f"the adapter was verified and uploaded to {where}",
-            ),
+            DesiredCondition(c.SUCCEEDED, "True", c.REASON_ADAPTER_UPLOADED, told),
             DesiredCondition(c.FAILED, "False", c.REASON_ADAPTER_UPLOADED),
+            DesiredCondition(c.FINISHED, "True", c.REASON_SUCCEEDED, told),
         ),
     )
 
@@ -333,6 +330,7 @@ def _failed(cause: Cause, told: str) -> StatusOutline:
             DesiredCondition(c.RUNNING, "False", c.REASON_FINISHED, told),
             DesiredCondition(c.SUCCEEDED, "False", *cause),
             DesiredCondition(c.FAILED, "True", *cause),
+            DesiredCondition(c.FINISHED, "True", c.REASON_FAILED, f"{cause.reason}: {cause.message}"),
         ),
     )
 

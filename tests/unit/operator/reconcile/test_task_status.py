@@ -69,6 +69,7 @@ TRAINED = (
                 "Running": "False/Finished",
                 "Succeeded": "True/AdapterUploaded",
                 "Failed": "False/AdapterUploaded",
+                "Finished": "True/Succeeded",
             },
         ),
         (
@@ -79,6 +80,7 @@ TRAINED = (
                 "Running": "False/Finished",
                 "Succeeded": "False/InvalidRow",
                 "Failed": "True/InvalidRow",
+                "Finished": "True/Failed",
             },
         ),
     ],
@@ -127,6 +129,7 @@ def test_a_failure_says_what_the_worker_said(make: Any) -> None:
     told = message(status, "Failed")
     assert told.startswith("line 7: no completion; ")
     assert "mlora.dev/retry" in told, "the rows can be mended where they are, and the task be tried again"
+    assert message(status, "Finished") == f"InvalidRow: {told}"
     assert status.completion_time is not None
 
 

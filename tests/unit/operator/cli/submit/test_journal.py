@@ -81,6 +81,14 @@ def test_progress_is_told_now_and_then_and_at_the_end() -> None:
     ]
 
 
+def test_an_end_is_told_once_though_two_conditions_say_it() -> None:
+    failed, finished = (
+        ("Failed", "True", "InvalidRow", "line 3"),
+        ("Finished", "True", "Failed", "InvalidRow: line 3"),
+    )
+    assert texts(Journal(10).entries(task(failed, finished), 0)) == ["a  Failed (InvalidRow): line 3"]
+
+
 def test_programs_get_the_same_as_objects() -> None:
     (one,) = Journal(10).entries(task(("Failed", "True", "InvalidRow", "line 3")), 0)
     assert one == JournalEntry(
