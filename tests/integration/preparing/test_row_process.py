@@ -30,7 +30,9 @@ from mlora_worker.protocol import Dataset, DatasetFormat, FailureReason, TaskPla
 from mlora_worker.storage.errors import ObjectNotFound
 from mlora_worker.storage.object_store.store import open_store
 from tests.fixtures.tiny_model import CHATML
-from tests.unit.worker.preparing.conftest import ROWS, SECRET, SlowServer
+from tests.integration.preparing.conftest import ROWS, SECRET, SlowServer
+
+pytestmark = pytest.mark.integration
 
 MakeTask = Callable[..., TaskPlan]
 _DEADLINE = 60.0
