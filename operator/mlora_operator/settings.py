@@ -106,7 +106,7 @@ class CatalogueModel(BaseModelSource):
     def pipeline_spec(self) -> LoRAPipelineSpec:
         """The spec of the pipeline that serves this model to all namespaces."""
         own = self.model_dump(by_alias=True, exclude_unset=True)
-        model = {field: own.pop(field) for field in ("name", "uri", "revision", "dtype") if field in own}
+        model = {field: own.pop(field) for field in BaseModelSource.model_fields if field in own}
         return LoRAPipelineSpec.model_validate({"model": model, "allowedNamespaces": {"from": "All"}, **own})
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:

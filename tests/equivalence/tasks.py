@@ -131,10 +131,11 @@ def engines_of(
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
     freeze: Freeze = PlainWeight,
+    freeze_head: Freeze = PlainWeight,
 ) -> list[StageEngine]:
     return [
         StageEngine(
-            load_stage(base.folder, base, stage, stages, dtype, CPU, freeze, freeze), recompute=recompute
+            load_stage(base.folder, base, stage, stages, dtype, CPU, freeze, freeze_head), recompute=recompute
         )
         for stage in range(stages)
     ]
@@ -149,12 +150,15 @@ def train(
     dtype: torch.dtype = torch.float32,
     recompute: bool = False,
     freeze: Freeze = PlainWeight,
+    freeze_head: Freeze = PlainWeight,
 ) -> dict[str, Trained]:
     """Train ``tasks`` together in one pipeline: the real dispatcher, planner, loops and engines of ``stages`` stages.
 
     ``budget``: most tokens of a microbatch. ``freeze``: how the base's weights are kept.
     """
-    engines = engines_of(base, stages, dtype=dtype, recompute=recompute, freeze=freeze)
+    engines = engines_of(
+        base, stages, dtype=dtype, recompute=recompute, freeze=freeze, freeze_head=freeze_head
+    )
     frozen = [tensor.clone() for tensor in base_weights(engines)]
     results = {task.name: Trained(start=start_of(engines, task)) for task in tasks}
     pipeline = ThreadedPipeline(engines, {task.name: task.prepared() for task in tasks}, budget=budget)
@@ -207,11 +211,11 @@ def assert_same(found: Trained, wanted: Trained, *, losses: float, weights: floa
     assert largest_difference(found.adapter, wanted.adapter) < weights
 
 
-def tiny_llama(folder: Path, *, tied: bool) -> Base:
+def tiny_llama(folder: Path, *, tied: bool, hidden_size: int = 48, intermediate_size: int = 80) -> Base:
     torch.manual_seed(7)
     config = LlamaConfig(
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=2,

@@ -58,6 +58,7 @@ _PIPELINE_COLUMNS = [
         "date",
     ),
     _column("Dtype", ".spec.model.dtype", "Data type of the frozen weights.", wide=True),
+    _column("Quantization", ".spec.model.quantization.type", "How the frozen matrices are kept.", wide=True),
     _AGE,
 ]
 

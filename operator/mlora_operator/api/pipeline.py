@@ -27,6 +27,7 @@ from mlora_worker.protocol import (
     FolderUri,
     ModelUri,
     ObjectName,
+    Quantization,
 )
 
 KIND = "LoRAPipeline"
@@ -68,6 +69,10 @@ class BaseModelSource(Model):
     dtype: Literal["float32", "bfloat16", "float16"] = Field(
         default="bfloat16",
         description="Data type in which the frozen weights are stored and computed. Adapters are float32.",
+    )
+    quantization: Quantization = Field(
+        default_factory=Quantization,
+        description="Keep the frozen matrices in fewer bits. They become matrices of dtype for each product.",
     )
 
 

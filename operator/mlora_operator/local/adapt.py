@@ -22,6 +22,7 @@ from mlora_operator.local.manifests import (
 from mlora_operator.reconcile.state.snapshot import Key, SecretData
 from mlora_operator.rights import EVERY, ServingSettings
 from mlora_operator.settings import CatalogueModel, Settings, WorkerDefaults
+from mlora_worker.protocol import QuantizationType
 
 Dtype = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -43,6 +44,7 @@ class RunOptions:
     s3_endpoint: str | None = None
     restarts: int | None = None  # how often in a row ranks that fail are started again
     overwrite: bool = False  # adapters that lie at outputs may be replaced
+    quantization: QuantizationType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def _pipeline(manifest: PipelineManifest, options: RunOptions, machine: Machine)
         spec["model"]["uri"] = options.models[manifest.spec.model.name]
     if options.dtype is not None:
         spec["model"]["dtype"] = options.dtype
+    if options.quantization is not None:
+        spec["model"]["quantization"]["type"] = options.quantization
     if options.stages is not None:
         spec["stages"] = options.stages
     threads = options.threads or manifest.spec.worker.threads
@@ -149,6 +153,7 @@ def _catalogue_model(name: str, uri: str, options: RunOptions, machine: Machine)
             "name": name,
             "uri": uri,
             "dtype": dtype,
+            "quantization": {"type": options.quantization or "none"},
             "stages": stages,
             "memory": {"budget": _share(machine, stages, options.device)},
             "storage": {"endpoint": options.s3_endpoint},

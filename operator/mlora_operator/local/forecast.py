@@ -163,6 +163,7 @@ def _memory_model(
                 resident_bytes=_weights(shape, device, memory),
                 capacity_bytes=memory.bytes[shape.stage] if memory.bytes is not None else UNKNOWN_MEMORY,
                 input_groups=groups.get(shape.stage, ()),
+                quantized=shape.quantized,
             )
             for shape in shapes
         ),

@@ -69,7 +69,8 @@ def revision(
 def lineage(spec: LoRAPipelineSpec) -> str:
     """Workers of the same one take up each other's tasks: it is the same base model, and checkpoints lie where they lay."""
     model = spec.model
-    return digest([model.name, model.uri, model.revision, model.dtype, spec.checkpoints.uri])
+    what = [model.name, model.uri, model.revision, model.dtype, spec.checkpoints.uri]
+    return digest(what if model.quantization.type == "none" else [*what, model.quantization.label])
 
 
 def pod_template(

@@ -41,7 +41,7 @@ def worker_config(
     model, storage = spec.model, spec.storage
     return WorkerConfig(
         pipeline=f"{owner.namespace}/{owner.name}",
-        model=ModelSource(name=model.name, uri=model.uri, revision=model.revision, dtype=model.dtype),
+        model=ModelSource.model_validate(model.model_dump()),
         stages=spec.stages,
         coordinator_host=coordinator_host(owner),
         http_port=HTTP_PORT,

@@ -27,6 +27,7 @@ from mlora_worker.stream.footprint import (
     ModuleGroup,
     Ranks,
     Shape,
+    dense_numbers,
     exact_parts,
     floor_bytes,
     input_groups,
@@ -88,6 +89,8 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     Attention scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the
     loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
 
+    Quantised matrices are dense while an input group is computed: those of the largest group, for every microbatch.
+
     With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
     runs.
     """
@@ -107,7 +110,7 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
             2.0 * facts.intermediate_size * width,
         ]
     peak = Coefficients(
-        b0=float(WORKING_BYTES),
+        b0=float(WORKING_BYTES + dense_bytes(facts, stage)),
         b1=working - sum(early),
         b2=float(2 * facts.attention_heads * width),
         b3=float(4 * facts.hidden_size * _MASTER_BYTES) if last else 0.0,
@@ -119,6 +122,16 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     )
     below = Coefficients(b1=kept - sum(early), r0=early[0], r1=early[1], r2=early[2])
     return StageFit(kept=FittedLine(below), forward=FittedLine(peak), backward=FittedLine(peak))
+
+
+def dense_bytes(facts: ModelFacts, stage: StageReport) -> int:
+    """The most that quantised matrices take at once while they are dense; where products are taken in a wider type, in both
+    types."""
+    if not stage.quantized:
+        return 0
+    wide = product_bytes(facts, stage)
+    width = wide if wide == facts.dtype_bytes else wide + facts.dtype_bytes
+    return width * dense_numbers(facts, stage.stage, stage.input_groups)
 
 
 @dataclass(frozen=True, slots=True)

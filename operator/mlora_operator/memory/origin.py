@@ -29,8 +29,11 @@ def origin_of(spec: LoRAPipelineSpec, stages: Sequence[StageReport]) -> str:
 def named_origin(spec: LoRAPipelineSpec, devices: Iterable[str]) -> str:
     """The same before any worker has told. ``devices``: of the stages, such as cpu, cuda, cuda:0."""
     model, worker = spec.model, spec.worker
+    weights = [model.uri, model.revision, model.dtype]
+    if model.quantization.type != "none":
+        weights.append(model.quantization.label)
     made_of = [
-        [model.uri, model.revision, model.dtype],
+        weights,
         spec.stages,
         spec.recompute_activations,
         [worker.image, worker.env],

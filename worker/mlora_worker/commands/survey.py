@@ -50,7 +50,7 @@ def survey(question: SurveyQuestion) -> SurveyAnswer:
     try:
         folder = _folder(question)
         facts = model_facts(folder, question.stages, dtype)
-        shapes = stage_shapes(folder, question.stages, dtype)
+        shapes = stage_shapes(folder, question.stages, dtype, question.model.quantization)
         tokenizer = load_tokenizer(folder)
     except (ModelError, StorageError, DataError) as error:
         return SurveyAnswer(failure=failure_of(error))

@@ -4,6 +4,7 @@
 ``plain``    an ordinary tensor, and products with one
 ``packed``   a weight in the order of oneDNN
 ``choose``   which of the two a stage takes
+``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``: how it is packed
 ``linear``   the module that has such a weight; puts it in the place of torch's own
 
 Knows nothing of models nor of adapters: ``model`` makes the weights, ``lora`` and the loss multiply with them.

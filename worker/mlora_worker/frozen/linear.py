@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
 
-Freeze = Callable[[Tensor], FrozenWeight]
+Freeze = Callable[[Tensor], FrozenWeight]  # of a matrix [out, in], which nobody else holds afterwards
 
 
 class FrozenLinear(nn.Module):
@@ -26,17 +25,11 @@ class FrozenLinear(nn.Module):
         return y
 
 
-def freeze_linears(layer: nn.Module, freeze: Freeze = PlainWeight) -> int:
-    """Put a frozen module in the place of each linear module below ``layer``; returns how many.
-
-    ``freeze`` makes a weight of a matrix [out, in], which nobody else holds afterwards.
-    """
-    found = [
-        (parent, name, child)
-        for parent in layer.modules()
-        for name, child in parent.named_children()
-        if isinstance(child, nn.Linear)
-    ]
-    for parent, name, child in found:
-        setattr(parent, name, FrozenLinear(freeze(child.weight), child.bias))
+def freeze_linears(layer: nn.Module, frozen: Callable[[str, nn.Linear], FrozenLinear]) -> int:
+    """Put ``frozen(path, module)`` in the place of each linear module below ``layer``, one after the other; returns how
+    many."""
+    found = [(path, child) for path, child in layer.named_modules() if isinstance(child, nn.Linear)]
+    for path, child in found:
+        parent, _, name = path.rpartition(".")
+        setattr(layer.get_submodule(parent), name, frozen(path, child))
     return len(found)

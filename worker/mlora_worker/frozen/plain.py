@@ -38,7 +38,7 @@ class PlainWeight(FrozenWeight):
     def __init__(self, matrix: Tensor) -> None:
         super().__init__()
         outputs, inputs = matrix.shape
-        self.shape = (outputs, inputs)
+        self.shape, self.dtype = (outputs, inputs), matrix.dtype
         self.matrix = nn.Parameter(matrix.detach(), requires_grad=False)
 
     def dense(self, dtype: torch.dtype) -> Tensor:

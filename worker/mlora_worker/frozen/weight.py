@@ -39,7 +39,13 @@ class FrozenWeight(nn.Module):
     """
 
     shape: tuple[int, int]
+    dtype: torch.dtype  # of the dense values
     library = "torch"  # that multiplies with it
+
+    @property
+    def device(self) -> torch.device:
+        held = next(iter((*self.parameters(), *self.buffers())), None)
+        return torch.device("cpu") if held is None else held.device
 
     @abstractmethod
     def dense(self, dtype: torch.dtype) -> Tensor:

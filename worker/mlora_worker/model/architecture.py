@@ -19,6 +19,7 @@ from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.families import FAMILIES, REFUSED, Family
 from mlora_worker.model.rotary import check_rope
+from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.transposed import StoredTransposed, unify_linears
 from mlora_worker.stream.costs import embed_cost, head_cost
 
@@ -62,6 +63,7 @@ class Architecture:
     max_positions: int
     tied_head: bool  # the head's weight is the embedding's
     linears: tuple[Linear, ...]  # by layer, in the order of the layer's own modules
+    stored_form: str | None = None  # how the checkpoint has quantised their weights; None: it has not
     transposed: bool = False  # the checkpoint has their weights as [in, out]
 
     def layer_costs(self) -> list[float]:
@@ -86,8 +88,7 @@ def read_config(folder: Path) -> PretrainedConfig:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         family_of(config)
         _check_sizes(config)
-        if getattr(config, "quantization_config", None) is not None:
-            raise UnsupportedModel("the base model is quantized: use one with plain float weights")
+        form_of(getattr(config, "quantization_config", None))
         check_rope(config)
         return config
 
@@ -191,6 +192,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
             ", ".join(f"{name} is {sizes[name]}" for name in nothing) or "its layers have no linear modules"
         )
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}")
+    form = form_of(getattr(config, "quantization_config", None))
     return Architecture(
         hidden_size=config.hidden_size,
         intermediate_size=linears[-1].in_features,  # a layer ends with the product that narrows again
@@ -198,6 +200,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         attention_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
+        stored_form=None if form is None else form.name,
         tied_head=bool(config.tie_word_embeddings),
         linears=linears,
         transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),

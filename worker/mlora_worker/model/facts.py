@@ -21,8 +21,16 @@ from mlora_worker.model.architecture import (
 )
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
 from mlora_worker.model.partition import split_layers
+from mlora_worker.model.quantisation import packed_bytes
 from mlora_worker.model.rotary import make_rotary
-from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts, ModuleShape, StageShape
+from mlora_worker.protocol import (
+    FailureReason,
+    LoRAConfig,
+    ModelFacts,
+    ModuleShape,
+    Quantization,
+    StageShape,
+)
 from mlora_worker.stream.targets import Misfit, Target, targets_of
 
 
@@ -55,14 +63,17 @@ def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> Mod
     )
 
 
-def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageShape, ...]:
+def stage_shapes(
+    folder: Path, stages: int, dtype: torch.dtype, quantization: Quantization | None = None
+) -> tuple[StageShape, ...]:
     """What each stage will hold, from the configuration alone. Raises UnsupportedModel, TooManyStages.
 
     ``resident_bytes`` are those that ``Stage.resident_bytes`` measures: a tied head counts once where the embedding is on
     the same stage, and again on the last stage otherwise, which has its own copy. Packed, each matrix is there twice; an
     embedding stays as it is beside the head that is tied to it.
     """
-    model = meta_model(read_config(folder), dtype)
+    config = read_config(folder)
+    model, bytes_of = meta_model(config, dtype), packed_bytes(config, quantization)
     family, head = family_of(model.config), model.get_output_embeddings()
     parts = parts_of(model, family)
     architecture, layers = architecture_of(model), decoder_layers(model)
@@ -85,14 +96,20 @@ def stage_shapes(folder: Path, stages: int, dtype: torch.dtype) -> tuple[StageSh
         )
         if stage == stages - 1:
             packed += head.weight.nbytes * (2 if architecture.tied_head and stages == 1 else 1)
+        saved = [
+            linear.in_features * linear.out_features * dtype.itemsize - size
+            for linear in architecture.linears
+            if linear.layer in own and (size := bytes_of(linear)) is not None
+        ]
         shapes.append(
             StageShape(
                 stage=stage,
                 first_layer=own.start,
                 last_layer=own.stop - 1,
                 parameters=sum(tensor.numel() for tensor in tensors),
-                resident_bytes=resident,
-                packed_bytes=resident + packed,
+                resident_bytes=resident - sum(saved),
+                packed_bytes=resident - sum(saved) if saved else resident + packed,
+                quantized=bool(saved),
             )
         )
     return tuple(shapes)

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from mlora_worker.frozen.linear import FrozenLinear
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.fused_kernels import array, kernels
 from mlora_worker.runtime.numba_loops import AVAILABLE, spread
 
 # Relative, of the largest element. In bfloat16 it is two roundings: another activation differs by far more.
 _TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-7}
 _TRIED_ROWS = 5
+_LINEAR = (nn.Linear, FrozenLinear)
 
 
 def fuse(layers: nn.Module) -> int:
@@ -72,18 +75,19 @@ def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
 
 def _fused_mlp(module: nn.Module) -> FusedGatedMLP | None:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if not all(isinstance(part, nn.Linear) and _suits(part.weight) for part in parts):
-        return None
     gate, up, down = parts
-    assert isinstance(gate, nn.Linear)
-    assert isinstance(up, nn.Linear)
-    assert isinstance(down, nn.Linear)
+    if not isinstance(gate, _LINEAR) or not isinstance(up, _LINEAR) or not isinstance(down, _LINEAR):
+        return None
+    if not all(_suits(part.weight) for part in (gate, up, down)):
+        return None
     fused = FusedGatedMLP(gate, up, down)
     return fused if _equal(module, fused, gate.in_features, gate.weight.dtype) else None
 
 
-def _suits(weight: Tensor) -> bool:
-    return weight.dtype in _TOLERANCE and weight.device.type == "cpu" and not weight.requires_grad
+def _suits(weight: Tensor | FrozenWeight) -> bool:
+    if isinstance(weight, Tensor) and weight.requires_grad:
+        return False
+    return weight.dtype in _TOLERANCE and weight.device.type == "cpu"
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.architecture import (
     architecture_of,
     decoder_layers,
@@ -28,11 +29,15 @@ from mlora_worker.model.facts import stage_layers
 from mlora_worker.model.families import Family, embedding_factor_of, logit_factor_of
 from mlora_worker.model.fusing import fuse
 from mlora_worker.model.leftovers import leftovers
+from mlora_worker.model.quantisation import need_library, stored_form
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
+from mlora_worker.model.stored_forms import StoredForm
 from mlora_worker.model.transposed import StoredTransposed
 
 logger = logging.getLogger(__name__)
+# Types of numbers that stand for themselves.
+_PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _NAMED = 5  # dropped tensors in a line of the log
 
 
@@ -55,8 +60,9 @@ def load_stage(
 ) -> Stage:
     """Stage ``stage`` of ``stages`` of the model whose config.json is in ``folder``: frozen, in eval mode.
 
-    ``freeze`` makes the weights of the linear modules, layer by layer: no more than one layer is there as it was read.
-    ``freeze_head`` makes that of the head, whose tensor may be the embedding's.
+    ``freeze_head`` makes the weight of the head, whose tensor may be the embedding's.
+    ``freeze`` makes the weights of the linear modules, one after the other: no more than one matrix is there as it was
+    read. What the checkpoint has quantised stays as it is.
 
     Raises UnsupportedModel, TooManyStages, IncompleteModel, and what ``source`` raises.
     """
@@ -66,8 +72,11 @@ def load_stage(
     architecture, decoder = architecture_of(model), decoder_layers(model)
     layer_range = stage_layers(architecture, stages)[stage]
     root = f"{model.base_model_prefix}."
-    reader = _Reader(source, root, dtype, device)
-    dropped = leftovers(model, reader.names, [name for name in (family.old_head_name,) if name])
+    form = stored_form(config)
+    if form is not None and form.needs_library:
+        need_library("this checkpoint, which is quantised by bitsandbytes,")
+    reader = _Reader(source, root, dtype, device, form)
+    dropped = leftovers(model, reader.plain_names, [name for name in (family.old_head_name,) if name])
     first, last = stage == 0, stage == stages - 1
     if first and dropped:
         logger.warning(
@@ -84,9 +93,8 @@ def load_stage(
 
     layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
     for index in layer_range:
-        reader.fill(model, decoder[index], layer_prefix(model, index))
+        reader.fill(model, decoder[index], layer_prefix(model, index), freeze=freeze)
         fuse(decoder[index], device)
-        freeze_linears(decoder[index], freeze)
     embedding, positions = (
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
     )
@@ -155,53 +163,82 @@ def _head_weight(
 
 
 class _Reader:
-    """``root``: prefix of the decoder's tensors, which files of the bare decoder lack."""
+    """``root``: prefix of the decoder's tensors, which files of the bare decoder lack. ``form``: how matrices are
+    stored; None: plain."""
 
-    def __init__(self, source: TensorSource, root: str, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: TensorSource,
+        root: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        form: StoredForm | None = None,
+    ) -> None:
         self._source, self._root, self._dtype, self._device = source, root, dtype, device
-        self.names = frozenset(source.names())
+        self._form, self._names = form, frozenset(source.names())
+        self.plain_names = (
+            self._names
+            if form is None
+            else frozenset(name for name in self._names if not name.endswith(form.beside))
+        )
+
+    def names(self) -> frozenset[str]:
+        return self._names
 
     def has(self, *names: str | None) -> bool:
-        return not self.names.isdisjoint(names)
+        return not self._names.isdisjoint(names)
 
     def read(
         self, name: str, shape: torch.Size, other_name: str | None = None, *, transposed: bool = False
     ) -> Tensor:
-        stored = next(
-            (one for one in (name, name.removeprefix(self._root), other_name) if one in self.names), None
-        )
-        if stored is None:
-            raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json requires")
-        found = self._source.tensor(stored)
         wanted = tuple(reversed(shape)) if transposed else tuple(shape)
-        if found.shape != wanted:
+        found = self.stored(self._found(name, other_name), wanted)
+        if found.dtype not in _PLAIN:
             raise IncompleteModel(
-                f"tensor {name} has shape {list(found.shape)} in the model's files, "
-                f"but config.json says {list(wanted)}"
+                f"tensor {name} is of type {str(found.dtype).removeprefix('torch.')} in the model's files, but "
+                "quantization_config in config.json says nothing of how it is quantised"
             )
         # A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does.
         own = torch.empty(shape, dtype=self._dtype, device=self._device)
         return own.copy_(found.T if transposed else found)
 
-    def fill(
-        self, model: PreTrainedModel, module: nn.Module, prefix: str, other_weight: str | None = None
-    ) -> None:
-        """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``.
-        ``other_weight``: what its weight may be stored as instead."""
-        _compute_buffers(model, module, self._device)
-        transposed = {
-            f"{name}.weight" for name, one in module.named_modules() if isinstance(one, StoredTransposed)
-        }
-        state = {
-            name: self.read(
-                prefix + name,
-                like.shape,
-                other_weight if name == "weight" else None,
-                transposed=name in transposed,
+    def stored(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """As the files have it. Raises IncompleteModel for another shape."""
+        found = self._source.tensor(name)
+        if shape is not None and tuple(found.shape) != shape:
+            raise IncompleteModel(
+                f"tensor {name} has shape {list(found.shape)} in the model's files, "
+                f"but config.json says {list(shape)}"
             )
+        return found
+
+    def _found(self, name: str, other_name: str | None = None) -> str:
+        """What the files call it."""
+        known = (name, name.removeprefix(self._root), other_name)
+        stored = next((one for one in known if one in self._names), None)
+        if stored is None:
+            raise IncompleteModel(f"the model's files have no tensor {name}, which its config.json requires")
+        return stored
+
+    def fill(
+        self,
+        model: PreTrainedModel,
+        module: nn.Module,
+        prefix: str,
+        other_weight: str | None = None,
+        freeze: Freeze = PlainWeight,
+    ) -> None:
+        """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``, and its
+        linear modules by frozen ones. ``other_weight``: what its weight may be stored as instead."""
+        _compute_buffers(model, module, self._device)
+        linears = {name for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+        state = {
+            name: self.read(prefix + name, like.shape, other_weight if name == "weight" else None)
             for name, like in module.state_dict().items()
+            if name.rpartition(".")[0] not in linears
         }
-        module.load_state_dict(state, strict=True, assign=True)
+        module.load_state_dict(state, strict=False, assign=True)
+        freeze_linears(module, lambda path, linear: self._frozen(f"{prefix}{path}", linear, freeze))
         module.requires_grad_(False)
         left = [
             name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta
@@ -210,6 +247,17 @@ class _Reader:
             raise UnsupportedModel(
                 f"{prefix}{left[0]} is a buffer that this worker does not know how to compute"
             )
+
+    def _frozen(self, path: str, linear: nn.Linear, freeze: Freeze) -> FrozenLinear:
+        outputs, inputs = linear.weight.shape
+        name, transposed = f"{path}.weight", isinstance(linear, StoredTransposed)
+        weight: FrozenWeight | None = None
+        if self._form is not None and not transposed:
+            weight = self._form.weight(self, self._found(name), (outputs, inputs), self._dtype, self._device)
+        if weight is None:
+            weight = freeze(self.read(name, linear.weight.shape, transposed=transposed))
+        bias = None if linear.bias is None else self.read(f"{path}.bias", linear.bias.shape)
+        return FrozenLinear(weight, bias)
 
 
 def _compute_buffers(model: PreTrainedModel, module: nn.Module, device: torch.device) -> None:

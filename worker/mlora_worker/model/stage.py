@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mlora_worker.frozen.linear import FrozenLinear
+from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
@@ -72,6 +73,11 @@ class Stage:
         if self.head_weight is not None and not (self.architecture.tied_head and self.first):
             weights.append(self.head_weight)
         return sum(tensor.numel() for tensor in own) + sum(math.prod(weight.shape) for weight in weights)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether matrices become dense for a pass."""
+        return any(isinstance(one.weight, QuantisedWeight) for one in self.linears.values())
 
     @property
     def resident_bytes(self) -> int:

@@ -24,6 +24,7 @@ Its files:
 ``dataset``        The rows that a user names (part of the LoRATask spec)
 ``training``       How a user's task is trained and evaluated (part of the LoRATask spec)
 ``plan``           The plan: operator to coordinator
+``quantization``   How the frozen matrices of a base are kept (part of the LoRAPipeline spec)
 ``model``          The shape of a base model, and its stages
 ``report``         The report: coordinator to operator
 ``worker_config``  How a rank is started
@@ -85,6 +86,7 @@ from mlora_worker.protocol.plan import (
     StoreKey,
     TaskPlan,
 )
+from mlora_worker.protocol.quantization import Quantization, QuantizationType
 from mlora_worker.protocol.questions import (
     MOST_SHOWN,
     HistogramBar,
@@ -180,6 +182,8 @@ __all__ = [
     "ObjectName",
     "Overlong",
     "Plan",
+    "Quantization",
+    "QuantizationType",
     "Rank",
     "Real",
     "Report",

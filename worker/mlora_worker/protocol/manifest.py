@@ -55,4 +55,5 @@ class AdapterManifest(Message):
     step: Amount
     loss: Real | None
     evaluation: EvaluationRecord | None = None  # of the published weights
+    quantization: Word | None = None  # of the base that it was trained on; None: plain
     files: Annotated[tuple[AdapterFile, ...], Field(max_length=1024)]

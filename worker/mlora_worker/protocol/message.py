@@ -16,7 +16,7 @@ from mlora_worker import addresses
 
 PROTOCOL_VERSION = 1
 # 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS
-# 5: Report.held; 6: DataCounts.first_dropped_in; 7: StageReport.parameters and products
+# 5: Report.held; 6: DataCounts.first_dropped_in; 7: StageReport.parameters, products, quantized
 REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 7
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     Field,
+    field_validator,
     model_validator,
 )
 
@@ -23,6 +24,7 @@ from mlora_worker.bounds import (
     Word,
 )
 from mlora_worker.protocol.message import Message, ModelUri
+from mlora_worker.protocol.quantization import Quantization
 
 
 class ModuleShape(Message):
@@ -107,6 +109,9 @@ class StageReport(Message):
     products: Word | None = Field(
         default=None, description="Library that multiplies with the frozen weights: torch or oneDNN."
     )
+    quantized: bool | None = Field(
+        default=None, description="Whether the frozen matrices are packed and become dense for each product."
+    )
 
 
 class ModelSource(Message):
@@ -115,3 +120,9 @@ class ModelSource(Message):
     revision: Word | None = None
     commit: Word | None = None  # of a hub, that the revision stands for: one for all stages, found by rank 0
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    quantization: Quantization | None = None  # None: none, so that workers of former versions read it, too
+
+    @field_validator("quantization")
+    @classmethod
+    def _none_is_left_out(cls, quantization: Quantization | None) -> Quantization | None:
+        return None if quantization is None or quantization.type == "none" else quantization

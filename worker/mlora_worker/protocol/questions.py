@@ -70,6 +70,7 @@ class StageShape(Message):
     products: Word | None = (
         None  # that library, where a worker has told; None: a worker chooses when it starts
     )
+    quantized: bool = False  # its matrices are dense for a pass alone
 
 
 class RowSummary(Message):

@@ -270,7 +270,7 @@ class Report(Message):
         later = [name for name, since in (("lacks", 3), ("held", 5)) if format < since]
         known = self.model_copy(update=dict.fromkeys(later)) if later else self
         if format < 7:
-            new = {"parameters": None, "products": None}
+            new = {"parameters": None, "products": None, "quantized": None}
             stages = tuple(stage.model_copy(update=new) for stage in known.stages)
             known = known.model_copy(update={"stages": stages})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import torch
 
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.model.architecture import read_config
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.products import choose_products
+from mlora_worker.model.quantisation import check_once, freeze_of, stored_form
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import (
     StageReport,
@@ -61,6 +65,7 @@ def stage_report(
         input_groups=groups,
         parameters=stage.parameters,
         products=stage.products,
+        quantized=stage.quantised or None,
     )
 
 
@@ -80,10 +85,17 @@ def capacity_bytes(device: torch.device) -> int:
 
 def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: torch.device) -> Stage:
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    folder, budget = files.folder(), config.memory_budget or capacity_bytes(device)
-    chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
-    log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
-    stage = load_stage(folder, files, rank, config.stages, dtype, device, chosen.freeze, chosen.freeze)
+    folder, wanted = files.folder(), config.model.quantization
+    form = stored_form(read_config(folder))
+    check_once(form, wanted)
+    freeze = freeze_of(wanted) if wanted is not None else None
+    freeze_head: Freeze = PlainWeight
+    if form is None and freeze is None:
+        budget = config.memory_budget or capacity_bytes(device)
+        chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
+        log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
+        freeze = freeze_head = chosen.freeze
+    stage = load_stage(folder, files, rank, config.stages, dtype, device, freeze or PlainWeight, freeze_head)
     files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
     return stage

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from mlora_worker.model.quantisation import freeze_of
 from mlora_worker.pipeline.hello import Membership
 from mlora_worker.protocol import (
     WorkerConfig,
@@ -27,6 +28,8 @@ def run_rank(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    if config.model.quantization is not None:
+        freeze_of(config.model.quantization)  # what cannot be done ends this rank before anything is read
     device = choose_device(config.device)
     if device.type == "cpu":
         # With a budget from the beginning: what a calibration frees would else stay in the heap, of no use to large blocks.

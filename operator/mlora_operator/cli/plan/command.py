@@ -33,6 +33,7 @@ from mlora_operator.reconcile.state.snapshot import Key, Task
 from mlora_worker.protocol import (
     HUB_ENDPOINT,
     ModelSource,
+    QuantizationType,
     StageShape,
     StorageAccess,
     SurveyAnswer,
@@ -57,6 +58,9 @@ def plan(
     ] = None,
     stages: Annotated[int | None, typer.Option(min=1, max=64, help="Stages of every pipeline.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Data type of the frozen weights.")] = None,
+    quantization: Annotated[
+        QuantizationType | None, typer.Option(help="How the frozen matrices are kept: none, nf4 or int8.")
+    ] = None,
     device: Annotated[
         Device,
         typer.Option(
@@ -90,7 +94,9 @@ def plan(
     """
     machine = this_machine(os.environ)
     manifests = read_manifests(read_texts(files))
-    options = RunOptions(models_of(model or []), stages, dtype, None, device, s3_endpoint)
+    options = RunOptions(
+        models_of(model or []), stages, dtype, None, device, s3_endpoint, quantization=quantization
+    )
     world = world_of(manifests, options, machine)
     found = service(world, datetime.now(UTC))
     asked = _bytes(memory)
@@ -149,6 +155,7 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
                     resident_bytes=stage.resident_bytes,
                     packed_bytes=stage.resident_bytes,  # packed or not: these are there
                     products=stage.products,
+                    quantized=bool(stage.quantized),
                 )
                 for stage in known.stages
             ),

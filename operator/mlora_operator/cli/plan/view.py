@@ -40,8 +40,9 @@ def as_json(
 
 def _pipeline(one: PipelineForecast) -> Iterator[str]:
     model, count = one.spec.model, one.spec.stages
+    kept = model.dtype if model.quantization.type == "none" else f"{model.dtype}, {model.quantization.label}"
     yield (
-        f"{one.name}: {model.name}, {model.dtype}, {count} stage{'s' * (count > 1)}, {one.device}, "
+        f"{one.name}: {model.name}, {kept}, {count} stage{'s' * (count > 1)}, {one.device}, "
         f"microbatches of at most {one.spec.microbatch_tokens} tokens"
     )
     yield ""
@@ -167,6 +168,7 @@ def _json(one: PipelineForecast) -> dict[str, Any]:
         "name": one.name,
         "model": one.spec.model.name,
         "dtype": one.spec.model.dtype,
+        "quantization": one.spec.model.quantization.type,
         "device": one.device,
         "microbatchTokens": one.spec.microbatch_tokens,
         "memorySource": one.memory.source,

@@ -30,6 +30,7 @@ from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, read_manifests
 from mlora_operator.local.run_environment import PageNotServed, RunEnvironment
 from mlora_operator.logs import TextLogLines
+from mlora_worker.protocol import QuantizationType
 
 
 def run(
@@ -47,6 +48,9 @@ def run(
         typer.Option(min=1, max=64, help="Number of stages of every pipeline; each is one process."),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Data type of the frozen weights.")] = None,
+    quantization: Annotated[
+        QuantizationType | None, typer.Option(help="How the frozen matrices are kept: none, nf4 or int8.")
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads of each process. Default: its share of the machine."),
@@ -95,7 +99,15 @@ def run(
     """
     machine = this_machine(os.environ)
     options = RunOptions(
-        models_of(model or []), stages, dtype, threads, device, s3_endpoint, restarts, overwrite
+        models_of(model or []),
+        stages,
+        dtype,
+        threads,
+        device,
+        s3_endpoint,
+        restarts,
+        overwrite,
+        quantization,
     )
     world = world_of(read_manifests(read_texts(files)), options, machine)
     if importlib.util.find_spec("torch") is None:

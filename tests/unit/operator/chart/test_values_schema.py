@@ -56,6 +56,7 @@ GOOD: dict[str, dict[str, Any]] = {
                 **MODEL,
                 "revision": None,
                 "dtype": "float32",
+                "quantization": {"type": "nf4", "doubleQuantization": False},
                 "stages": 3,
                 "microbatchTokens": 1_000_000,
                 "recomputeActivations": True,

@@ -73,7 +73,12 @@ def test_ranks_on_gpus_have_the_gpus_memory() -> None:
 def test_a_pipeline_of_the_manifests_serves_its_model_as_it_says() -> None:
     made = world(TASK + PIPELINE)
     (pipeline,) = made.pipelines
-    assert pipeline["spec"]["model"] == {"name": "m", "uri": "s3://models/m", "dtype": "float16"}
+    assert pipeline["spec"]["model"] == {
+        "name": "m",
+        "uri": "s3://models/m",
+        "dtype": "float16",
+        "quantization": {"type": "none", "doubleQuantization": True},
+    }
     assert (pipeline["spec"]["stages"], pipeline["spec"]["worker"]["threads"]) == (4, 2)
     assert made.settings.models == ()
 
@@ -86,6 +91,15 @@ def test_options_override_a_pipeline_of_the_manifests() -> None:
     assert (spec["worker"]["threads"], spec["restarts"]["limit"]) == (1, 7)
     (model,) = world(TASK, models={"m": "file:///m"}, restarts=0).settings.models
     assert model.restarts.limit == 0
+
+
+def test_the_wished_quantisation_is_that_of_every_pipeline() -> None:
+    (pipeline,) = world(TASK + PIPELINE, models={"m": "file:///m"}, quantization="int8").pipelines
+    assert pipeline["spec"]["model"]["quantization"]["type"] == "int8"
+    (model,) = world(TASK, models={"m": "file:///m"}, quantization="nf4").settings.models
+    assert model.pipeline_spec().model.quantization.label == "nf4, double"
+    (model,) = world(TASK, models={"m": "file:///m"}).settings.models
+    assert model.quantization.type == "none"
 
 
 def test_the_given_endpoint_replaces_every_other() -> None:

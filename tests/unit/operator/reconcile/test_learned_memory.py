@@ -68,6 +68,8 @@ def changed(
         ("the weights", {"model": {"uri": "s3://models/other"}}, False),
         ("their revision", {"model": {"revision": "v2"}}, False),
         ("their type", {"model": {"dtype": "float32"}}, False),
+        ("their quantisation", {"model": {"quantization": {"type": "int8"}}}, False),
+        ("no quantisation, said in words", {"model": {"quantization": {"type": "none"}}}, True),
         ("recomputation", {"recomputeActivations": True}, False),
         ("the image", {"worker": {"image": "workers:2"}}, False),
         ("what may choose other kernels", {"worker": {"env": [{"name": "A", "value": "b"}]}}, False),

@@ -204,6 +204,7 @@ def test_those_who_wait_get_new_workers_after_a_while_and_who_trained_goes_on_th
     [
         {"model": {"uri": "s3://models/other"}},
         {"model": {"dtype": "float32"}},
+        {"model": {"quantization": {"type": "nf4"}}},
         {"checkpoints": {"uri": "s3://elsewhere/checkpoints"}},
     ],
 )

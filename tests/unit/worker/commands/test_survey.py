@@ -135,7 +135,7 @@ def test_a_store_that_is_not_reached_from_here_is_no_failure(tiny_model: Path) -
     [
         ("more stages than layers", 5, {}, "5 stages .* 4 decoder layers .* set stages to 4 or less"),
         ("another architecture", 1, {"model_type": "bloom"}, "model type bloom is not supported"),
-        ("quantised weights", 1, {"quantization_config": {"quant_method": "fp8"}}, "quantized"),
+        ("quantised weights", 1, {"quantization_config": {"quant_method": "awq"}}, "quantised .awq."),
         ("no config", 1, None, "config.json is missing"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_frozen_module_computes_what_the_linear_module_did_and_hands_gradients
     wanted_x, found_x = x.clone().requires_grad_(), x.clone().requires_grad_()
     wanted = linear(wanted_x)
     layer = nn.Sequential(linear)
-    assert freeze_linears(layer, kind) == 1
+    assert freeze_linears(layer, lambda _, one: FrozenLinear(kind(one.weight), one.bias)) == 1
     frozen = layer[0]
     assert isinstance(frozen, FrozenLinear)
     assert (frozen.in_features, frozen.out_features) == (3, 5)

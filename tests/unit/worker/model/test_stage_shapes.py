@@ -10,6 +10,8 @@ import torch
 from mlora_worker.frozen.packed import PackedWeight, available
 from mlora_worker.model.facts import stage_shapes
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.quantisation import freeze_of
+from mlora_worker.protocol import Quantization
 from tests.fixtures.model_options import FAMILY
 
 
@@ -46,6 +48,29 @@ def test_packed_weights_take_as_much_as_was_told_and_are_as_many(small_model: An
             assert shape.packed_bytes == loaded.resident_bytes > shape.resident_bytes
             assert shape.parameters == loaded.parameters
             assert loaded.products == "oneDNN"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Quantization(type="nf4"),
+        Quantization(type="nf4", double_quantization=False),
+        Quantization(type="int8"),
+    ],
+)
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_so_are_the_bytes_of_a_quantised_stage(
+    small_model: Any, asked: Quantization, model_type: str
+) -> None:
+    saved = small_model(model_type, **FAMILY.get(model_type, {}))
+    freeze = freeze_of(asked)
+    assert freeze is not None
+    for shape in stage_shapes(saved.folder, 2, torch.bfloat16, asked):
+        loaded = load_stage(saved.folder, saved, shape.stage, 2, torch.bfloat16, torch.device("cpu"), freeze)
+        assert shape.resident_bytes == shape.packed_bytes == loaded.resident_bytes
+        assert shape.parameters == loaded.parameters
+        plain = stage_shapes(saved.folder, 2, torch.bfloat16)[shape.stage]
+        assert shape.resident_bytes < plain.resident_bytes
 
 
 def test_a_tied_head_counts_once_on_one_stage_and_twice_on_two(small_model: Any) -> None:

@@ -61,6 +61,8 @@ def fingerprint_of(
         "dataset.rows": len(rows),
         "dataset.sha256": rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows),
     }
+    if source.quantization is not None:
+        facts["model.quantization"] = source.quantization.label
     if source.commit is not None:  # a branch may have moved since
         facts["model.commit"] = source.commit
     # Named where they are not the usual, so that a checkpoint from before they were there is known.

@@ -53,6 +53,12 @@ class BaseModel:
     architecture: Architecture
     facts: ModelFacts
 
+    @property
+    def quantization(self) -> str | None:
+        """Of its matrices, in words; None: they are plain."""
+        asked = self.source.quantization
+        return self.architecture.stored_form if asked is None else asked.label
+
 
 def prepare_task(
     task: TaskPlan,

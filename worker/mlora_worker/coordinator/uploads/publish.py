@@ -70,6 +70,7 @@ def finished_adapter(
         data=prepared.counts,
         evaluation=outcome.evaluation,
         history=outcome.history,
+        quantization=base.quantization,
     )
 
 
@@ -88,6 +89,7 @@ def upload(task: TaskPlan, finished: FinishedAdapter, store: Store, spool: Local
                 data=finished.data,
                 evaluation=finished.evaluation,
                 history=finished.history,
+                quantization=finished.quantization,
             )
     except OSError as error:  # of this rank's disk; the adapter is in memory, too
         raise StorageError(

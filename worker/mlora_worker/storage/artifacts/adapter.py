@@ -158,7 +158,8 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
 @dataclass(frozen=True, slots=True)
 class FinishedAdapter:
     """All that is published of a task that has done its steps. ``step`` and ``evaluation`` are those of ``tensors``,
-    ``loss`` that of the last training step. ``history``: the losses' file, empty when there is none.
+    ``loss`` that of the last training step. ``history``: the losses' file, empty when there is none. ``quantization``: of
+    the base that it was trained on.
     """
 
     tensors: Mapping[str, Tensor]
@@ -168,6 +169,7 @@ class FinishedAdapter:
     data: DataCounts | None
     evaluation: EvaluationRecord | None = None
     history: bytes = b""
+    quantization: str | None = None
 
 
 def save_weights(tensors: Mapping[str, Tensor], folder: Path) -> Path:
@@ -187,6 +189,7 @@ def publish_adapter(
     data: DataCounts | None,
     evaluation: EvaluationRecord | None = None,
     history: bytes = b"",
+    quantization: str | None = None,
 ) -> AdapterInfo:
     """Writes a checked adapter below ``output_uri``. Raises StorageError; may be called again after one.
 
@@ -207,7 +210,15 @@ def publish_adapter(
     set_mark(store, output_uri, task)
     store.delete(join(output_uri, MANIFEST_NAME))
     store.write_file(join(output_uri, WEIGHTS_NAME), weights)
-    card = model_card(task=task, config=config, step=step, loss=loss, data=data, evaluation=evaluation)
+    card = model_card(
+        task=task,
+        config=config,
+        step=step,
+        loss=loss,
+        data=data,
+        evaluation=evaluation,
+        quantization=quantization,
+    )
     for name, content in (
         (CONFIG_NAME, (json.dumps(dict(config), indent=2, allow_nan=False) + "\n").encode()),
         (CARD_NAME, card.encode()),
@@ -229,8 +240,12 @@ def publish_adapter(
         loss=loss,
         evaluation=evaluation,
         files=tuple(files),
+        quantization=quantization,
     )
-    store.write(join(output_uri, MANIFEST_NAME), manifest.model_dump_json(by_alias=True, indent=2).encode())
+    # Left out of a plain base's, so that former versions read that one.
+    unsaid = {"quantization"} if quantization is None else None
+    content = manifest.model_dump_json(by_alias=True, indent=2, exclude=unsaid).encode()
+    store.write(join(output_uri, MANIFEST_NAME), content)
     remove_mark(store, output_uri)
     return published_info(output_uri, manifest)
 

@@ -62,6 +62,7 @@ class _Record(Message):
     loss: Real | None
     data: DataCounts | None
     evaluation: EvaluationRecord | None = None
+    quantization: str | None = None
     sha256: str  # of the weights' file
 
 
@@ -74,6 +75,7 @@ def _record_of(fingerprint: str, adapter: FinishedAdapter, weights: Path) -> _Re
         loss=adapter.loss,
         data=adapter.data,
         evaluation=adapter.evaluation,
+        quantization=adapter.quantization,
         sha256=sha256_of(weights),
     )
 
@@ -176,7 +178,14 @@ class LocalSpool:
             log.warning("the saved adapter of task %s is ignored: %s", uid, error)
             return None
         return FinishedAdapter(
-            tensors, record.config, record.step, record.loss, record.data, record.evaluation, history
+            tensors,
+            record.config,
+            record.step,
+            record.loss,
+            record.data,
+            record.evaluation,
+            history,
+            record.quantization,
         )
 
     # --- both ---------------------------------------------------------------------------------------------------

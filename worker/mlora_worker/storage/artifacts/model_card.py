@@ -23,6 +23,11 @@ _PATTERNS = (
     "base for them."
 )
 
+_QUANTISED = (
+    "The base model's matrices were quantised while this adapter was trained. It loads on the plain base, too, whose "
+    "outputs differ a little from those that it was trained on."
+)
+
 
 def model_card(
     *,
@@ -32,6 +37,7 @@ def model_card(
     loss: float | None,
     data: DataCounts | None,
     evaluation: EvaluationRecord | None = None,
+    quantization: str | None = None,
 ) -> str:
     """Markdown with the metadata header that model hubs read. JSON strings are valid YAML, whatever a name
     holds. ``step`` and ``evaluation`` are those of the published weights, ``loss`` that of the last training step.
@@ -66,6 +72,7 @@ def model_card(
         "target modules": ", ".join(config["target_modules"]),
         "weights' type": task.output_dtype.value,
         "base model revision": revision,
+        "base model quantisation": quantization,
     }
     training = {
         name.replace("_", " "): value for name, value in task.training.model_dump(mode="json").items()
@@ -73,6 +80,8 @@ def model_card(
     parts.append("## Adapter and training\n\n" + _table(shape | training))
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)
+    if quantization is not None:
+        parts.append(_QUANTISED)
     parts.append("## Licence\n\n" + _LICENCE)
     return "\n\n".join(parts) + "\n"
 

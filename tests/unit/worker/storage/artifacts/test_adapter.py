@@ -434,3 +434,23 @@ def test_a_fingerprint_is_of_the_work_not_of_its_keys_nor_its_place_in_the_queue
     assert fingerprint(same) == fingerprint(task)
     for change in ({"uid": "uid-2"}, {"lora": LoRAConfig(rank=5)}, {"output_uri": "s3://x/y"}):
         assert fingerprint(task.model_copy(update=change)) != fingerprint(task)
+
+
+def test_what_the_base_was_quantised_to_stands_in_manifest_and_card(task: TaskPlan, tmp_path: Path) -> None:
+    store = open_store(StorageAccess(), allow_files=True)
+    publish(store, task, SMALL, tmp_path.as_uri(), quantization="nf4, double")
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["quantization"] == "nf4, double"
+    manifest = find_published(store, tmp_path.as_uri())
+    assert manifest is not None
+    assert manifest.quantization == "nf4, double"
+    card = (tmp_path / "README.md").read_text()
+    assert "| base model quantisation | nf4, double |" in card
+    assert "It loads on the plain base, too" in card
+
+
+def test_of_a_plain_base_nothing_is_said_that_former_versions_do_not_know(
+    task: TaskPlan, tmp_path: Path
+) -> None:
+    publish(open_store(StorageAccess(), allow_files=True), task, SMALL, tmp_path.as_uri())
+    assert "quantization" not in json.loads((tmp_path / MANIFEST_NAME).read_text())
+    assert "quantis" not in (tmp_path / "README.md").read_text()

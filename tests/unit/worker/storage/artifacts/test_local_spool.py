@@ -25,6 +25,7 @@ ADAPTER = FinishedAdapter(
     step=50,
     loss=1 / 3,
     data=DataCounts(rows=3, used=2, dropped={"NoAnswer": 1}, first_dropped={"NoAnswer": (2,)}),
+    quantization="nf4, double",
 )
 
 
