@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.fixtures.bench_rows",
     "tests.fixtures.browser",
     "tests.fixtures.cluster",
+    "tests.fixtures.kube_server",
     "tests.fixtures.models",
     "tests.fixtures.small_models",
     "tests.fixtures.storage",

@@ -15,6 +15,8 @@ from mlora_operator.cli.fetch.command import main as fetch_main
 from mlora_operator.cli.plan.command import plan
 from mlora_operator.cli.report.command import report
 from mlora_operator.cli.run.command import run
+from mlora_operator.cli.show.get_command import get
+from mlora_operator.cli.show.list_command import list_
 from mlora_operator.cli.submit.command import submit
 from mlora_operator.cli.validate.command import validate
 from mlora_operator.cli.watch import watch
@@ -47,8 +49,8 @@ def mlora(
     """Train many LoRA adapters at once on one frozen base model."""
 
 
-for command in (run, plan, validate, submit, watch, report, export):
-    app.command()(command)
+for command in (run, plan, validate, submit, list_, get, watch, report, export):
+    app.command(command.__name__.rstrip("_"))(command)
 
 
 @app.command(

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.options import OutputOption
 from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stdout
 from mlora_operator.local.survey import GGUF, MERGE, SurveyFailed, merge
 from mlora_worker.protocol import AdapterDtype, MergeQuestion
@@ -32,7 +33,7 @@ def export(
         AdapterDtype | None,
         typer.Option(help="Data type of the weights. Default: that of the base model, or float32 for GGUF."),
     ] = None,
-    output: Annotated[OutputFormat, typer.Option(help="Output format.")] = OutputFormat.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Convert a fetched adapter for programs that do not read PEFT: merge it into its base, or write GGUF."""
     if merged == gguf:

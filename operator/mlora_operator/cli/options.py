@@ -25,9 +25,22 @@ OutputOption = Annotated[
     typer.Option("--output", "-o", help="text for people, json for programs (one object per line)."),
 ]
 NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.")
+    str | None,
+    typer.Option("--namespace", "-n", metavar="NAME", help="Namespace. Default: that of the context."),
 ]
-ContextOption = Annotated[str | None, typer.Option("--context", help="Context of the kubeconfig to use.")]
+AllNamespacesOption = Annotated[
+    bool, typer.Option("--all-namespaces", "-A", help="All namespaces instead of one.")
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", metavar="NAME", help="Context of the kubeconfig to use.")
+]
+KubeconfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: $KUBECONFIG, or ~/.kube/config."
+    ),
+]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of LoRATasks.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(

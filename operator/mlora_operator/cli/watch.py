@@ -15,7 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
+from mlora_operator.cli.kube.choice import ClusterChoice
+from mlora_operator.cli.options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    OutputOption,
+    TimeoutOption,
+)
 from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stderr, stdout
 from mlora_operator.cli.task_table import TaskRow, as_json, row
 from mlora_worker.lines import headed, one_line
@@ -57,6 +64,7 @@ def watch(
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
     timeout: TimeoutOption = None,
     output: OutputOption = OutputFormat.TEXT,
 ) -> None:
@@ -67,7 +75,7 @@ def watch(
     wanted = frozenset(names or ())
     view: WatchView = JsonRows() if output is OutputFormat.JSON else Screen()
     try:
-        code = asyncio.run(_watch(wanted, namespace, context, timeout, view))
+        code = asyncio.run(_watch(wanted, ClusterChoice(namespace, context, kubeconfig), timeout, view))
     except TimeoutError:
         message = f"not all tasks finished within {timeout:g} seconds"
         raise CommandError(message, exit_codes.TIMEOUT) from None
@@ -129,13 +137,13 @@ class Screen:
 
 
 async def _watch(
-    wanted: frozenset[str], namespace: str | None, context: str | None, seconds: float | None, view: WatchView
+    wanted: frozenset[str], choice: ClusterChoice, seconds: float | None, view: WatchView
 ) -> int:
     from mlora_operator.cli.kube.cluster import connect
     from mlora_operator.cli.kube.retry import RetryTimeouts
     from mlora_operator.cli.submit.follow import follow
 
-    async with asyncio.timeout(seconds), connect(context, namespace) as cluster:
+    async with asyncio.timeout(seconds), connect(choice) as cluster:
         name = next(iter(wanted)) if len(wanted) == 1 else None
         tasks = follow(cluster, cluster.namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
         with view:

@@ -98,9 +98,10 @@ def _problem(read: Callable[[dict[str, Any]], object], value: dict[str, Any]) ->
     return None
 
 
+MLORA: Any = typer.main.get_command(app)
 # A command and what goes on behind a backslash; up to a pipe or a comment.
 _COMMAND = re.compile(
-    r"(?:^|[\s(])(?:\$ )?(?:\.venv/bin/)?mlora (run|plan|validate|submit|watch|fetch|report|export)\b([^\n|#&]*)",
+    rf"(?:^|[\s(])(?:\$ )?(?:\.venv/bin/|kubectl )?mlora ({'|'.join(MLORA.commands)})\b([^\n|#&]*)",
     re.MULTILINE,
 )
 _VARIABLE = re.compile(r'"?\$\(.*?\)"?|\$\{?[A-Z_]+(?:::8)?\}?')
@@ -116,7 +117,6 @@ def commands() -> Iterator[tuple[str, str, list[str]]]:
 
 
 COMMANDS = list(commands())
-MLORA: Any = typer.main.get_command(app)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,4 @@ def test_a_command_is_one_that_there_is(page: str, name: str, words: list[str]) 
 
 def test_there_are_snippets_and_commands_of_each_kind() -> None:
     assert len(SNIPPETS) > 15
-    assert {name for _, name, _ in COMMANDS} == {
-        "run",
-        "plan",
-        "validate",
-        "submit",
-        "watch",
-        "fetch",
-        "report",
-        "export",
-    }
+    assert {name for _, name, _ in COMMANDS} == set(MLORA.commands)

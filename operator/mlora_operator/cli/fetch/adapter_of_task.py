@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.kube.client import JSON
 from mlora_operator.cli.kube.cluster import KubeCluster, connect
 from mlora_operator.cli.kube.retry import RetryTimeouts
@@ -21,8 +22,7 @@ from mlora_operator.reconcile.state.references import ACCESS_KEY, CA_CERTIFICATE
 
 def adapter_of_task(
     name: str,
-    namespace: str | None,
-    context: str | None,
+    choice: ClusterChoice,
     endpoint: str | None,
     wait: bool,
     seconds: float | None,
@@ -32,19 +32,18 @@ def adapter_of_task(
 
     ``seen`` is told of the task as it is at each change while it is waited for.
     """
-    return asyncio.run(_adapter_of_task(name, namespace, context, endpoint, wait, seconds, seen))
+    return asyncio.run(_adapter_of_task(name, choice, endpoint, wait, seconds, seen))
 
 
 async def _adapter_of_task(
     name: str,
-    namespace: str | None,
-    context: str | None,
+    choice: ClusterChoice,
     endpoint: str | None,
     wait: bool,
     seconds: float | None,
     seen: Callable[[JSON], None],
 ) -> tuple[str, Access, str]:
-    async with connect(context, namespace) as cluster:
+    async with connect(choice) as cluster:
         if wait:
             try:
                 async with asyncio.timeout(seconds):

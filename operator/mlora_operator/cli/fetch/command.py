@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError, print_json
 from mlora_operator.cli.seconds import seconds
 from mlora_operator.download import (
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
         "-n", "--namespace", help="namespace of the task (default: the namespace of the context)"
     )
     options.add_argument("--context", help="context of the kubeconfig to use")
+    options.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
     options.add_argument(
         "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
     )
@@ -170,9 +172,8 @@ def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
             raise CommandError(message, exit_codes.INVALID)
     from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
 
-    return adapter_of_task(
-        options.what, options.namespace, options.context, options.endpoint, options.wait, options.timeout
-    )
+    choice = ClusterChoice(options.namespace, options.context, options.kubeconfig)
+    return adapter_of_task(options.what, choice, options.endpoint, options.wait, options.timeout)
 
 
 class _Meter:

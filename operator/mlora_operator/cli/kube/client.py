@@ -17,6 +17,7 @@ from kubernetes.aio.config import ConfigException
 
 from mlora_operator.api.paths import checked
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError
 
 JSON = dict[str, Any]
@@ -40,10 +41,10 @@ class KubeError(Exception):
 class KubeConnection:
     """A connection, with the context's namespace. Made by ``open_api``; ``close`` it."""
 
-    def __init__(self, api: Any, namespace: str, context: str | None) -> None:
+    def __init__(self, api: Any, namespace: str, choice: ClusterChoice) -> None:
         self.namespace = namespace
         self._api = api
-        self._context = context
+        self._choice = choice
 
     async def close(self) -> None:
         await self._api.close()
@@ -54,7 +55,7 @@ class KubeConnection:
         Raises CommandError when it is no longer there.
         """
         former = self._api
-        self._api = (await open_api(self._context))._api
+        self._api = (await open_api(self._choice))._api
         await former.close()
 
     async def request(
@@ -103,16 +104,17 @@ class KubeConnection:
         return await self._api.call_api(*request, _request_timeout=seconds)
 
 
-async def open_api(context: str | None) -> KubeConnection:
-    """By KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError when there is neither."""
-    files = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+async def open_api(choice: ClusterChoice) -> KubeConnection:
+    """By --kubeconfig, KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError when there is none."""
+    context = choice.context
+    files = choice.kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     configuration = client.Configuration()
     if not any(Path(file).exists() for file in files.split(os.pathsep)):  # noqa: ASYNC240
-        if context is None and _IN_POD.exists():  # noqa: ASYNC240
+        if context is None and choice.kubeconfig is None and _IN_POD.exists():  # noqa: ASYNC240
             config.load_incluster_config(client_configuration=configuration)
             namespace = _IN_POD.read_text().strip()  # noqa: ASYNC240
-            return KubeConnection(client.ApiClient(configuration), namespace, None)
-        message = f"no kubeconfig at {files}; set KUBECONFIG to the file of your cluster"
+            return KubeConnection(client.ApiClient(configuration), namespace, choice)
+        message = f"no kubeconfig at {files}; set KUBECONFIG or --kubeconfig to the file of your cluster"
         raise CommandError(message, exit_codes.UNREACHABLE)
     try:
         # Named, since the client reads the environment only once, when it is loaded.
@@ -123,7 +125,7 @@ async def open_api(context: str | None) -> KubeConnection:
         namespace = str(active["context"].get("namespace") or "default")
     except (ConfigException, yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
         raise CommandError(f"no usable kubeconfig at {files}: {error}", exit_codes.UNREACHABLE) from error
-    return KubeConnection(client.ApiClient(configuration), namespace, context)
+    return KubeConnection(client.ApiClient(configuration), namespace, choice)
 
 
 def _json(text: bytes) -> JSON:

@@ -8,9 +8,10 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 
-from mlora_operator.api import API_VERSION, task
+from mlora_operator.api import API_VERSION, pipeline, task
 from mlora_operator.api.paths import collection, item
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.kube.client import APPLY, JSON, MERGE, KubeConnection, KubeError, open_api
 from mlora_operator.cli.output import CommandError
 
@@ -71,9 +72,14 @@ class KubeCluster:
                 )
             yield event
 
-    async def suspend(self, namespace: str, name: str) -> None:
+    async def suspend(self, namespace: str, name: str, *, suspended: bool = True) -> None:
+        await self._change(namespace, name, {"spec": {"suspend": suspended}})
+
+    async def annotate(self, namespace: str, name: str, annotation: str, value: str) -> None:
+        await self._change(namespace, name, {"metadata": {"annotations": {annotation: value}}})
+
+    async def _change(self, namespace: str, name: str, patch: JSON) -> None:
         query = {"fieldManager": FIELD_MANAGER}
-        patch = {"spec": {"suspend": True}}
         await self._api.request("PATCH", _task_path(namespace, name), query, patch, MERGE)
 
     async def delete(self, namespace: str, name: str, uid: str) -> None:
@@ -87,12 +93,25 @@ class KubeCluster:
 
     async def warnings_about(self, namespace: str, uid: str) -> list[JSON]:
         """Warning events about an object, oldest first; none when this user may not see them."""
-        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning"}
         try:
-            found = await self._api.request("GET", collection("v1", "events", namespace), query)
+            return await self.events_about(namespace, uid, ",type=Warning")
         except KubeError:
             return []
+
+    async def events_about(self, namespace: str, uid: str, further: str = "") -> list[JSON]:
+        """Events about an object, oldest first. ``further``: other conditions of the selector."""
+        query = {"fieldSelector": f"involvedObject.uid={uid}{further}"}
+        found = await self._api.request("GET", collection("v1", "events", namespace), query)
         return sorted(found["items"], key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")
+
+    # --- tasks or pipelines ---
+
+    async def objects(self, plural: str, namespace: str | None, labels: str | None) -> list[JSON]:
+        """As the API server gives them, of one namespace or of all, those with ``labels`` (a selector)."""
+        query = {} if labels is None else {"labelSelector": labels}
+        found = await self._api.request("GET", collection(API_VERSION, plural, namespace), query)
+        kind = {task.PLURAL: task.KIND, pipeline.PLURAL: pipeline.KIND}[plural]
+        return [{"apiVersion": API_VERSION, "kind": kind} | one for one in found["items"]]
 
     # --- any object ---
 
@@ -179,14 +198,14 @@ def _selected(name: str | None) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def connect(context: str | None, namespace: str | None) -> AsyncIterator[KubeCluster]:
-    """A connection by KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError.
+async def connect(choice: ClusterChoice) -> AsyncIterator[KubeCluster]:
+    """A connection by the user's kubeconfig, or a pod's own account. Raises CommandError.
 
     Inside, errors of the API server and of the way to it become CommandErrors too.
     """
-    api = await open_api(context)
+    api = await open_api(choice)
     try:
-        yield KubeCluster(api, namespace or api.namespace)
+        yield KubeCluster(api, choice.namespace or api.namespace)
     except KubeError as error:
         raise refused(error) from error
     except NO_ANSWER as error:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.options import FilesArgument
+from mlora_operator.cli.options import FilesArgument, OutputOption
 from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stderr, stdout
 from mlora_operator.cli.plan.view import as_json, lines
 from mlora_operator.cli.run.command import models_of, world_of
@@ -84,9 +84,7 @@ def plan(
         float | None,
         typer.Option(min=0, help="Throughput of one device with the whole model, for absolute figures."),
     ] = None,
-    output: Annotated[
-        OutputFormat, typer.Option("--output", "-o", help="text for people, json for programs.")
-    ] = OutputFormat.TEXT,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Show admission, microbatch schedule, memory and expected throughput without training.
 

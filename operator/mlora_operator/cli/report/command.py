@@ -11,7 +11,14 @@ import typer
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
 from mlora_operator.cli.fetch.command import EXIT_CODES, is_name, manifest_of
-from mlora_operator.cli.options import ContextOption, NamespaceOption, OutputOption, TimeoutOption
+from mlora_operator.cli.kube.choice import ClusterChoice
+from mlora_operator.cli.options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    OutputOption,
+    TimeoutOption,
+)
 from mlora_operator.cli.output import CommandError, OutputFormat, print_json, stdout
 from mlora_operator.cli.report.reporters import Reports
 from mlora_operator.download import Access, DownloadError, open_source
@@ -43,6 +50,7 @@ def report(
     ] = False,
     namespace: NamespaceOption = None,
     context: ContextOption = None,
+    kubeconfig: KubeconfigOption = None,
     endpoint: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +79,12 @@ def report(
             check_installed(one)
         if of_task:
             uri, access, uid = adapter_of_task(
-                what, namespace, context, endpoint, follow, timeout, reports.seen
+                what,
+                ClusterChoice(namespace, context, kubeconfig),
+                endpoint,
+                follow,
+                timeout,
+                reports.seen,
             )
         else:
             uri = what if "://" in what else Path(what).absolute().as_uri()

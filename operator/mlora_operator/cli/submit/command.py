@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.options import ContextOption, NamespaceOption, TimeoutOption, duration
+from mlora_operator.cli.kube.choice import ClusterChoice
+from mlora_operator.cli.options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    OutputOption,
+    TimeoutOption,
+    duration,
+)
 from mlora_operator.cli.output import CommandError, OutputFormat
 from mlora_operator.cli.validate.command import read_texts
 
@@ -35,8 +43,7 @@ class Leave(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    namespace: str | None
-    context: str | None
+    choice: ClusterChoice
     replace: bool
     force_conflicts: bool
     wait: bool
@@ -86,10 +93,8 @@ def submit(
     ] = "10s",  # type: ignore[assignment]
     namespace: NamespaceOption = None,
     context: ContextOption = None,
-    output: Annotated[
-        OutputFormat,
-        typer.Option("--output", "-o", help="text for people, json for programs (one object per line)."),
-    ] = OutputFormat.TEXT,
+    kubeconfig: KubeconfigOption = None,
+    output: OutputOption = OutputFormat.TEXT,
 ) -> None:
     """Validate manifests, apply them to the cluster and, with --wait, follow the tasks to their end.
 
@@ -101,7 +106,14 @@ def submit(
 
     submission = read_submission(read_texts(files), namespace, name_suffix)
     options = SubmitOptions(
-        namespace, context, replace, force_conflicts, wait, timeout, leave, refused_after, progress_every
+        ClusterChoice(namespace, context, kubeconfig),
+        replace,
+        force_conflicts,
+        wait,
+        timeout,
+        leave,
+        refused_after,
+        progress_every,
     )
     try:
         code = asyncio.run(_submit(submission, options, SubmitProgress(output is OutputFormat.JSON)))
@@ -119,7 +131,7 @@ async def _submit(submission: Submission, options: SubmitOptions, telling: Submi
 
     start = time.monotonic()
     patience = RetryTimeouts()
-    async with connect(options.context, options.namespace) as cluster:
+    async with connect(options.choice) as cluster:
         tools = ApplyContext(cluster, options.force_conflicts, patience, time.monotonic, asyncio.sleep)
         submitted = await apply_submission(tools, submission, replace=options.replace, say=telling.said)
         telling.submitted(submitted)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlora_operator.cli.condition_words import words
 from mlora_operator.cli.task_table import TaskRow, as_json, row
 
 UNSEEN_AFTER = 30.0  # seconds without a status, after which it is told that nobody looks at the task
@@ -60,26 +61,21 @@ class Journal:
             if one["type"] == "Finished":
                 continue  # Succeeded or Failed tells the same, with the reason
             if former is None or former[:2] != state[:2]:
-                yield _transition(shown, one["type"], *state)
+                yield _transition(shown, one)
         due = shown.step > told.step and now - told.progress >= self._every
         if due or (shown.finished and shown.step > told.step):
             told.step, told.progress = shown.step, now
             yield _progress(shown)
 
 
-def _transition(shown: TaskRow, type_: str, status: str, reason: str, message: str) -> JournalEntry:
-    what = (
-        type_
-        if status == "True"
-        else f"{'not ' if status == 'False' else ''}{type_}" + "?" * (status == "Unknown")
-    )
-    why = f" ({reason})" if reason not in ("", type_) else ""
-    words = f": {message}" if message else ""
+def _transition(shown: TaskRow, condition: Mapping[str, Any]) -> JournalEntry:
+    type_, status = condition["type"], condition["status"]
     data = {"type": "condition", "namespace": shown.namespace, "name": shown.name}
-    data |= {"condition": type_, "status": status, "reason": reason, "message": message}
+    data |= {"condition": type_, "status": status}
+    data |= {"reason": condition.get("reason", ""), "message": condition.get("message", "")}
     ended = status == "True"
     return JournalEntry(
-        f"{shown.name}  {what}{why}{words}",
+        f"{shown.name}  {words(condition)}",
         data,
         bad=ended and type_ in ("Failed", "UploadBlocked"),
         good=ended and type_ == "Succeeded",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from rich.text import Text
 from mlora_operator.cli import app, exit_codes, output
 from mlora_operator.cli.fetch.command import main as fetch
 from mlora_operator.cli.run.progress import Bars
+from mlora_operator.cli.show.aligned import aligned
+from mlora_operator.cli.show.columns import TASKS, table
+from mlora_operator.cli.show.get_command import _print
 from mlora_operator.cli.submit.applying import Submitted
 from mlora_operator.cli.submit.awaiting import Waiting
 from mlora_operator.cli.submit.conflict import Step
@@ -64,6 +68,13 @@ def _watch() -> None:
         screen.show({"a": row(TASK)})
 
 
+def _list_and_get() -> None:
+    names, rows = table(TASKS, [TASK], datetime.now(UTC), wide=True, everywhere=True)
+    for line in aligned(names, rows):
+        output.stdout().print(line)
+    _print(TASK)
+
+
 def _run() -> None:
     with Bars() as bars:
         bars.task_changed(TASK)
@@ -108,6 +119,7 @@ def test_a_terminal_hears_nothing_of_what_others_say(
         "submit": _submit,
         "watch": _watch,
         "run": _run,
+        "list and get": _list_and_get,
         "an error": lambda: _error(monkeypatch),
         "fetch": lambda: _fetch(tmp_path / "good"),
         "fetch of another's": lambda: _fetch(tmp_path / "other", name=EVIL),
