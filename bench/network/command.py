@@ -70,7 +70,9 @@ def main(arguments: list[str]) -> int:
         found = [
             _at_rates(own, peers, shaped, setting, options.batch, steps, rates, turn) for turn in range(count)
         ]
-        slow = _slowdown(own, shaped, setting, options.batch, steps, found, pairs=count + 2)
+        slow = _slowdown(
+            own, shaped, setting, options.batch, steps, found, pairs=1 if options.quick else count + 2
+        )
         model = sizes(folder, TARGETS, setting.rank)
     figures = {
         **_ratios(found),
