@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from mlora_operator.cli import output
+from mlora_operator.cli.change.command import delete, resume, retry, suspend
 from mlora_operator.cli.export import export
 from mlora_operator.cli.fetch.command import main as fetch_main
 from mlora_operator.cli.plan.command import plan
@@ -49,7 +50,21 @@ def mlora(
     """Train many LoRA adapters at once on one frozen base model."""
 
 
-for command in (run, plan, validate, submit, list_, get, watch, report, export):
+for command in (
+    run,
+    plan,
+    validate,
+    submit,
+    list_,
+    get,
+    watch,
+    suspend,
+    resume,
+    retry,
+    delete,
+    report,
+    export,
+):
     app.command(command.__name__.rstrip("_"))(command)
 
 
