@@ -82,12 +82,15 @@ def _transition(shown: TaskRow, condition: Mapping[str, Any]) -> JournalEntry:
     )
 
 
-def _progress(shown: TaskRow) -> JournalEntry:
+def progress_text(shown: TaskRow) -> str:
     of = f"/{shown.total_steps}" if shown.total_steps else ""
     loss = f", loss {shown.loss}" if shown.loss else ""
     speed = f", {shown.tokens_per_second} tokens/s" if shown.tokens_per_second else ""
-    text = f"{shown.name}  step {shown.step}{of}{loss}{speed}"
-    return JournalEntry(text, {"type": "progress", **as_json(shown)})
+    return f"step {shown.step}{of}{loss}{speed}"
+
+
+def _progress(shown: TaskRow) -> JournalEntry:
+    return JournalEntry(f"{shown.name}  {progress_text(shown)}", {"type": "progress", **as_json(shown)})
 
 
 def _line(shown: TaskRow, text: str, type_: str) -> JournalEntry:

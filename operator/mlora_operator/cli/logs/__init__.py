@@ -1,0 +1,5 @@
+"""``mlora logs``.
+
+``command`` its options, and whom it asks
+``story``   what happened to a task, in the order of time
+"""
