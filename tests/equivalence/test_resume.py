@@ -10,11 +10,15 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from mlora_worker.frozen.four_bits import nf4
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.protocol import FailureReason, LoRAConfig, Schedule, TaskPhase, Training
 from mlora_worker.storage.artifacts.checkpoint import newest_progress, newest_state, write_checkpoint
 from mlora_worker.storage.artifacts.task_state import CheckpointMismatch
@@ -56,8 +60,9 @@ def play(
     kept: Path | None = None,
     script: Script | None = None,
     dtype: torch.dtype = torch.float32,
+    freeze: Freeze = PlainWeight,
 ) -> ThreadedPipeline:
-    engines = engines_of(base, stages, dtype=dtype)
+    engines = engines_of(base, stages, dtype=dtype, freeze=freeze)
     runs = {task.name: task.prepared() for task in tasks}
     return ThreadedPipeline(engines, runs, budget=10_000, store=store, kept=kept, script=script).run(20)
 
@@ -106,6 +111,17 @@ def test_a_task_goes_on_after_a_crash_from_its_newest_checkpoint_bit_for_bit(
     second = whole(play(base, stages, [subject], store=store, dtype=dtype), subject)
     assert second.tasks["subject"].checkpoint.resumed_step == 10
     assert min(second.losses["subject"]) in (10, 11), "the newest checkpoint, and no step before it again"
+    assert_bit_identical(second, undisturbed, "subject")
+
+
+def test_a_task_on_a_quantised_base_goes_on_as_on_a_plain_one(base: Base, subject: Task) -> None:
+    freeze = partial(nf4, double=True)
+    undisturbed = whole(play(base, 2, [subject], freeze=freeze), subject)
+    store = MemoryStore()
+    first = play(base, 2, [subject], store=store, script=crash_at(12, saved=10), freeze=freeze)
+    assert isinstance(first.error, Crashed)
+    second = whole(play(base, 2, [subject], store=store, freeze=freeze), subject)
+    assert second.tasks["subject"].checkpoint.resumed_step == 10
     assert_bit_identical(second, undisturbed, "subject")
 
 

@@ -94,3 +94,56 @@ def test_too_many_stages_are_refused_by_plan_and_at_once_by_run(tmp_path: Path) 
     assert code == 1
     (log,) = state.glob("logs/*/rank-0.log")
     assert log.read_text().count(refusal) == 1, "another start would not change it"
+
+
+# What Llama 3.1 70B says in its config.json.
+LLAMA_70B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672,
+    "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
+    "rope_scaling": {
+        "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_a_70b_model_in_4_bits_fits_two_devices_of_48_gb_and_a_plain_one_does_not(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """From its configuration alone: there are no weights."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny_model.iterdir():
+        if file.suffix != ".safetensors":
+            (model / file.name).write_bytes(file.read_bytes())
+    (model / "config.json").write_text(json.dumps(LLAMA_70B))
+    file = write(tmp_path, good={"longest": 256})
+    asked = (
+        "--model",
+        f"org/tiny={model}",
+        "--stages",
+        "2",
+        "--device",
+        "cuda",
+        "--dtype",
+        "bfloat16",
+        "--memory",
+        "48G",
+        "-o",
+        "json",
+    )
+    weights = {}
+    for kind, state in (("nf4", "Admitted"), ("none", "Rejected")):
+        code, output, errors = mlora("plan", str(file), *asked, "--quantization", kind)
+        assert (code, bool(output)) == (int(state != "Admitted"), True), errors
+        (pipeline,) = json.loads(output)["pipelines"]
+        assert [task["state"] for task in pipeline["tasks"]] == [state]
+        assert pipeline["quantization"] == kind
+        weights[kind] = sum(stage["weightBytes"] for stage in pipeline["stages"])
+        assert all((stage["neededBytes"] <= stage["allowedBytes"]) for stage in pipeline["stages"]) is (
+            kind == "nf4"
+        )
+    assert weights["none"] > 140e9
+    assert weights["nf4"] < 40e9

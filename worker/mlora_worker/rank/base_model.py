@@ -95,6 +95,8 @@ def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: t
         chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
         log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
         freeze = freeze_head = chosen.freeze
+    elif wanted is not None:
+        log.info("the frozen matrices are kept as %s and become dense for each product", wanted.label)
     stage = load_stage(folder, files, rank, config.stages, dtype, device, freeze or PlainWeight, freeze_head)
     files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
