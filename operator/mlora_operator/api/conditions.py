@@ -69,6 +69,9 @@ REASON_ADAPTER_UPLOADED = "AdapterUploaded"
 REASON_DEADLINE_EXCEEDED = "DeadlineExceeded"  # it did not start, or finish, within the time of its spec
 REASON_RETRIED = "Retried"  # of an event: a failed task runs again, as its annotation asks
 
+# Reason of an event alone.
+REASON_ROWS_TRUNCATED = "RowsTruncated"  # rows are longer than maxSeqLength and were cut; the task trains on
+
 # Reasons of Finished.
 REASON_SUCCEEDED = "Succeeded"
 REASON_FAILED = "Failed"

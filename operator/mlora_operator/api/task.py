@@ -17,8 +17,8 @@ from mlora_worker.protocol import (
     Evaluation,
     FolderUri,
     InitFrom,
-    LoRAConfig,
-    Training,
+    LoRASpec,
+    TrainingSpec,
 )
 
 KIND = "LoRATask"
@@ -82,9 +82,9 @@ class LoRATaskSpec(Model):
         description="The task is deleted this many seconds after it succeeded or failed; its adapter and "
         "checkpoints stay. Absent: it is not deleted.",
     )
-    lora: LoRAConfig = Field(default_factory=LoRAConfig, description="The adapter's shape.")
+    lora: LoRASpec = Field(default_factory=LoRASpec, description="The adapter's shape.")
     dataset: Dataset = Field(description="The rows to train on.")
-    training: Training = Field(default_factory=Training, description="Training settings.")
+    training: TrainingSpec = Field(default_factory=TrainingSpec, description="Training settings.")
     evaluation: Evaluation | None = Field(
         default=None, description="Evaluation during training. Absent: none."
     )

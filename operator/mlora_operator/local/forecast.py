@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec, Scheduling
+from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.local.fits import LearnedPipeline
-from mlora_operator.memory.model import MemoryModel, adapter_bytes, demand_of
+from mlora_operator.memory.model import Demand, MemoryModel, adapter_bytes, demand_of
 from mlora_operator.reconcile.admission.workload import candidate
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Task
@@ -170,14 +171,19 @@ def _memory_model(
         microbatch_tokens=spec.microbatch_tokens,
         budget=None,
         margin=spec.memory.margin,
-        demands={
-            task.uid: demand_of(task.spec.lora, task.spec.training, facts.max_positions)
-            for task in tasks
-            if task.spec is not None
-        },
+        demands={task.uid: _demand(task.spec, facts) for task in tasks if task.spec is not None},
         recompute=spec.recompute_activations,
         learned=known.fits,
     )
+
+
+def _demand(spec: LoRATaskSpec, facts: ModelFacts) -> Demand:
+    return demand_of(spec.lora, spec.training.for_model(facts.max_positions), facts.max_positions)
+
+
+def _longest(spec: LoRATaskSpec, facts: ModelFacts) -> int:
+    """Tokens that a row of the task may have, whatever its rows are."""
+    return _demand(spec, facts).longest_row
 
 
 def _weights(shape: StageShape, device: str, memory: DeviceMemory) -> int:
@@ -231,7 +237,7 @@ def _load(task: Task, answer: TaskAnswer | None, facts: ModelFacts) -> TaskLoad:
     assert task.spec is not None
     rows = rows_per_step(task.spec.training)
     if answer is None or answer.rows is None:
-        return TaskLoad(rows * min(task.spec.training.max_seq_length, facts.max_positions), rows)
+        return TaskLoad(rows * _longest(task.spec, facts), rows)
     summary = answer.rows
     if summary.whole:
         rows = min(rows, summary.counts.used)
@@ -249,8 +255,7 @@ def _task(
     assert task.spec is not None
     rows = answer.rows if answer is not None else None
     state, cause = _words(task, admission, model)
-    training = task.spec.training
-    longest = rows.longest if rows is not None else min(training.max_seq_length, facts.max_positions)
+    longest = rows.longest if rows is not None else _longest(task.spec, facts)
     steps = _total_steps(task, answer)
     held = sum(adapter_bytes(task.spec.lora, facts, stage.stage) for stage in model.stages)
     return TaskForecast(task, state, cause, load, longest, rows, steps, held)
@@ -297,7 +302,7 @@ def _assumed(
         assert task.spec is not None
         answer = answers.get(task.uid)
         if answer is None or (answer.rows is None and answer.failure is None):
-            longest = min(task.spec.training.max_seq_length, facts.max_positions)
+            longest = _longest(task.spec, facts)
             why = f" ({answer.unread})" if answer is not None and answer.unread else ""
             yield f"{task.key.name}: its rows were not read{why}; each is assumed to have {longest} tokens"
         elif answer.rows is not None and not answer.rows.whole:

@@ -187,12 +187,14 @@ class _Parts(NamedTuple):
     may_have_keys: bool
     rows: str | None
     template: str | None
+    max_positions: int | None  # of the model; None: the workers have not said
 
 
 def _parts(task: Task, admitted: bool, view: PipelineView, known: Sources) -> _Parts:
     assert task.spec is not None
     may_have_keys = view.may_have_keys_of(task)
     first = view.contact.texts_of(task)
+    facts = (view.report.facts if view.report is not None else None) or view.pipeline.status.facts
     return _Parts(
         task.spec,
         task.generation,
@@ -202,6 +204,7 @@ def _parts(task: Task, admitted: bool, view: PipelineView, known: Sources) -> _P
         may_have_keys,
         _digest(first.rows, dataset_text(task, known.config_maps), task, view, known),
         _digest(first.template, template_text(task, known.config_maps), task, view, known),
+        facts.max_positions if facts is not None else None,
     )
 
 
@@ -275,7 +278,7 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
         dataset=spec.dataset,
         dataset_digest=parts.rows,
         template_digest=parts.template,
-        training=spec.training,
+        training=spec.training.for_model(parts.max_positions),
         evaluation=spec.evaluation,
         init_from=spec.init_from,
         output_uri=spec.output.uri,

@@ -47,12 +47,13 @@ def look(question: LookQuestion) -> LookAnswer:
             hub_endpoint=question.hub_endpoint,
         )
         config = read_config(folder)
+        longest = int(config.max_position_embeddings)
         prepared = prepare(
             question.dataset,
-            question.training,
+            question.training.for_model(longest),
             tokenizer,
             source,
-            int(config.max_position_embeddings),
+            longest,
             template=question.dataset.chat_template,
             vocabulary=int(config.vocab_size),
         )

@@ -65,7 +65,8 @@ def _folder(question: SurveyQuestion) -> Path:
 
 
 def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) -> TaskAnswer:
-    failure = misfit(facts, task.lora, task.training)
+    training = task.training.for_model(facts.max_positions)
+    failure = misfit(facts, task.lora, training)
     if failure is not None or not sample:
         return TaskAnswer(uid=task.uid, failure=failure)
     if task.storage is None and task.dataset.addresses:
@@ -84,7 +85,7 @@ def _task(task: TaskQuestion, facts: ModelFacts, tokenizer: Any, sample: int) ->
         )
         prepared = prepare(
             task.dataset,
-            task.training,
+            training,
             tokenizer,
             source,
             facts.max_positions,

@@ -8,9 +8,10 @@
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
 All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
-The user-facing parts (``LoRAConfig``, ``Dataset``, ``Training``) are the very types that the LoRATask CRD is generated
-from, so a value that the API server accepted means the same in the worker. Numbers are strict: ``"1e-4"`` and ``true``
-are not numbers.
+The user-facing parts (``Dataset``, ``LoRASpec``, ``TrainingSpec``) are the very types that the LoRATask CRD is generated
+from, so a value that the API server accepted means the same in the worker. A plan says the latter two as ``LoRAConfig`` and
+``Training``, which have defaults of their own: those of a spec may change, those of a plan may not. Numbers are strict:
+``"1e-4"`` and ``true`` are not numbers.
 
 Both read addresses with one parser (``addresses.py``) and apply one rule about networks, too: ``is_refused``; and one about
 what may be shown: ``without_credentials``.
@@ -47,6 +48,7 @@ from mlora_worker.protocol.adapter_config import (
     InitFrom,
     InitialWeights,
     LoRAConfig,
+    LoRASpec,
     Rank,
 )
 from mlora_worker.protocol.dataset import (
@@ -119,7 +121,16 @@ from mlora_worker.protocol.report import (
     TaskReport,
     WireReport,
 )
-from mlora_worker.protocol.training import EarlyStopping, Evaluation, Overlong, Schedule, Training
+from mlora_worker.protocol.training import (
+    USUAL_SEQ_LENGTH,
+    EarlyStopping,
+    Evaluation,
+    Overlong,
+    Schedule,
+    Training,
+    TrainingSettings,
+    TrainingSpec,
+)
 from mlora_worker.protocol.worker_config import HUB_ENDPOINT, WorkerConfig
 
 __all__ = [
@@ -136,6 +147,7 @@ __all__ = [
     "REPORT_FORMAT",
     "REPORT_HEADER",
     "SERVED_RANKS",
+    "USUAL_SEQ_LENGTH",
     "AdapterDtype",
     "AdapterInfo",
     "AdapterManifest",
@@ -167,6 +179,7 @@ __all__ = [
     "InitialWeights",
     "KmsKeyId",
     "LoRAConfig",
+    "LoRASpec",
     "LookAnswer",
     "LookQuestion",
     "ManifestFile",
@@ -204,6 +217,8 @@ __all__ = [
     "TaskReport",
     "TrainOn",
     "Training",
+    "TrainingSettings",
+    "TrainingSpec",
     "WireReport",
     "WorkerConfig",
     "embedded_ipv4",

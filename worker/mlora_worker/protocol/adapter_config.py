@@ -12,6 +12,12 @@ from pydantic import (
 from mlora_worker.protocol.message import FolderUri, Message
 
 Entry = Annotated[str, Field(min_length=1, max_length=256)]  # name or pattern of modules: stream/targets.py
+Modules = Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)]
+_MODULES = (
+    "The linear modules that get an adapter, as names such as q_proj, ends of paths such as self_attn.q_proj; patterns, "
+    "which must match a whole path such as model.layers.3.self_attn.q_proj; or the single entry all-linear: every linear "
+    "module of the decoder layers (never the head, never the embeddings)."
+)
 Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
 Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
 
@@ -37,14 +43,7 @@ class LoRAConfig(Message):
         default=0.0,
         description="Probability that an element of the adapter's input is zeroed while training.",
     )
-    target_modules: Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)] = Field(
-        default=("q_proj", "v_proj"),
-        description="The linear modules that get an adapter, as names such as q_proj, "
-        "ends of paths such as "
-        "self_attn.q_proj; patterns, which must match a whole path such as model.layers.3.self_attn.q_proj; or the "
-        "single "
-        "entry all-linear: every linear module of the decoder layers (never the head, never the embeddings).",
-    )
+    target_modules: Modules = Field(default=("q_proj", "v_proj"), description=_MODULES)
     exclude_modules: Annotated[tuple[Entry, ...], Field(max_length=64)] = Field(
         default=(),
         description="Names or patterns of modules that targetModules selects but that get no adapter.",
@@ -84,6 +83,13 @@ class LoRAConfig(Message):
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
         modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+class LoRASpec(LoRAConfig):
+    """As a user writes it (part of the LoRATask spec). What is left out may mean another thing than in a plan, whose
+    defaults are for good."""
+
+    target_modules: Modules = Field(default=("all-linear",), description=_MODULES)
 
 
 # The values that vLLM takes for --max-lora-rank.

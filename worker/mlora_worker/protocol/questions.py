@@ -30,7 +30,7 @@ from mlora_worker.protocol.message import EndpointUrl, Message
 from mlora_worker.protocol.model import ModelFacts, ModelSource
 from mlora_worker.protocol.plan import StorageAccess
 from mlora_worker.protocol.report import DataCounts, Failure
-from mlora_worker.protocol.training import Training
+from mlora_worker.protocol.training import TrainingSpec
 from mlora_worker.protocol.worker_config import HUB_ENDPOINT
 
 
@@ -42,7 +42,7 @@ class TaskQuestion(Message):
     dataset: Dataset
     dataset_text: Text | None = None  # what the ConfigMap of dataset.configMapRef holds
     template_text: Text | None = None  # what that of dataset.chatTemplateRef holds
-    training: Training
+    training: TrainingSpec
     storage: StorageAccess | None = None  # None: its rows are not read
 
 
@@ -111,7 +111,7 @@ class LookQuestion(Message):
     hub_endpoint: EndpointUrl = HUB_ENDPOINT
     cache_dir: LocalPath = "/tmp/mlora"
     dataset: Dataset
-    training: Training
+    training: TrainingSpec
     show: Annotated[int, Field(strict=True, ge=0, le=MOST_SHOWN)] = 3  # rows to show
 
 

@@ -29,8 +29,13 @@ class Overlong(StrEnum):
     FAIL = "fail"
 
 
-class Training(Message):
-    """How to train; the names are those of transformers' TrainingArguments where it has one."""
+SeqLength = Annotated[int, Field(strict=True, ge=2, le=1_048_576)]
+USUAL_SEQ_LENGTH = 2048  # of a task that names none, on models that take as much
+
+
+class TrainingSettings(Message):
+    """How to train; the names are those of transformers' TrainingArguments where it has one. What a user writes and what a
+    plan says have this in common."""
 
     batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         default=8, description="Rows per mini-batch."
@@ -60,9 +65,6 @@ class Training(Message):
     max_grad_norm: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
         default=1.0, description="Global gradient norm of this adapter to clip to; 0 switches clipping off."
     )
-    max_seq_length: Annotated[int, Field(strict=True, ge=2, le=1_048_576)] = Field(
-        default=512, description="Longest row in tokens."
-    )
     overlong: Overlong = Field(
         default=Overlong.TRUNCATE,
         description="truncate (keep the beginning), truncateLeft (keep the end), skip or fail on a longer row; counted in "
@@ -76,6 +78,30 @@ class Training(Message):
         description="Optimizer steps between two checkpoints, which limit how many steps a failure repeats. "
         "0: only when the task is preempted or its worker ends.",
     )
+
+
+class Training(TrainingSettings):
+    """As a plan says it, and as it is trained: nothing is left to a model to decide."""
+
+    max_seq_length: SeqLength = 512
+
+
+class TrainingSpec(TrainingSettings):
+    """As a user writes it (part of the LoRATask spec)."""
+
+    max_seq_length: SeqLength | None = Field(
+        default=None,
+        description=f"Longest row in tokens. Absent: {USUAL_SEQ_LENGTH}, or what the base model takes where that is less.",
+    )
+
+    def for_model(self, max_positions: int | None) -> Training:
+        """On a model that takes rows of ``max_positions`` tokens (None: nobody knows). What a user asks for stays, also
+        where it is more: that is refused in words."""
+        longest = self.max_seq_length
+        if longest is None:
+            longest = min(USUAL_SEQ_LENGTH, max_positions if max_positions is not None else USUAL_SEQ_LENGTH)
+        same = {name: getattr(self, name) for name in TrainingSettings.model_fields}
+        return Training(**same, max_seq_length=longest)
 
 
 class EarlyStopping(Message):

@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mlora_worker.protocol import Training
+from mlora_worker.protocol import TrainingSettings
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import group_tasks, microbatches_wanted
 
@@ -48,7 +48,7 @@ class TaskLoad:
     )
 
 
-def rows_per_step(training: Training) -> int:
+def rows_per_step(training: TrainingSettings) -> int:
     return training.batch_size * training.gradient_accumulation_steps
 
 

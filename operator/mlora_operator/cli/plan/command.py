@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from mlora_operator.api.pipeline import LoRAPipelineSpec
+from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.api.units import parse_bytes
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.options import FilesArgument, OutputOption
@@ -32,6 +33,8 @@ from mlora_operator.reconcile.state.references import storage_access
 from mlora_operator.reconcile.state.snapshot import Key, Task
 from mlora_worker.protocol import (
     HUB_ENDPOINT,
+    Failure,
+    ModelFacts,
     ModelSource,
     QuantizationType,
     StageShape,
@@ -158,7 +161,7 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
                 for stage in known.stages
             ),
             tasks=tuple(
-                TaskAnswer(uid=task.uid, failure=misfit(facts, task.spec.lora, task.spec.training))
+                TaskAnswer(uid=task.uid, failure=_misfit(facts, task.spec))
                 for task in one.tasks
                 if task.spec is not None
             ),
@@ -175,6 +178,10 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
         raise CommandError(
             f"{one.pipeline.key}: the model cannot be read: {error}", exit_codes.FAILED
         ) from error
+
+
+def _misfit(facts: ModelFacts, spec: LoRATaskSpec) -> Failure | None:
+    return misfit(facts, spec.lora, spec.training.for_model(facts.max_positions))
 
 
 def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:

@@ -27,7 +27,7 @@ from mlora_worker.protocol import (
     LookQuestion,
     ModelSource,
     StorageAccess,
-    Training,
+    TrainingSpec,
 )
 
 _BAR = 40  # characters of the longest
@@ -54,7 +54,7 @@ def question_of(
     )
     for source in ("uri", "uris", "inline", "configMapRef"):
         settings.pop(source, None)
-    training = (spec.training if spec is not None else Training()).model_dump(
+    training = (spec.training if spec is not None else TrainingSpec()).model_dump(
         by_alias=True, mode="json", exclude_none=True
     )
     training |= {
@@ -98,7 +98,7 @@ def question_of(
             hub_endpoint=base.hub_endpoint,
             cache_dir=str(caches / "mlora-operator"),
             dataset=Dataset.model_validate({**settings, "uri": uri}),
-            training=Training.model_validate(training),
+            training=TrainingSpec.model_validate(training),
             show=show,
         )
     except ValidationError as error:

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from mlora_operator.api.task import LoRATaskSpec
 from mlora_operator.memory.model import Demand, demand_of
-from mlora_worker.protocol import Failure, LoRAConfig, ModelFacts, Training
+from mlora_worker.protocol import Failure, LoRAConfig, ModelFacts, TrainingSpec
 from mlora_worker.stream.fit import misfit
 from mlora_worker.stream.targets import steps_of
 
@@ -20,7 +20,7 @@ _FOR_A_MODULE = 2_000
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
     lora: LoRAConfig
-    training: Training
+    training: TrainingSpec
     demand: Demand
     misfit: Failure | None  # why the model cannot train it, whatever the memory
 
@@ -49,12 +49,13 @@ class ModelRequests:
             if len(self._known) >= _MOST or self._text + text > _MOST_TEXT:
                 self._forget()
             self._text += text
-            demand = demand_of(spec.lora, spec.training, self._facts.max_positions)
+            training = spec.training.for_model(self._facts.max_positions)
+            demand = demand_of(spec.lora, training, self._facts.max_positions)
             known = self._known[key] = ModelRequest(
                 spec.lora,
                 spec.training,
                 self._demands.setdefault(demand, demand),
-                misfit(self._facts, spec.lora, spec.training),
+                misfit(self._facts, spec.lora, training),
             )
             self._loras.add(spec.lora)
         return known

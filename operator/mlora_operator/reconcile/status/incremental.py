@@ -17,6 +17,7 @@ from mlora_operator.reconcile.status.admission_message import admission_message
 from mlora_operator.reconcile.status.conditions import news
 from mlora_operator.reconcile.status.lifetime import overdue
 from mlora_operator.reconcile.status.pipeline_summary import PipelineContext
+from mlora_operator.reconcile.status.row_events import row_events
 from mlora_operator.reconcile.status.task import task_status
 from mlora_operator.reconcile.status.undecided import isolated_task_status, status_at_isolated
 from mlora_operator.scheduling.admission import Admission
@@ -80,7 +81,7 @@ class TaskStatuses:
             status = task_status(task, acceptance.cause, at, has, reported, late, self.now)
             held = task.status
             told = news("LoRATask", task.key, task.uid, held.conditions, status.conditions)
-            known = status, tuple(told)
+            known = status, (*told, *row_events(task, status))
             if not self._is_of_this_moment(status):
                 self._known.keep(task.uid, made_of, known)
         status, told_of = known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -56,12 +57,26 @@ def test_a_task_plan_is_the_users_spec(make: Any) -> None:
     (entry,) = found.tasks
     assert task.spec is not None
     assert (entry.uid, entry.namespace, entry.name) == (task.uid, "team-a", "t1")
-    assert (entry.lora, entry.training, entry.dataset) == (
-        task.spec.lora,
-        task.spec.training,
-        task.spec.dataset,
-    )
+    assert (entry.lora, entry.dataset) == (task.spec.lora, task.spec.dataset)
+    assert entry.training == task.spec.training.for_model(make.facts().max_positions)
     assert (entry.output_uri, entry.base_model, entry.admitted) == ("s3://adapters/t1", "Org/Toy-1B", False)
+
+
+@pytest.mark.parametrize(
+    ("takes", "asked", "longest"),
+    [(8192, None, 2048), (1024, None, 1024), (8192, 4096, 4096), (8192, 512, None)],
+)
+def test_what_a_user_leaves_out_is_said_to_workers_of_all_versions(
+    make: Any, takes: int, asked: int | None, longest: int | None
+) -> None:
+    """A plan's own defaults, which it leaves out, are others: ``[q_proj, v_proj]`` and 512."""
+    facts = make.facts().model_copy(update={"max_positions": takes})
+    contact = Contact(report=make.report().model_copy(update={"facts": facts}))
+    found = plan(make, make.task(training={"maxSeqLength": asked} if asked else {}), contact=contact)
+    assert found is not None
+    (entry,) = json.loads(found.to_json())["tasks"]
+    assert entry["lora"] == {"targetModules": ["all-linear"]}
+    assert entry["training"].get("maxSeqLength") == longest
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

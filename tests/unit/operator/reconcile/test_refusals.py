@@ -96,5 +96,10 @@ def test_a_task_too_large_names_what_takes_the_memory(make: Any) -> None:
     status = decision.task_statuses[TASK]
     message = next(one for one in status.conditions if one.type == "Admitted").message
     assert (status.state, status.reason) == ("Rejected", "ExceedsCapacity")
-    for figure in ("frozen weights 976.56 KiB", "adapters ", "activations of 4096 tokens", "1.81 MiB usable"):
+    for figure in (
+        "frozen weights 976.56 KiB",
+        "adapters ",
+        "activations of 16384 tokens",
+        "1.81 MiB usable",
+    ):
         assert figure in message

@@ -17,7 +17,7 @@ from mlora_worker.protocol import (
     LookQuestion,
     ModelSource,
     StorageAccess,
-    Training,
+    TrainingSpec,
 )
 
 
@@ -27,7 +27,7 @@ def ask(model: Path, *rows: tuple[str, str], show: int = 2, **training: int) -> 
         LookQuestion(
             model=ModelSource(name="org/tiny", uri=model.as_uri()),
             dataset=Dataset(inline=inline or "\n"),
-            training=Training(max_seq_length=training.get("length", 512)),
+            training=TrainingSpec(max_seq_length=training.get("length", 512)),
             show=show,
         )
     )
@@ -70,7 +70,7 @@ def test_rows_that_are_not_there_are_told_as_such(tiny_model: Path, tmp_path: Pa
             LookQuestion(
                 model=ModelSource(name="org/tiny", uri=tiny_model.as_uri()),
                 dataset=Dataset(uri=place.as_uri()),
-                training=Training(),
+                training=TrainingSpec(),
                 show=0,
             )
         )

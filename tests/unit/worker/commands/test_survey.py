@@ -20,7 +20,7 @@ from mlora_worker.protocol import (
     SurveyQuestion,
     TaskAnswer,
     TaskQuestion,
-    Training,
+    TrainingSpec,
 )
 
 ROWS = "\n".join(
@@ -39,11 +39,18 @@ def ask_task(model: Path, sample: int = 100, **changes: Any) -> TaskAnswer:
         "uid": "t",
         "lora": LoRAConfig(rank=4),
         "dataset": Dataset(inline=ROWS),
-        "training": Training(max_seq_length=128),
+        "training": TrainingSpec(max_seq_length=128),
         **changes,
     }
     (answer,) = ask(model, TaskQuestion(**question), sample=sample).tasks
     return answer
+
+
+def test_rows_that_no_length_was_named_for_are_as_long_as_the_model_takes(tiny_model: Path) -> None:
+    """It takes 512 tokens, which is less than what is usual."""
+    answer = ask_task(tiny_model, training=TrainingSpec())
+    assert answer.failure is None
+    assert answer.rows is not None
 
 
 def test_facts_and_stages_come_from_the_configuration_alone(tiny_model: Path) -> None:
@@ -59,7 +66,7 @@ def test_rows_are_measured_as_they_would_be_trained_on(tiny_model: Path) -> None
     assert (rows.counts.used, rows.whole) == (3, True)
     assert rows.mean * 3 == pytest.approx(rows.counts.tokens)
     assert 0 < rows.deviation < rows.mean < rows.longest
-    cut = ask_task(tiny_model, training=Training(max_seq_length=rows.longest - 1)).rows
+    cut = ask_task(tiny_model, training=TrainingSpec(max_seq_length=rows.longest - 1)).rows
     assert cut is not None
     assert (cut.longest, cut.counts.truncated) == (rows.longest - 1, 1)
 
@@ -92,7 +99,7 @@ def test_no_more_rows_are_read_than_asked_for(tiny_model: Path, tmp_path: Path) 
         ),
         (
             "rows longer than the model's positions",
-            {"training": Training(max_seq_length=513)},
+            {"training": TrainingSpec(max_seq_length=513)},
             FailureReason.INVALID_SPEC,
             "maxSeqLength is 513, but the base model supports at most 512",
         ),

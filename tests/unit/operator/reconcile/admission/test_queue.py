@@ -154,7 +154,7 @@ def test_places_that_are_kept_are_those_that_would_be_found_anew(make: Any, seed
 def test_places_are_found_anew_once_one_may_be_passed_no_more(make: Any) -> None:
     """The clock alone does it: nothing has been said since."""
     world = World(make, 0)
-    big = {"batchSize": 16}  # two of them do not fit
+    big = {"batchSize": 16, "maxSeqLength": 512}  # two of them do not fit
     world.tasks = [make.task("a", training=big), make.task("b", training=big), make.task("c", training=big)]
     world.reports = {
         task.uid: TaskReport(uid=task.uid, phase=phase, step=1, total_steps=10, data=ROWS)

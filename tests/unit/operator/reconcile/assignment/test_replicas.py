@@ -100,14 +100,14 @@ def crowded(
     world = World(make, replicas={"min": 2, "max": 2}, **memory, **spec)
     world.make_pipelines(world.decide())
     world.up(TOY, SECOND)
-    wide = {"batchSize": 8}
+    wide = {"batchSize": 8, "maxSeqLength": 512}
     waiting = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "WaitingForMemory")]
     tasks = [
         make.task("big", training=wide, status={"pipeline": str(full), "run": "run-1", **running(make)}),
         make.task("wait", training=wide, status={"pipeline": str(full), "conditions": waiting}),
         make.task(
             "small",
-            training={"batchSize": 1},
+            training={"batchSize": 1, "maxSeqLength": 512},
             status={"pipeline": str(other), "run": "run-1", **running(make)},
         ),
     ]
@@ -134,11 +134,15 @@ def test_a_task_that_waits_for_memory_moves_to_a_member_with_room_and_stays_ther
     # While its rows are prepared there, it does not come back to where fewer are.
     preparing = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "PreparingData")]
     wait = make.task(
-        "wait", training={"batchSize": 8}, status={"pipeline": str(SECOND), "conditions": preparing}
+        "wait",
+        training={"batchSize": 8, "maxSeqLength": 512},
+        status={"pipeline": str(SECOND), "conditions": preparing},
     )
     more = [
         make.task(
-            name, training={"batchSize": 1}, status={"pipeline": str(SECOND), "run": "run-1", **running(make)}
+            name,
+            training={"batchSize": 1, "maxSeqLength": 512},
+            status={"pipeline": str(SECOND), "run": "run-1", **running(make)},
         )
         for name in ("tiny", "minute")
     ]
@@ -163,7 +167,7 @@ def test_a_task_that_waits_for_memory_stays_where_it_would_wait_elsewhere_too(ma
             "pipeline": str(SECOND),
             "conditions": tasks[1].status.model_dump(by_alias=True)["conditions"],
         }
-        tasks.append(make.task("other", age=99, training={"batchSize": 8}, status=held))
+        tasks.append(make.task("other", age=99, training={"batchSize": 8, "maxSeqLength": 512}, status=held))
     if reason == "its namespace is at its limit":
         for raw in world.raw.values():
             raw["spec"]["namespaceLimits"] = {"training": 1}
@@ -178,7 +182,7 @@ def test_one_that_is_too_large_keeps_nobody_from_the_member_that_it_is_at(make: 
     large = [make.condition("Accepted", "True"), make.condition("Admitted", "False", "ExceedsCapacity")]
     step = {"step": 3} if files else {}
     status = {"pipeline": str(TOY), "conditions": large, **step}
-    tasks.append(make.task("huge", age=99, training={"batchSize": 512}, status=status))
+    tasks.append(make.task("huge", age=99, training={"batchSize": 512, "maxSeqLength": 512}, status=status))
     found = where(world.decide(*tasks))
     assert (found["wait"], found["huge"]) == (str(TOY), str(TOY))
 
@@ -191,7 +195,7 @@ def test_one_that_waits_where_its_files_are_goes_before_younger_ones_alone(
     world, tasks = crowded(make, room_for(make, "wait", "small"), SECOND, TOY, **files)
     held = {"conditions": [make.condition("Admitted", "False", "WaitingForMemory")], "step": 3}
     there = {"pipeline": str(TOY), **held}
-    tasks.append(make.task("bound", age=age, training={"batchSize": 8}, status=there))
+    tasks.append(make.task("bound", age=age, training={"batchSize": 8, "maxSeqLength": 512}, status=there))
     found = where(world.decide(*tasks))
     assert (found["wait"], found["bound"]) == (str(at), str(TOY))
 
