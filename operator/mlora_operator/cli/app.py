@@ -13,6 +13,7 @@ from mlora_operator.cli import output
 from mlora_operator.cli.change.command import delete, resume, retry, suspend
 from mlora_operator.cli.export import export
 from mlora_operator.cli.fetch.command import main as fetch_main
+from mlora_operator.cli.init.command import init
 from mlora_operator.cli.logs.command import logs
 from mlora_operator.cli.plan.command import plan
 from mlora_operator.cli.report.command import report
@@ -52,6 +53,7 @@ def mlora(
 
 
 for command in (
+    init,
     run,
     plan,
     validate,
