@@ -16,3 +16,11 @@ What lives here, from the edge to the core (imports point downwards only, ``.imp
 
 The operator may import ``protocol`` and ``stream`` only. Nothing here knows of Kubernetes.
 """
+
+import os
+
+# Kernels that torch and oneDNN each keep, one for each product and number of rows; both read this when torch is imported.
+# Their own limit is 1,024, of about a MiB each: microbatches of many widths would take a GiB that no budget knows. A
+# microbatch needs some ten, and making one takes 1.5 ms.
+for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "64")

@@ -52,7 +52,7 @@ class CpuProducts:
             for (position, b, columns), grad_b in zip(_members(segment), segment.grad_b, strict=True):
                 grad_y = grad_outputs[position][segment.rows]
                 torch.mm(grad_y, b.to(x.dtype), out=grad_low[:, columns])
-                _accumulate(grad_b, grad_y.T, low[:, columns], strength)
+                _add_b(grad_b, grad_y, low[:, columns], strength)
             _accumulate(segment.grad_a, grad_low.T, _dropped(x[segment.rows], segment), strength)
             if grad_x is None:
                 continue
@@ -78,6 +78,15 @@ def _dropped(x: Tensor, segment: GroupSegment) -> Tensor:
     if segment.mask is None:
         return x
     return masked(x, segment.mask) if x.device.type == "cpu" else segment.mask.apply(x)
+
+
+def _add_b(buffer: Tensor, grad_y: Tensor, low: Tensor, strength: float) -> None:
+    """``buffer += strength * grad_y^T low``. In float32 on a CPU it is turned round: with the few rows on the left it takes
+    less than two thirds of the time."""
+    if buffer.dtype == low.dtype == torch.float32 and low.device.type == "cpu":
+        buffer.add_(torch.mm(low.T.contiguous(), grad_y).T, alpha=strength)
+    else:
+        _accumulate(buffer, grad_y.T, low, strength)
 
 
 def _accumulate(buffer: Tensor, left: Tensor, right: Tensor, strength: float) -> None:

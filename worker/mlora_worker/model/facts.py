@@ -31,6 +31,7 @@ from mlora_worker.protocol import (
     Quantization,
     StageShape,
 )
+from mlora_worker.stream.packing import KERNEL_BYTES
 from mlora_worker.stream.targets import Misfit, Target, targets_of
 
 
@@ -108,7 +109,7 @@ def stage_shapes(
                 last_layer=own.stop - 1,
                 parameters=sum(tensor.numel() for tensor in tensors),
                 resident_bytes=resident - sum(saved),
-                packed_bytes=resident - sum(saved) if saved else resident + packed,
+                packed_bytes=resident - sum(saved) if saved else resident + packed + KERNEL_BYTES,
                 quantized=bool(saved),
             )
         )

@@ -9,6 +9,9 @@ from __future__ import annotations
 # Of a stage's budget, what packed weights may take at most. The rest is for adapters and activations: a task that would fit
 # beside plain weights alone would never be admitted.
 _SHARE = 0.4
+# Kernels that the library keeps beside the weights, one for each product and number of rows; 64 at most
+# (mlora_worker/__init__.py), of about 0.7 MiB (measured).
+KERNEL_BYTES = 64 * 2**20
 # Weights of a stage below which nothing is to be won, and a choice by time would be one by chance.
 _FEWEST = 2**20
 

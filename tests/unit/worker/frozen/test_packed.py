@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -93,3 +95,31 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
         assert torch.equal(packed.back(grad[own], onto=onto[own].clone()), added[own])
 
     alone()
+
+
+PROGRAM = """
+import mlora_worker
+import torch
+from mlora_worker.frozen.packed import PackedWeight
+from mlora_worker.runtime.allocator import keep_freed_memory
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+keep_freed_memory()
+torch.set_num_threads(1)
+packed = PackedWeight(torch.randn(256, 256)).multiplier(torch.float32)
+x = torch.randn(700, 256)
+for rows in (700, *range(300, 364)):
+    packed.times(x[:rows])
+before = resident()
+for rows in range(2, 300):
+    packed.times(x[:rows])
+print(resident() - before)
+"""
+
+
+def test_microbatches_of_many_widths_do_not_fill_the_memory_with_kernels() -> None:
+    """In a process of its own: the bound is read when torch is imported."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 40 * 2**20
