@@ -152,6 +152,7 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (TASK, "dataset.inline", "{}", "exactly one of uri, uris, inline and configMapRef must be set"),
     (TASK, "dataset", None, "dataset"),
     (TASK, "baseModel", None, "baseModel"),
+    (TASK, "training", {"warmupRatio": 0.1, "warmupSteps": 6}, "only one of warmupSteps and warmupRatio"),
     (TASK, "training", {"maxSteps": 5, "warmupSteps": 6}, "warmupSteps must not be more than maxSteps"),
     (TASK, "storage.secretRef", {}, "spec.storage.secretRef"),
     (PIPELINE, "stages", 0, "spec.stages"),

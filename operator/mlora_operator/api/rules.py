@@ -215,6 +215,12 @@ TASK_RULES: tuple[Rule, ...] = (
         message="warmupSteps must not be more than maxSteps, or the learning rate never reaches its peak",
         holds=lambda training: "maxSteps" not in training or training["warmupSteps"] <= training["maxSteps"],
     ),
+    Rule(
+        path=("training",),
+        cel="!has(self.warmupRatio) || self.warmupSteps == 0",
+        message="only one of warmupSteps and warmupRatio can be set",
+        holds=lambda training: "warmupRatio" not in training or training["warmupSteps"] == 0,
+    ),
     _KEY_OF_KMS,
 )
 

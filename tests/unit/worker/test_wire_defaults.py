@@ -69,6 +69,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "learningRate": 0.0002,
         "schedule": "cosine",
         "warmupSteps": 0,
+        "warmupRatio": None,
         "weightDecay": 0.0,
         "maxGradNorm": 1.0,
         "maxSeqLength": 512,

@@ -59,6 +59,10 @@ class TrainingSettings(Message):
     warmup_steps: Annotated[int, Field(strict=True, ge=0, le=100_000_000)] = Field(
         default=0, description="Steps over which the learning rate rises from zero."
     )
+    warmup_ratio: Annotated[float, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None,
+        description="The same as a fraction of all steps, rounded up. Only one of warmupSteps and warmupRatio can be set.",
+    )
     weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
         default=0.0, description="AdamW's decoupled weight decay."
     )

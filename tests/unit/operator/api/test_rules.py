@@ -31,6 +31,7 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
     "all-linear alone": {"lora": {"targetModules": ["all-linear"]}},
     "warm-up as long as the run": {"training": {"maxSteps": 10, "warmupSteps": 10}},
     "warm-up with epochs": {"training": {"warmupSteps": 10}},
+    "warm-up as a fraction": {"training": {"maxSteps": 10, "warmupRatio": 0.5}},
     "evaluation on rows of its own": {"evaluation": {"uri": "s3://data/b.jsonl"}},
     "evaluation on rows held out": {
         "evaluation": {"everySteps": 5},
@@ -68,6 +69,11 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"training": {"maxSteps": 10, "warmupSteps": 11}},
         "training",
         "warmupSteps must not be more than maxSteps",
+    ),
+    "two warm-ups": (
+        {"training": {"warmupSteps": 1, "warmupRatio": 0.5}},
+        "training",
+        "only one of warmupSteps and warmupRatio can be set",
     ),
 }
 

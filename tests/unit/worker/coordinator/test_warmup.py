@@ -16,7 +16,7 @@ from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
 
 
-def task(row_count: int, *, started: bool = False, **training: int) -> TaskPlan:
+def task(row_count: int, *, started: bool = False, **training: float) -> TaskPlan:
     lines = "\n".join(json.dumps({"prompt": "a", "completion": str(number)}) for number in range(row_count))
     changes = {
         "dataset": Dataset(inline=lines),
@@ -53,6 +53,21 @@ def test_one_that_is_longer_than_the_training_is_refused(row_count: int, warmup:
         prepared(task(row_count, warmup_steps=warmup))
     assert refused.value.reason is FailureReason.INVALID_SPEC
     assert f"training.warmupSteps is {warmup}" in str(refused.value)
+
+
+def test_a_fraction_of_the_only_step_is_refused_by_its_name() -> None:
+    with pytest.raises(
+        DataError, match=r"training.warmupRatio is 0.1, .* 1 optimizer step:.* Remove warmupRatio"
+    ):
+        prepared(task(1, warmup_ratio=0.1))
+
+
+def test_a_checkpoint_of_a_worker_that_knew_no_fraction_is_known() -> None:
+    plain, fraction = prepared(task(6)), prepared(task(6, warmup_ratio=0.5))
+    assert isinstance(plain, PreparedTask)
+    assert isinstance(fraction, PreparedTask)
+    assert "training.warmupRatio" not in plain.fingerprint
+    assert fraction.fingerprint["training.warmupRatio"] == 0.5
 
 
 @pytest.mark.parametrize(("row_count", "warmup"), [(1, 0), (2, 1), (6, 6)])

@@ -73,5 +73,5 @@ def fingerprint_of(
         facts["lora.useRslora"] = True
     if lora.init_lora_weights is not InitialWeights.DEFAULT:
         facts["lora.initLoraWeights"] = lora.init_lora_weights.value
-    settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS)
+    settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS, exclude_none=True)
     return facts | {f"training.{name}": value for name, value in settings.items()}

@@ -16,6 +16,7 @@ from mlora_worker.coordinator.preparation.initial import read_initial
 from mlora_worker.coordinator.task.evaluation import EvaluationRows
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.training_rows.learning_rate import warmup_steps
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.facts import resolve_targets
@@ -141,12 +142,14 @@ def prepare_task(
 def _check_warmup(task: TaskPlan, steps: int) -> None:
     """The first step of a warm-up has a rate of zero, and one that is longer than the training never reaches the peak. One
     that has trained before is left alone. Raises DataError."""
-    warmup = task.training.warmup_steps
+    warmup = warmup_steps(steps, task.training)
     if task.started or warmup == 0 or (warmup <= steps and steps > 1):
         return
+    ratio = task.training.warmup_ratio
+    asked = f"training.warmupSteps is {warmup}" if ratio is None else f"training.warmupRatio is {ratio:g}"
+    lower = f"Lower warmupSteps to {steps // 10}" if ratio is None else "Remove warmupRatio"
     raise DataError(
         FailureReason.INVALID_SPEC,
-        f"training.warmupSteps is {warmup}, and the rows make {steps} optimizer step{'s' * (steps > 1)}: the "
-        f"learning rate "
-        f"would never reach training.learningRate. Lower warmupSteps to {steps // 10}, or raise epochs or maxSteps",
+        f"{asked}, and the rows make {steps} optimizer step{'s' * (steps > 1)}: the learning rate would never reach "
+        f"training.learningRate. {lower}, or raise epochs or maxSteps",
     )

@@ -7,6 +7,13 @@ import math
 from mlora_worker.protocol import Schedule, Training
 
 
+def warmup_steps(total: int, training: Training) -> int:
+    """Of ``total`` steps in all; a fraction is rounded up, as transformers' Trainer does it."""
+    if training.warmup_ratio is None:
+        return training.warmup_steps
+    return math.ceil(total * training.warmup_ratio)
+
+
 def learning_rate(step: int, total: int, training: Training) -> float:
     """Learning rate that optimizer step ``step`` (1-based) of ``total`` uses.
 
@@ -16,7 +23,7 @@ def learning_rate(step: int, total: int, training: Training) -> float:
     of the remaining steps that is done.
     """
     done = step - 1
-    warmup = training.warmup_steps
+    warmup = warmup_steps(total, training)
     if done < warmup:
         return training.learning_rate * done / warmup
     progress = (done - warmup) / max(1, total - warmup)
