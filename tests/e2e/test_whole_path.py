@@ -34,7 +34,7 @@ def test_tasks_become_adapters_that_peft_loads(path: WholePath, tiny_model: Path
         assert float(status["loss"]) > 0
         target = tmp_path / name
         fetched = path.mlora(
-            "fetch", name, "-n", TASK_NAMESPACE, "-o", str(target), "--endpoint", path.store.endpoint
+            "fetch", name, "-n", TASK_NAMESPACE, "-d", str(target), "--endpoint", path.store.endpoint
         )
         assert fetched.returncode == 0, fetched.stderr
         config = json.loads((target / "adapter_config.json").read_text())

@@ -182,7 +182,7 @@ def publish(s3: Storage, prefix: str, uid: str, content: bytes = b"weights") -> 
 def fetch(
     cluster: Cluster, s3: Storage, inside: Kubectl, what: str, target: Path, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    arguments = ("fetch", what, "-n", str(inside.namespace), "-o", str(target), "--endpoint", s3.endpoint)
+    arguments = ("fetch", what, "-n", str(inside.namespace), "-d", str(target), "--endpoint", s3.endpoint)
     return mlora(cluster, *arguments, **environment)
 
 
@@ -253,7 +253,7 @@ def test_fetch_by_address_needs_boto3_alone(bare: list[str], s3: Storage, tmp_pa
         *bare,
         "fetch",
         f"s3://adapters/{prefix}",
-        "-o",
+        "-d",
         str(tmp_path / "got"),
         "--wait",
         "--timeout",
@@ -282,7 +282,7 @@ def test_fetch_by_name_waits_for_the_task(
         adapter,
         "-n",
         str(inside.namespace),
-        "-o",
+        "-d",
         target,
         "--endpoint",
         s3.endpoint,

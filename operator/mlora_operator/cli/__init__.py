@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.encoding import spell_out_what_cannot_be_shown
 
 
 def main() -> None:
@@ -28,11 +29,14 @@ def guarded(call: Callable[[], None]) -> None:
 
 
 def _main() -> None:
-    if sys.argv[1:2] == ["fetch"]:
+    spell_out_what_cannot_be_shown()
+    whole = importlib.util.find_spec("typer") is not None
+    helped = whole and bool({"-h", "--help"} & set(sys.argv[2:]))  # in the style of the others
+    if sys.argv[1:2] == ["fetch"] and not helped:
         from mlora_operator.cli.fetch.command import main as fetch
 
         sys.exit(fetch(sys.argv[2:]))
-    if importlib.util.find_spec("typer") is None:
+    if not whole:
         print(
             "error: only `mlora fetch` is installed here; for all other commands run pip install "
             "'mlora-operator[operator]'",

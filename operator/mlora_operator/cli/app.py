@@ -12,10 +12,12 @@ from rich.markup import escape
 from mlora_operator.cli import output
 from mlora_operator.cli.change.command import delete, resume, retry, suspend
 from mlora_operator.cli.export import export
-from mlora_operator.cli.fetch.command import main as fetch_main
+from mlora_operator.cli.fetch.in_app import fetch_in_app
+from mlora_operator.cli.help_style import StyledCommand, StyledGroup
 from mlora_operator.cli.init.command import init
 from mlora_operator.cli.logs.command import logs
 from mlora_operator.cli.plan.command import plan
+from mlora_operator.cli.program import program
 from mlora_operator.cli.report.command import report
 from mlora_operator.cli.run.command import run
 from mlora_operator.cli.show.get_command import get
@@ -27,6 +29,7 @@ from mlora_worker.lines import headed
 
 app = typer.Typer(
     name="mlora",
+    cls=StyledGroup,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # they may hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -66,24 +69,17 @@ for command in (
     resume,
     retry,
     delete,
+    fetch_in_app,
     report,
     export,
 ):
-    app.command(command.__name__.rstrip("_"))(command)
-
-
-@app.command(
-    add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-def fetch(context: typer.Context) -> None:
-    """Download a finished adapter and verify it against its manifest."""
-    raise typer.Exit(fetch_main(context.args))  # its own reader of options: it must run without this package
+    app.command(command.__name__.removesuffix("_in_app").rstrip("_"), cls=StyledCommand)(command)
 
 
 def main() -> None:
     """An expected error is one line on standard error and a number, never a stack trace."""
     try:
-        app()
+        app(prog_name=program())
     except output.CommandError as error:
         output.stderr().print(f"[bold red]error:[/] {escape(headed(str(error)))}")
         sys.exit(error.exit_code)

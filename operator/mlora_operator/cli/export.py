@@ -20,8 +20,8 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 def export(
-    adapter: Annotated[Path, typer.Argument(help="Folder of an adapter that mlora fetch downloaded.")],
-    output_folder: Annotated[Path, typer.Argument(help="Folder or file to create; it must not exist yet.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Folder that mlora fetch downloaded.")],
+    output_folder: Annotated[Path, typer.Argument(metavar="PLACE", help="Folder or file to create.")],
     base: Annotated[Path, typer.Option(help="Folder of the base model, with safetensors.")],
     merged: Annotated[
         bool, typer.Option("--merged", help="Merge the adapter into the base model with PEFT.")

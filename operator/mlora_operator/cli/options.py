@@ -18,7 +18,7 @@ def duration(text: str) -> float:
 
 
 FilesArgument = Annotated[
-    list[str], typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
+    list[str], typer.Argument(metavar="FILE", help="Manifest files; - is standard input.")
 ]
 OutputOption = Annotated[
     OutputFormat,
@@ -40,7 +40,7 @@ KubeconfigOption = Annotated[
         "--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: $KUBECONFIG, or ~/.kube/config."
     ),
 ]
-NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of LoRATasks.")]
+NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME", help="Names of LoRATasks.")]
 TimeoutOption = Annotated[
     float | None,
     typer.Option(

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.ages import span
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.options import (
     ContextOption,
@@ -41,7 +42,7 @@ def table(rows: Iterable[TaskRow]) -> RenderableType:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("NAME", "STATE", "REASON"):
         shown.add_column(name)
-    for name in ("PRIORITY", "PROGRESS", "LOSS", "TOKENS/S"):
+    for name in ("PRIORITY", "PROGRESS", "LOSS", "TOKENS/S", "ETA"):
         shown.add_column(name, justify="right")
     for one in sorted(rows, key=lambda one: (one.finished, -one.priority, one.name)):
         style = "red" if one.failed else "green" if one.succeeded else ""
@@ -54,13 +55,14 @@ def table(rows: Iterable[TaskRow]) -> RenderableType:
             progress,
             Text(one_line(one.loss or "")),
             Text(one_line(one.tokens_per_second or "")),
+            span(one.seconds_left) if one.seconds_left is not None else "",
         )
     return shown
 
 
 def watch(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Tasks to watch. Default: all.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Tasks to watch. Default: all.")
     ] = None,
     namespace: NamespaceOption = None,
     context: ContextOption = None,

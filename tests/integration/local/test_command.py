@@ -93,7 +93,7 @@ def test_two_tasks_train_on_two_real_stages_and_one_bad_one_fails(trained: Train
     assert {one["state"] for one in said if one.get("name") == "a"} >= {"Pending", "Succeeded"}
     assert not (trained.out / "c").exists()
 
-    fetch = command("fetch", (trained.out / "a").as_uri(), "-o", str(tmp_path / "got"), "--output", "json")
+    fetch = command("fetch", (trained.out / "a").as_uri(), "-d", str(tmp_path / "got"), "--output", "json")
     fetched = json.loads(subprocess.run(fetch, capture_output=True, text=True, check=True).stdout)
     assert (fetched["name"], fetched["step"], fetched["baseModel"]) == ("a", 4, "org/tiny")
     config = json.loads((tmp_path / "got" / "adapter_config.json").read_text())

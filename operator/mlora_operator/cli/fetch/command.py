@@ -12,11 +12,13 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError, print_json
+from mlora_operator.cli.program import program
 from mlora_operator.cli.seconds import seconds
 from mlora_operator.download import (
     Access,
@@ -37,6 +39,13 @@ from mlora_worker.lines import headed, one_line
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
+
+class FetchAddressing(StrEnum):
+    AUTO = "auto"
+    PATH = "path"
+    VIRTUAL = "virtual"
+
+
 EXIT_CODES: dict[type[DownloadError], int] = {
     AdapterNotFound: exit_codes.NOT_FOUND,
     StoreRefused: exit_codes.UNREACHABLE,
@@ -49,7 +58,7 @@ EXIT_CODES: dict[type[DownloadError], int] = {
 def main(arguments: Sequence[str]) -> int:
     """The exit code; errors are told on standard error."""
     try:
-        fetch(parser().parse_args(arguments))
+        fetch(requested_output(parser().parse_args(arguments)))
     except CommandError as error:
         print(f"error: {headed(str(error))}", file=sys.stderr)
         return error.exit_code
@@ -61,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
-        prog="mlora fetch",
+        prog=f"{program()} fetch",
         description="Download a finished adapter and verify it against its manifest. With a name, the address and the "
         "keys come from the cluster. With an address, the keys come from AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, "
@@ -69,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("what", metavar="NAME|URI", help="LoRATask, or s3://bucket/prefix of an adapter")
     options.add_argument(
-        "-o",
+        "-d",
         "--output-dir",
         type=Path,
         metavar="DIR",
@@ -82,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--addressing",
-        choices=("auto", "path", "virtual"),
+        choices=[one.value for one in FetchAddressing],
         help="bucket in the path or in the host name; auto: in the path with an endpoint",
     )
     options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
@@ -96,8 +105,20 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--context", help="context of the kubeconfig to use")
     options.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
     options.add_argument(
-        "--output", choices=("text", "json"), default="text", help="text for people, json for programs"
+        "-o", "--output", metavar="text|json", default="text", help="text for people, json for programs"
     )
+    return options
+
+
+def requested_output(options: argparse.Namespace) -> argparse.Namespace:
+    """``options`` whose ``output`` is text or json. Before -o meant the same as in all other commands, it was the
+    folder: what is neither is still taken as one.
+    """
+    if options.output not in ("text", "json"):
+        if options.output_dir is not None:
+            raise CommandError(f"-o {options.output}: give text or json", exit_codes.INVALID)
+        print("note: -o is the format of the output; give the folder with -d DIR", file=sys.stderr)
+        options.output_dir, options.output = Path(options.output), "text"
     return options
 
 

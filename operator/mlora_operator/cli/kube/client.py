@@ -19,6 +19,7 @@ from mlora_operator.api.paths import checked
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError
+from mlora_operator.cli.pipes import as_file
 
 JSON = dict[str, Any]
 
@@ -107,7 +108,8 @@ class KubeConnection:
 async def open_api(choice: ClusterChoice) -> KubeConnection:
     """By --kubeconfig, KUBECONFIG or ~/.kube/config, or a pod's own account. Raises CommandError when there is none."""
     context = choice.context
-    files = choice.kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    named = choice.kubeconfig and str(as_file(choice.kubeconfig))
+    files = named or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     configuration = client.Configuration()
     if not any(Path(file).exists() for file in files.split(os.pathsep)):  # noqa: ASYNC240
         if context is None and choice.kubeconfig is None and _IN_POD.exists():  # noqa: ASYNC240

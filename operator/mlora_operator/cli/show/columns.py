@@ -9,7 +9,6 @@ from typing import Any
 
 from mlora_operator.api import conditions
 from mlora_operator.cli.ages import age, span
-from mlora_operator.cli.task_eta import seconds_left
 from mlora_operator.cli.task_table import row
 
 JSON = Mapping[str, Any]
@@ -23,7 +22,7 @@ class ShownColumn:
 
 
 def eta(task: JSON) -> str:
-    left = seconds_left(task)
+    left = row(task).seconds_left
     return "" if left is None else span(left)
 
 

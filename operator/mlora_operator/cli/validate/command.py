@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +21,14 @@ from mlora_worker.protocol import DatasetFormat, FileFormat, TrainOn
 
 def validate(
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE...", help="Manifest files; - is standard input.")
+        list[str] | None, typer.Argument(metavar="FILE", help="Manifest files; - is standard input.")
     ] = None,
     output: OutputOption = OutputFormat.TEXT,
     data: Annotated[
-        str | None, typer.Option(help="A file of rows, or its address: show what a task would train on.")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="A file of rows, - or its address: show what a task would train on."
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -94,13 +98,18 @@ def read_texts(files: list[str]) -> list[tuple[str, str]]:
     texts = []
     for file in files:
         try:
-            text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+            text = _standard_input() if file == "-" else Path(file).read_text(encoding="utf-8")
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}", exit_codes.INVALID) from error
         except UnicodeDecodeError as error:
             raise CommandError(f"{file}: not a text file", exit_codes.INVALID) from error
         texts.append(("standard input" if file == "-" else file, text))
     return texts
+
+
+def _standard_input() -> str:
+    """In UTF-8, as files are, whatever encoding the terminal has."""
+    return io.StringIO(sys.stdin.buffer.read().decode("utf-8"), newline=None).read()
 
 
 def as_json(manifests: Manifests) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mlora_operator.api.meta import Storage
 from mlora_operator.api.problem import describe
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError, stdout
+from mlora_operator.cli.pipes import as_file
 from mlora_operator.local.access import access_to
 from mlora_operator.local.manifests import Manifests
 from mlora_operator.local.survey import SurveyFailed, look
@@ -79,7 +80,10 @@ def question_of(
                 f"--field {one}: write NAME=COLUMN, such as prompt=question", exit_codes.INVALID
             )
         settings.setdefault("fields", {})[name] = column
-    uri = data if "://" in data else _address_of(Path(data))
+    try:
+        uri = data if "://" in data else _address_of(as_file(data))
+    except OSError as error:
+        raise CommandError(f"--data {data}: {error.strerror}", exit_codes.INVALID) from error
     base = _base_of(manifests, model)
     caches = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 

@@ -81,9 +81,10 @@ def test_the_table_shows_running_tasks_first_and_takes_names_literally() -> None
         return row(task(name, **status))
 
     console = Console(width=100, record=True, file=io.StringIO())
-    rows = [row(SUCCEEDED), shown("[bold]z", state="Training", step=1, totalSteps=4, loss="0.5")]
+    held = {"tokensPerSecond": "50", "data": {"used": 8, "tokens": 1000}}
+    rows = [row(SUCCEEDED), shown("[bold]z", state="Training", step=1, totalSteps=4, loss="0.5", **held)]
     console.print(table(rows))
     lines = console.export_text().splitlines()
-    assert lines[0].split() == ["NAME", "STATE", "REASON", "PRIORITY", "PROGRESS", "LOSS", "TOKENS/S"]
-    assert lines[1].split() == ["[bold]z", "Training", "3", "1/4", "0.5"]
+    assert lines[0].split() == ["NAME", "STATE", "REASON", "PRIORITY", "PROGRESS", "LOSS", "TOKENS/S", "ETA"]
+    assert lines[1].split() == ["[bold]z", "Training", "3", "1/4", "0.5", "50", "1m"]
     assert lines[2].split() == ["a", "Succeeded", "R", "3", "12/12"]

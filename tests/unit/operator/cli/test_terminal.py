@@ -83,7 +83,7 @@ def _run() -> None:
 
 
 def _error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
+    def fails(**_: object) -> None:
         raise output.CommandError(EVIL, exit_codes.UNREACHABLE)
 
     monkeypatch.setattr(app, "app", fails)
@@ -105,7 +105,7 @@ def _fetch(folder: Path, **manifest: Any) -> None:
     fetch(
         [
             f"file://{folder}",
-            "-o",
+            "-d",
             str(folder.with_name("made")),
             *(["--uid", "v"] if "name" in manifest else []),
         ]

@@ -74,13 +74,13 @@ def test_the_command_tells_its_version() -> None:
 
 
 def test_a_verified_adapter_is_told(published: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert main([published.as_uri(), "-o", str(tmp_path / "got")]) == 0
+    assert main([published.as_uri(), "-d", str(tmp_path / "got")]) == 0
     assert "verified" in capsys.readouterr().out
     assert (tmp_path / "got" / "adapter_config.json").read_bytes() == b"a"
 
 
 def test_json_says_what_was_fetched(published: Path, tmp_path: Path, capsys: Captured) -> None:
-    main([published.as_uri(), "-o", str(tmp_path / "got"), "--output", "json"])
+    main([published.as_uri(), "-d", str(tmp_path / "got"), "--output", "json"])
     said = json.loads(capsys.readouterr().out)
     assert (said["folder"], said["taskUid"], said["loss"]) == (str(tmp_path / "got"), "u", None)
 
@@ -96,7 +96,7 @@ def test_what_is_missing_has_its_own_exit_code(
     published: Path, tmp_path: Path, damage: str, code: int
 ) -> None:
     (published / damage).unlink()
-    assert main([published.as_uri(), "-o", str(tmp_path / "got")]) == code
+    assert main([published.as_uri(), "-d", str(tmp_path / "got")]) == code
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_what_is_missing_has_its_own_exit_code(
 def test_only_the_wanted_tasks_adapter_is_taken(
     published: Path, tmp_path: Path, options: list[str], code: int
 ) -> None:
-    assert main([published.as_uri(), "-o", str(tmp_path / "got"), "--timeout", "0s", *options]) == code
+    assert main([published.as_uri(), "-d", str(tmp_path / "got"), "--timeout", "0s", *options]) == code
     assert (tmp_path / "got").exists() == (code == 0)
 
 
@@ -118,7 +118,7 @@ def test_a_wait_that_ends_without_an_adapter_says_so(
     published: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     (published / "manifest.json").unlink()
-    arguments = [published.as_uri(), "-o", str(tmp_path / "got"), "--wait", "--timeout", "50ms"]
+    arguments = [published.as_uri(), "-d", str(tmp_path / "got"), "--wait", "--timeout", "50ms"]
     assert main(arguments) == exit_codes.TIMEOUT
     assert "gave up after 0.05 seconds: no finished adapter" in capsys.readouterr().err
 
@@ -135,9 +135,9 @@ def test_an_unknown_duration_is_the_users_mistake(capsys: Captured) -> None:
 
 
 def test_the_command_line_has_one_door_to_it(published: Path, tmp_path: Path) -> None:
-    done = mlora("fetch", published.as_uri(), "-o", str(tmp_path / "got"))
+    done = mlora("fetch", published.as_uri(), "-d", str(tmp_path / "got"))
     assert done.returncode == 0, done.stderr
-    through_app = CliRunner().invoke(app, ["fetch", published.as_uri(), "-o", str(tmp_path / "again")])
+    through_app = CliRunner().invoke(app, ["fetch", published.as_uri(), "-d", str(tmp_path / "again")])
     assert through_app.exit_code == 0
     assert (tmp_path / "again" / "adapter_config.json").read_bytes() == b"a"
     assert CliRunner().invoke(app, ["fetch", "--no-such-option"]).exit_code == 2
@@ -159,7 +159,7 @@ def mlora(*arguments: str, packages: Path | None = None) -> subprocess.Completed
 
 
 def test_without_any_package_an_adapter_in_a_folder_is_fetched(published: Path, tmp_path: Path) -> None:
-    done = mlora("fetch", published.as_uri(), "-o", str(tmp_path / "got"))
+    done = mlora("fetch", published.as_uri(), "-d", str(tmp_path / "got"))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "got" / "adapter_config.json").read_bytes() == b"a"
 
@@ -241,3 +241,13 @@ def test_what_is_no_text_in_a_secret_stands_in_nobodys_way() -> None:
     secret = {"data": {"AWS_ACCESS_KEY_ID": "aWQ=", "keystore.jks": "/u3+7Q=="}}
     assert texts_of(secret) == {"AWS_ACCESS_KEY_ID": "id", "keystore.jks": ""}
     assert texts_of({}) == {}
+
+
+def test_the_former_o_for_the_folder_is_still_understood(
+    published: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    assert main([published.as_uri(), "-o", str(tmp_path / "got")]) == 0
+    assert "give the folder with -d DIR" in capsys.readouterr().err
+    assert (tmp_path / "got" / "adapter_config.json").read_bytes() == b"a"
+    assert main([published.as_uri(), "-d", str(tmp_path / "got"), "-o", "yaml"]) == exit_codes.INVALID
+    assert "-o yaml: give text or json" in capsys.readouterr().err
