@@ -6,7 +6,7 @@ that each takes of each stage. Measured are the blocks of torch's allocator, as 
 process's RSS, above what it was before the first microbatch.
 
 Three models: SmolLM2-135M, and two shapes with random weights, one as Qwen2's (biases, wide feed-forward), one with a large
-vocabulary, where the logits are what is largest.
+vocabulary, where the logits are what is largest. --quantization keeps their matrices in 4 or 8 bits.
 """
 
 from __future__ import annotations
@@ -26,11 +26,22 @@ from bench.options import parser
 from bench.report import last_line, table
 from mlora_operator.memory.fit import StageFit, fit_stage, shape_of
 from mlora_operator.memory.model import prior
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.facts import facts_of
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.quantisation import freeze_of
 from mlora_worker.pipeline.allocations import resident_set_bytes
 from mlora_worker.pipeline.metered import MeteredEngine
-from mlora_worker.protocol import LoRAConfig, MemorySample, ModelSource, StageReport, StorageAccess, Training
+from mlora_worker.protocol import (
+    LoRAConfig,
+    MemorySample,
+    ModelSource,
+    Quantization,
+    StageReport,
+    StorageAccess,
+    Training,
+)
 from mlora_worker.storage.base_model.model_source import ModelFiles
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.stream.items import Load, Segment, Train
@@ -63,12 +74,15 @@ class Errors:
 
 
 def main(arguments: list[str]) -> int:
-    options = parser("memory", __doc__).parse_args(arguments)
+    made = parser("memory", __doc__)
+    made.add_argument("--quantization", choices=("none", "nf4", "int8"), default="none")
+    options = made.parse_args(arguments)
+    freeze = freeze_of(Quantization(type=options.quantization)) or PlainWeight
     torch.set_num_threads(options.threads)
     models: dict[str, list[Errors]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, folder, rows in _models(Path(scratch), quick=options.quick):
-            models[name] = judge(folder, rows, seed=0)
+            models[name] = judge(folder, rows, seed=0, freeze=freeze)
             print(show(name, models[name]), flush=True)
     every = [one for errors in models.values() for one in errors]
     result = {
@@ -77,6 +91,7 @@ def main(arguments: list[str]) -> int:
         "worst": max(one.worst for one in every),
         "exceeded": sum(one.exceeded for one in every),
         "goal": GOAL,
+        "quantization": options.quantization,
         "models": {
             name: [{"mape": one.mape, "worst": one.worst, "rss_mape": one.rss} for one in errors]
             for name, errors in models.items()
@@ -88,10 +103,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def judge(folder: Path, longest_row: int, seed: int) -> list[Errors]:
+def judge(folder: Path, longest_row: int, seed: int, freeze: Freeze = PlainWeight) -> list[Errors]:
     """The errors of both stages of the model in ``folder``."""
     samples: list[list[MemorySample]] = [[] for _ in range(STAGES)]
-    engines = _engines(folder, [stage.append for stage in samples])
+    engines = _engines(folder, [stage.append for stage in samples], freeze)
     before = resident_set_bytes()
     for number in range(FITTED + PREDICTED):
         _run(engines, number, random.Random(f"{seed}/{number}"), longest_row)
@@ -102,6 +117,7 @@ def judge(folder: Path, longest_row: int, seed: int) -> list[Errors]:
         report = StageReport(
             stage=stage, first_layer=layers.start, last_layer=layers.stop - 1, device="cpu",
             resident_bytes=engines[stage].stage.resident_bytes, capacity_bytes=2**40,
+            quantized=engines[stage].stage.quantised,
         )  # fmt: skip
         errors.append(errors_of(own, prior(facts, report, STAGES), before))
     return errors
@@ -166,13 +182,15 @@ def _models(scratch: Path, *, quick: bool) -> Iterator[tuple[str, Path, int]]:
         yield name, folder, 80 if quick else 400
 
 
-def _engines(folder: Path, deliver: Sequence[Callable[[MemorySample], None]]) -> list[MeteredEngine]:
+def _engines(
+    folder: Path, deliver: Sequence[Callable[[MemorySample], None]], freeze: Freeze
+) -> list[MeteredEngine]:
     """Both stages, with tasks of every kind."""
     store = open_store(StorageAccess(), allow_files=True)
     source = ModelSource(name="base", uri=f"file://{folder}", dtype="float32")
     files = ModelFiles(store, source, folder)
     engines = [
-        MeteredEngine(load_stage(folder, files, index, STAGES, torch.float32, CPU), deliver[index])
+        MeteredEngine(load_stage(folder, files, index, STAGES, torch.float32, CPU, freeze), deliver[index])
         for index in range(STAGES)
     ]
     for engine in engines:

@@ -11,6 +11,8 @@ import torch
 from bench.base import whole_stage
 from bench.limit import FrozenBase
 from bench.ours import Ours
+from bench.peers.peft_padded import PeftPadded
+from bench.quantised import KINDS, TARGETS, qlora_base, quantised_stage
 from bench.rows import deal
 from bench.sides import Disagreement, Setting, check_losses, train_alike
 from bench.throughput import ALL_LINEAR, ATTENTION_ONLY, PEERS, Configuration, build, measure
@@ -51,6 +53,18 @@ def test_a_peers_losses_equal_ours_step_by_step(
     sides[peer].restore(ours.adapters())  # type: ignore[attr-defined]
     # The same rows again and again: the losses fall by far more than the tolerance.
     train_alike(ours, [sides[peer]], [deal(make_rows(6), TASKS, BATCH, 0)] * 5, tolerance, learning_rate=3e-3)
+
+
+def test_qloras_losses_equal_ours_step_by_step(tiny_model: Path, make_rows: MakeRows) -> None:
+    setting = Setting(TASKS, TARGETS, dropout=0.0)
+    ours = Ours(quantised_stage(tiny_model, KINDS["ours"]), setting)
+    theirs = PeftPadded(qlora_base(tiny_model), setting)
+    theirs.restore(ours.adapters())
+    train_alike(ours, [theirs], [deal(make_rows(6), TASKS, BATCH, 0)] * 5, 1e-4, learning_rate=3e-3)
+    other = Ours(quantised_stage(tiny_model, KINDS["ours_int8"]), setting)
+    batches = [deal(make_rows(6), TASKS, BATCH, 0)]
+    with pytest.raises(Disagreement):  # int8 is another base
+        train_alike(theirs, [other], batches, 1e-4, learning_rate=0.0)
 
 
 def test_a_peer_with_other_adapters_is_found_out(tiny_model: Path, make_rows: MakeRows) -> None:

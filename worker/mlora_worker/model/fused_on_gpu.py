@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, silu
 
+from mlora_worker.frozen.linear import FrozenLinear
+from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.elementwise import MOST_SIZE, Gated, RMSNorm, Rotary
 from mlora_worker.model.triton_elementwise import GELU, GELU_TANH, SILU
 from mlora_worker.runtime.kernel_compiler import Launch, launch
@@ -23,6 +25,7 @@ from mlora_worker.runtime.kernel_compiler import Launch, launch
 Made = Callable[[], tuple[Tensor, ...]]  # arguments to try
 Differ = Callable[[Callable[..., Any], Callable[..., Any], Made], float]
 Some = TypeVar("Some", bound=nn.Module)
+Like = Tensor | FrozenWeight
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
     SILU.value: silu,
@@ -118,7 +121,7 @@ def _norm(module: nn.Module, launch: Launch, differ: Differ) -> TritonRMSNorm | 
 def _gated(module: nn.Module, launch: Launch, differ: Differ) -> TritonGatedMLP | None:
     names = ("gate_up_proj",) if hasattr(module, "gate_up_proj") else ("gate_proj", "up_proj")
     parts = {name: getattr(module, name, None) for name in (*names, "down_proj")}
-    linears = {name: part for name, part in parts.items() if isinstance(part, nn.Linear)}
+    linears = {name: part for name, part in parts.items() if isinstance(part, nn.Linear | FrozenLinear)}
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     suited = all(_suits(one.weight) for one in linears.values())
     if len(linears) < len(parts) or activation is None or not suited:
@@ -138,7 +141,7 @@ def _gated(module: nn.Module, launch: Launch, differ: Differ) -> TritonGatedMLP 
 def _rotary(module: nn.Module, launch: Launch, differ: Differ) -> bool:
     """Give the module a class whose ``forward`` calls the kernel instead of a function that does the same."""
     size = getattr(module, "head_dim", None)
-    weight = next(module.parameters(recurse=True), None)
+    weight = _some_weight(module)
     if not isinstance(size, int) or size % 2 or weight is None or not _suits(weight):
         return False
     forward = inspect.unwrap(type(module).forward)
@@ -197,16 +200,24 @@ def _nearest(
     return best[1] if best is not None and best[0] <= _TOLERANCES[dtype] else None
 
 
-def _suits(weight: Tensor) -> bool:
+def _some_weight(module: nn.Module) -> Like | None:
+    """For its type: a quantised one has no parameters."""
+    frozen = (one for one in module.modules() if isinstance(one, FrozenWeight))
+    return next(frozen, None) or next(module.parameters(), None)
+
+
+def _suits(weight: Like) -> bool:
+    if isinstance(weight, FrozenWeight):
+        return weight.dtype in _TOLERANCES
     return weight.dtype in _TOLERANCES and not weight.requires_grad and weight.is_contiguous()
 
 
-def _rows(like: Tensor, size: int) -> tuple[Tensor, ...]:
+def _rows(like: Like, size: int) -> tuple[Tensor, ...]:
     drawn = torch.randn(len(_SCALES), size, generator=torch.Generator().manual_seed(0))
     return ((drawn * torch.tensor(_SCALES)[:, None])[None].to(like.device, like.dtype),)
 
 
-def _heads(like: Tensor, size: int, rotated: int) -> tuple[Tensor, ...]:
+def _heads(like: Like, size: int, rotated: int) -> tuple[Tensor, ...]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((1, 3, 5, size), (1, 2, 5, size), (1, 5, rotated), (1, 5, rotated))
     return tuple(torch.randn(shape, generator=generator).to(like.device, like.dtype) for shape in shapes)

@@ -20,6 +20,9 @@ from transformers.models.phi3 import modeling_phi3
 from transformers.models.phi3.modeling_phi3 import Phi3Attention, Phi3MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
+from mlora_worker.frozen.int8 import int8
+from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.runtime.kernel_compiler import launch
 from tests.fixtures.interpreted import DEVICE, elementwise, fused_on_gpu
 
@@ -130,6 +133,17 @@ def test_norms_of_heads_and_rotation_within_a_layer_are_found_and_share_their_we
     weight = layers[0].q_norm.weight
     assert fused_on_gpu.fuse_on_gpu(layers) == 3
     assert layers[0].q_norm.weight is weight
+
+
+@pytest.mark.parametrize("freeze", [PlainWeight, int8], ids=["plain", "int8"])
+def test_modules_whose_matrices_are_frozen_already_are_found_as_well(freeze: Freeze) -> None:
+    layers = frozen(LlamaMLP(LlamaConfig(**SIZES)))
+    layers.append(frozen(LlamaAttention(LlamaConfig(**SIZES, head_dim=10), 0))[0])
+    freeze_linears(layers, lambda _, one: FrozenLinear(freeze(one.weight), one.bias))
+    before = copy.deepcopy(layers[0])
+    assert fused_on_gpu.fuse_on_gpu(layers) == 2
+    x = drawn(1, 7, 40)
+    close(layers[0](x), before(x), LIMITS[torch.float32])
 
 
 @pytest.mark.parametrize("rotated", [10, 4])
