@@ -10,11 +10,8 @@ from torch.optim import AdamW
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.lasting import lasting_zeros
-from mlora_worker.protocol import Training
+from mlora_worker.protocol import Optimizer, Training
 from mlora_worker.stream.items import Update
-
-BETAS = (0.9, 0.999)
-EPSILON = 1e-8
 
 
 class TaskOptimizer:
@@ -22,11 +19,12 @@ class TaskOptimizer:
 
     def __init__(self, adapter: Adapter, training: Training) -> None:
         self._adapter = adapter
+        numbers = training.optimizer or Optimizer()
         self._adamw = AdamW(
             [adapter.parameters],
             lr=training.learning_rate,
-            betas=BETAS,
-            eps=EPSILON,
+            betas=numbers.betas,
+            eps=numbers.denominator,
             weight_decay=training.weight_decay,
             # One pass over the memory. On a GPU it would want the count of steps there, and reading that waits.
             fused=adapter.gradient.device.type == "cpu",

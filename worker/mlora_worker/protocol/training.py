@@ -29,6 +29,37 @@ class Overlong(StrEnum):
     FAIL = "fail"
 
 
+class OptimizerType(StrEnum):
+    """The rule of an update. What weight decay is, training.weightDecay says for all."""
+
+    ADAMW = "adamw"
+
+
+Beta = Annotated[float, Field(strict=True, ge=0, lt=1)]
+
+
+class Optimizer(Message):
+    """Numbers of the update. None stands for what is usual for the type."""
+
+    type: OptimizerType = Field(default=OptimizerType.ADAMW, description="adamw.")
+    beta1: Beta | None = Field(default=None, description="Decay of the mean of the gradients. Absent: 0.9.")
+    beta2: Beta | None = Field(default=None, description="Decay of the mean of their squares. Absent: 0.999.")
+    epsilon: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
+        default=None, description="What is added to the denominator. Absent: 1e-8."
+    )
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        return (
+            0.9 if self.beta1 is None else self.beta1,
+            0.999 if self.beta2 is None else self.beta2,
+        )
+
+    @property
+    def denominator(self) -> float:
+        return 1e-8 if self.epsilon is None else self.epsilon
+
+
 SeqLength = Annotated[int, Field(strict=True, ge=2, le=1_048_576)]
 USUAL_SEQ_LENGTH = 2048  # of a task that names none, on models that take as much
 
@@ -65,6 +96,9 @@ class TrainingSettings(Message):
     )
     weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
         default=0.0, description="AdamW's decoupled weight decay."
+    )
+    optimizer: Optimizer | None = Field(
+        default=None, description="Numbers of the optimizer. Absent: AdamW with the usual ones."
     )
     max_grad_norm: Annotated[float, Field(strict=True, ge=0, le=1e6)] = Field(
         default=1.0, description="Global gradient norm of this adapter to clip to; 0 switches clipping off."

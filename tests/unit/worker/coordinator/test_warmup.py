@@ -10,7 +10,7 @@ import pytest
 from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
-from mlora_worker.protocol import Dataset, FailureReason, TaskPlan, Training
+from mlora_worker.protocol import Dataset, FailureReason, Optimizer, TaskPlan, Training
 from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from tests.fixtures.memory_store import MemoryStore
 from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
@@ -68,6 +68,21 @@ def test_a_checkpoint_of_a_worker_that_knew_no_fraction_is_known() -> None:
     assert isinstance(fraction, PreparedTask)
     assert "training.warmupRatio" not in plain.fingerprint
     assert fraction.fingerprint["training.warmupRatio"] == 0.5
+
+
+def test_a_checkpoint_is_of_the_numbers_of_its_optimizer() -> None:
+    """Spelt out or left out, the usual ones are the same."""
+    usual, spelt, other = (
+        prepared(task(6).model_copy(update={"training": Training(batch_size=1, optimizer=numbers)}))
+        for numbers in (None, Optimizer(), Optimizer(beta2=0.95))
+    )
+    assert isinstance(usual, PreparedTask)
+    assert isinstance(spelt, PreparedTask)
+    assert isinstance(other, PreparedTask)
+    assert usual.fingerprint == spelt.fingerprint
+    assert dict(other.fingerprint) == {**usual.fingerprint, "training.optimizer.beta2": 0.95} | {
+        "dataset.sha256": other.fingerprint["dataset.sha256"]
+    }
 
 
 @pytest.mark.parametrize(("row_count", "warmup"), [(1, 0), (2, 1), (6, 6)])

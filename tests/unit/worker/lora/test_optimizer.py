@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.optimizer import TaskOptimizer
-from mlora_worker.protocol import Training
+from mlora_worker.protocol import Optimizer, Training
 from mlora_worker.stream.items import Update
+
+
+@pytest.mark.parametrize(
+    ("numbers", "theirs"),
+    [
+        ({"beta1": 0.8}, {"betas": (0.8, 0.999)}),
+        ({"beta1": 0.0, "beta2": 0.95}, {"betas": (0.0, 0.95)}),
+        ({"epsilon": 1e-3}, {"eps": 1e-3}),
+    ],
+)
+def test_numbers_of_a_user_are_those_of_torch(numbers: dict[str, float], theirs: dict[str, Any]) -> None:
+    adapter = Adapter([{"m": (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=torch.device("cpu"))
+    plain = adapter.parameters.detach().clone().requires_grad_()
+    training = Training(weight_decay=0.1, optimizer=Optimizer.model_validate(numbers))
+    optimizer = TaskOptimizer(adapter, training)
+    adamw = torch.optim.AdamW([plain], weight_decay=0.1, **theirs)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 21):
+        gradient = torch.randn(plain.shape, generator=generator)
+        adapter.gradient.copy_(gradient)
+        plain.grad = gradient
+        adamw.param_groups[0]["lr"] = 0.01
+        adamw.step()
+        optimizer.apply(Update(step=step, learning_rate=0.01, clip=1.0))
+    torch.testing.assert_close(adapter.parameters.detach(), plain.detach(), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

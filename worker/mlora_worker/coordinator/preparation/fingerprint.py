@@ -17,12 +17,14 @@ from mlora_worker.protocol import (
     LoRAConfig,
     ModelFacts,
     ModelSource,
+    Optimizer,
     Training,
 )
 from mlora_worker.storage.artifacts.task_state import DAY, Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
-_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps"}
+# What differs in an optimizer is named below.
+_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps", "optimizer"}
 
 
 def day_in(facts: Fingerprint) -> date | None:
@@ -74,4 +76,7 @@ def fingerprint_of(
     if lora.init_lora_weights is not InitialWeights.DEFAULT:
         facts["lora.initLoraWeights"] = lora.init_lora_weights.value
     settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS, exclude_none=True)
+    numbers = training.optimizer or Optimizer()
+    for name, value in numbers.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
+        facts[f"training.optimizer.{name}"] = value
     return facts | {f"training.{name}": value for name, value in settings.items()}

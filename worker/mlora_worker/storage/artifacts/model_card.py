@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_worker.protocol import DataCounts, EvaluationRecord, TaskPlan
+from mlora_worker.protocol import DataCounts, EvaluationRecord, Optimizer, TaskPlan
 
 # Said in words: a licence's short name in the header would be a statement that nobody here can make.
 _LICENCE = (
@@ -75,8 +75,13 @@ def model_card(
         "base model quantisation": quantization,
     }
     training = {
-        name.replace("_", " "): value for name, value in task.training.model_dump(mode="json").items()
+        name.replace("_", " "): value
+        for name, value in task.training.model_dump(mode="json", exclude={"optimizer"}).items()
     }
+    numbers = task.training.optimizer or Optimizer()
+    training["optimizer"] = numbers.type.value
+    training["optimizer betas"] = ", ".join(map(str, numbers.betas))
+    training["optimizer epsilon"] = numbers.denominator
     parts.append("## Adapter and training\n\n" + _table(shape | training))
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)
