@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
 
 Freeze = Callable[[Tensor], FrozenWeight]  # of a matrix [out, in], which nobody else holds afterwards
@@ -25,7 +26,11 @@ class FrozenLinear(nn.Module):
         return y
 
 
-def freeze_linears(layer: nn.Module, frozen: Callable[[str, nn.Linear], FrozenLinear]) -> int:
+def plain_linear(_: str, linear: nn.Linear) -> FrozenLinear:
+    return FrozenLinear(PlainWeight(linear.weight), linear.bias)
+
+
+def freeze_linears(layer: nn.Module, frozen: Callable[[str, nn.Linear], FrozenLinear] = plain_linear) -> int:
     """Put ``frozen(path, module)`` in the place of each linear module below ``layer``, one after the other; returns how
     many."""
     found = [(path, child) for path, child in layer.named_modules() if isinstance(child, nn.Linear)]
