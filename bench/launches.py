@@ -9,7 +9,8 @@ Two paths: that of this machine's device, and the one that GPUs take. Where ther
 counted but not run: everything around them runs on the CPU, so only counts have a meaning there.
 
 Last, a layer of an 8B shape in bfloat16, all linear modules adapted, as a GPU would have it (``gpu/absent``): what is
-launched for it, and the bytes that it keeps for its backward, with and without the kernels between the products.
+launched for it, and the bytes that it keeps for its backward, with and without the kernels between the products; and how
+long the host makes tables for a microbatch of 64 tasks on all of its layers.
 
 Every layer launches the same, so a model cut to a few layers is counted; --long counts the whole one.
 """
@@ -35,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.base import cut_folder, smollm2_folder, whole_stage
 from bench.gpu.absent import layer_costs
+from bench.gpu.host import seconds
 from bench.options import parser
 from bench.ours import Ours
 from bench.report import last_line, table
@@ -43,6 +45,7 @@ from bench.sides import LEARNING_RATE, Setting
 from mlora_worker.lora.triton_products import TritonProducts
 
 TASKS, BATCH = 8, 2
+HOST_TASKS, HOST_REPETITIONS = 64, 20
 LAYERS, QUICK_LAYERS = 6, 2
 DEVICE, GPU = "this device", "GPU's kernels"
 TARGETS = {"q,k,v,o": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}
@@ -124,6 +127,10 @@ def main(arguments: list[str]) -> int:
     layer = {"plain": layer_costs("8b", fused=False), "fused": layer_costs("8b")}
     lines = [[name, one.launches, round(one.kept_bytes)] for name, one in layer.items()]
     print(table(["a layer of an 8B shape", "launches", "bytes kept a token"], lines), flush=True)
+    first, later = seconds("8b", HOST_TASKS, HOST_REPETITIONS)
+    print(
+        f"tables of {HOST_TASKS} tasks: {later * 1e3:.1f} ms, {first * 1e3:.1f} ms the first time", flush=True
+    )
     ratios = {key: compare(steps[1], steps[TASKS]) for key, steps in configs.items()}
 
     def largest(path: str) -> float | None:
@@ -146,6 +153,7 @@ def main(arguments: list[str]) -> int:
             name: {"launches": one.launches, "bytes_kept": round(one.kept_bytes)}
             for name, one in layer.items()
         },
+        "host_ms": {"tasks": HOST_TASKS, "first": first * 1e3, "later": later * 1e3},
         "device": device.type,
         "tasks": TASKS,
         "batch": BATCH,

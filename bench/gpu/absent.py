@@ -20,6 +20,7 @@ from transformers.modeling_utils import AttentionInterface
 
 from bench.gpu.base import SHAPES
 from mlora_worker.frozen.linear import FrozenLinear, freeze_linears
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.lora.dropout import dropout_mask
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.lora.linear import Bound, adapt_linears
@@ -107,7 +108,7 @@ def layer_costs(shape: str, dtype: torch.dtype = torch.bfloat16, *, fused: bool 
     model.config._attn_implementation = ATTENTION
     if fused:
         fuse_on_gpu(layer, launched.start, lambda *_: 0.0)
-    freeze_linears(layer)
+    freeze_linears(layer, lambda _, linear: FrozenLinear(PlainWeight(linear.weight), linear.bias))
     bound = Bound()
     linears = {n: m for n, m in layer.named_modules() if isinstance(m, FrozenLinear)}
     paths = [[n for name in names for n in linears if n.endswith(name)] for names in GROUPS]
@@ -158,7 +159,9 @@ class _Absent(TritonProducts):
             maps = torch.empty(-(-tokens // 64), 2, dtype=torch.int64, device=NOWHERE)
             made.append(
                 TableGroup(
-                    segments=tuple(segments),
+                    size=count,
+                    operands=(segments[0].a, *segments[0].b),
+                    make=partial(tuple, segments),
                     table=torch.empty(count, 32, dtype=torch.int64, device=NOWHERE),
                     tiles=maps,
                     chunks=maps,
@@ -168,6 +171,7 @@ class _Absent(TritonProducts):
                     widest_slab=RANK,
                     widest=RANK * members,
                     aligned=True,
+                    vector=8,
                 )
             )
         return made

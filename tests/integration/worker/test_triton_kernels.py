@@ -15,7 +15,8 @@ from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.pipeline import engine as engine_module
-from tests.fixtures.group_cases import DEVICE, SMALL, Part, build, errors, products
+from tests.fixtures.group_cases import SMALL, Part, build, errors, products
+from tests.fixtures.interpreted import DEVICE
 from tests.fixtures.stage_steps import engine_of, train
 
 pytestmark = pytest.mark.integration

@@ -2,6 +2,8 @@
 
 ``function``   adds every segment's low-rank product to one frozen linear, forward and backward
 ``reference``  the same in plain autograd, for tests
+``bound``      what each task brings to a microbatch, known from its load on but for rows and weights
+``triton_*``   the products on a GPU: tables of a microbatch, from rows of its tasks; kernels, their parts, their launches
 ``dropout``    masks that are recomputed, never stored, and depend on the task alone
 ``linear``     the module that takes a frozen linear's place
 ``adapter``    one task's parameters on one stage, their names and their start

@@ -9,6 +9,10 @@ Words: *slab*, the columns of one member in the low-rank activations (``triton_t
 member's output, or of the input, cut into blocks. Suffixes of blocks: T tokens, C columns of a slab, W wide columns (of
 an output or of the input).
 
+A sum over a long input or output is taken in *spans* of fixed length, each by a program of its own, so that few tokens are
+work for many processors; ``add_spans_kernel`` adds them one after the other. The length alone decides whether a sum is
+split.
+
 Products take float32 at full precision (no tf32) and half precision as it is; all sums are float32.
 """
 
@@ -59,12 +63,15 @@ from mlora_worker.runtime.kernel_compiler import device_function
 
 @triton.jit
 def low_kernel(
-    x, low, table, tiles, token_keys, feature_keys, inputs,
-    T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
+    x, low, sums, table, tiles, token_keys, feature_keys, inputs, elements,
+    T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
+    MASKED: tl.constexpr, SPLIT: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """low = mask(x) A^T of all slabs. Grid: (blocks of columns, tiles)."""
+    """low = mask(x) A^T of all slabs. Grid: (blocks of columns, tiles, SPLIT: spans). SPLIT: each span's sum goes to
+    ``sums`` [spans, elements of low].
+    """
     row, first, ordinal, end = find_place(table, tiles, tl.program_id(1), T)
-    rank = load_rank(row, ALIGNED)
+    rank = load_integer(row, RANK)
     slab = slab_of(rank)
     width = slab * load_integer(row, SLABS)
     c = tl.program_id(0) * C + tl.arange(0, C)
@@ -78,8 +85,14 @@ def low_kernel(
     threshold = load_integer(row, THRESHOLD)
     if MASKED:
         row_keys = mix_row_keys(token_keys, row, t, t_valid)
+    place = load_offset(row, LOW) + (ordinal * T + tl.arange(0, T))[:, None].to(tl.int64) * width + c[None, :]
+    valid = t_valid[:, None] & (c < width)[None, :]
+    begin, stop = 0, inputs
+    if SPLIT:
+        begin = tl.program_id(2) * SPAN
+        stop = tl.minimum(begin + SPAN, inputs)
     total = tl.full((T, C), 0.0, tl.float32)
-    for start in range(0, inputs, W):
+    for start in range(begin, stop, W):
         w = start + tl.arange(0, W)
         w_valid = w < inputs
         own = tl.load(
@@ -95,15 +108,26 @@ def low_kernel(
             other=0.0,
         )
         total = multiply(own, factor, total, WIDEN)
-    rows = ordinal * T + tl.arange(0, T)
-    place = low + load_offset(row, LOW) + rows[:, None].to(tl.int64) * width + c[None, :]
-    tl.store(place, total.to(low.dtype.element_ty), mask=t_valid[:, None] & (c < width)[None, :])
+    if SPLIT:
+        tl.store(sums + tl.program_id(2).to(tl.int64) * elements + place, total, mask=valid)
+    else:
+        tl.store(low + place, total.to(low.dtype.element_ty), mask=valid)
+
+
+@triton.jit
+def add_spans_kernel(sums, low, elements, spans, BLOCK: tl.constexpr):
+    """low = the sum over spans, one after the other. Grid: (blocks of low's elements)."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.full((BLOCK,), 0.0, tl.float32)
+    for span in range(spans):
+        total += tl.load(sums + place + tl.cast(span, tl.int64) * elements, mask=place < elements, other=0.0)
+    tl.store(low + place, total.to(low.dtype.element_ty), mask=place < elements)
 
 
 @triton.jit
 def output_kernel(
     low, y0, y1, y2, y3, n0, n1, n2, n3, table, tiles,
-    T: tl.constexpr, W: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
+    T: tl.constexpr, W: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """y += factor * low B^T of all members. Grid: (tiles, blocks of all outputs)."""
     row, first, ordinal, end = find_place(table, tiles, tl.program_id(0), T)
@@ -112,7 +136,7 @@ def output_kernel(
     if slot < 0:
         return
     y, outputs = pick(member, y0, y1, y2, y3), pick(member, n0, n1, n2, n3)
-    rank = load_rank(row, ALIGNED)
+    rank = load_rank(row, VECTOR)
     slab = slab_of(rank)
     width = slab * load_integer(row, SLABS)
     b = load_address(row, B + member, y0.dtype.element_ty, ALIGNED)
@@ -140,25 +164,33 @@ def output_kernel(
 
 @triton.jit
 def grad_low_kernel(
-    g0, g1, g2, g3, n0, n1, n2, n3, grad_low, table, tiles,
-    T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
+    g0, g1, g2, g3, n0, n1, n2, n3, grad_low, sums, table, tiles, blocks, elements,
+    T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, SPAN: tl.constexpr,
+    SPLIT: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """grad_low = grad_y B of all members. Grid: (blocks of a slab, members, tiles)."""
+    """grad_low = grad_y B of all members. Grid: (``blocks`` of a slab, SPLIT: times spans; members, tiles). SPLIT: as in
+    ``low_kernel``; a member that has no such span adds zeros.
+    """
     row, first, ordinal, end = find_place(table, tiles, tl.program_id(2), T)
     member = tl.program_id(1)
     slot = tl.load(row + SLOT + member).to(tl.int32)
-    rank = load_rank(row, ALIGNED)
+    rank = load_rank(row, VECTOR)
     slab = slab_of(rank)
-    if (slot < 0) | (tl.program_id(0) * C >= slab):
+    block, number = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    if (slot < 0) | (block * C >= slab):
         return
     grad, outputs = pick(member, g0, g1, g2, g3), pick(member, n0, n1, n2, n3)
     width = slab * load_integer(row, SLABS)
     b = load_address(row, B + member, g0.dtype.element_ty, ALIGNED)
     t = first + tl.arange(0, T)
     t_valid = t < end
-    c = tl.program_id(0) * C + tl.arange(0, C)
+    c = block * C + tl.arange(0, C)
+    begin, stop = 0, outputs
+    if SPLIT:
+        begin = number * SPAN
+        stop = tl.minimum(begin + SPAN, outputs)
     total = tl.full((T, C), 0.0, tl.float32)
-    for start in range(0, outputs, W):
+    for start in range(begin, stop, W):
         w = start + tl.arange(0, W)
         w_valid = w < outputs
         left = tl.load(
@@ -173,8 +205,12 @@ def grad_low_kernel(
         )
         total = multiply(left, right, total, WIDEN)
     rows = (ordinal * T + tl.arange(0, T)).to(tl.int64)
-    place = grad_low + load_offset(row, LOW) + rows[:, None] * width + slot * slab + c[None, :]
-    tl.store(place, total.to(g0.dtype.element_ty), mask=t_valid[:, None] & (c < slab)[None, :])
+    place = load_offset(row, LOW) + rows[:, None] * width + slot * slab + c[None, :]
+    valid = t_valid[:, None] & (c < slab)[None, :]
+    if SPLIT:
+        tl.store(sums + number.to(tl.int64) * elements + place, total, mask=valid)
+    else:
+        tl.store(grad_low + place, total.to(g0.dtype.element_ty), mask=valid)
 
 
 @triton.jit
@@ -184,7 +220,7 @@ def grad_input_kernel(
 ):  # fmt: skip
     """grad_x += factor * mask(grad_low A). Grid: (tiles, blocks of the input)."""
     row, first, ordinal, end = find_place(table, tiles, tl.program_id(0), T)
-    rank = load_rank(row, ALIGNED)
+    rank = load_integer(row, RANK)
     slab = slab_of(rank)
     width = slab * load_integer(row, SLABS)
     a = load_address(row, A, grad_x.dtype.element_ty, ALIGNED)
@@ -222,8 +258,10 @@ def _sum_over_tokens(
     row, token_keys, feature_keys,
     T: tl.constexpr, C: tl.constexpr, W: tl.constexpr, MASKED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """[C, W] sum of narrow^T wide over the tokens from ``first`` to ``stop``, tile after tile."""
-    total = tl.full((C, W), 0.0, tl.float32)
+    """[W, C] sum of wide^T narrow over the tokens from ``first`` to ``stop``, tile after tile. What is masked stands on the
+    left: matrix units take that operand from registers, the right one from shared memory alone.
+    """
+    total = tl.full((W, C), 0.0, tl.float32)
     if MASKED:
         keys = tl.load(feature_keys + w, mask=w_valid, other=1)
         threshold = load_integer(row, THRESHOLD)
@@ -231,17 +269,17 @@ def _sum_over_tokens(
         t = start + tl.arange(0, T)
         t_valid = t < stop
         left = tl.load(
-            narrow + (t - narrow_first)[None, :].to(tl.int64) * narrow_stride + c[:, None],
-            mask=c_valid[:, None] & t_valid[None, :],
+            wide + t[None, :].to(tl.int64) * wide_stride + w[:, None],
+            mask=w_valid[:, None] & t_valid[None, :],
             other=0.0,
         )
         right = tl.load(
-            wide + t[:, None].to(tl.int64) * wide_stride + w[None, :],
-            mask=t_valid[:, None] & w_valid[None, :],
+            narrow + (t - narrow_first)[:, None].to(tl.int64) * narrow_stride + c[None, :],
+            mask=t_valid[:, None] & c_valid[None, :],
             other=0.0,
         )
         if MASKED:
-            right = keep(right, mix_row_keys(token_keys, row, t, t_valid), keys, threshold)
+            left = keep(left, keys, mix_row_keys(token_keys, row, t, t_valid), threshold)
         total = multiply(left, right, total, WIDEN)
     return total
 
@@ -273,8 +311,8 @@ def partial_gradients_kernel(
                 grad_low + lows, width, c, c_valid, x, inputs, w, w_valid, segment_first, first, stop,
                 row, token_keys, feature_keys, T, C, W, MASKED, WIDEN,
             )  # fmt: skip
-            place = sums + c[:, None].to(tl.int64) * inputs + w[None, :]
-            tl.store(place, total, mask=c_valid[:, None] & w_valid[None, :])
+            place = sums + c[None, :].to(tl.int64) * inputs + w[:, None]
+            tl.store(place, total, mask=w_valid[:, None] & c_valid[None, :])
     else:
         slot = tl.load(row + SLOT + member).to(tl.int32)
         if (slot >= 0) & (tl.program_id(0) * C < slab):
@@ -285,13 +323,13 @@ def partial_gradients_kernel(
                 row, token_keys, feature_keys, T, C, W, False, WIDEN,
             )  # fmt: skip
             sums += load_offset(row, PARTIAL_B + member)
-            place = sums + c[:, None].to(tl.int64) * outputs + w[None, :]
-            tl.store(place, total, mask=c_valid[:, None] & w_valid[None, :])
+            place = sums + c[None, :].to(tl.int64) * outputs + w[:, None]
+            tl.store(place, total, mask=w_valid[:, None] & c_valid[None, :])
 
 
 @triton.jit
 def gradients_kernel(
-    partial, n0, n1, n2, n3, inputs, table, W: tl.constexpr, ALIGNED: tl.constexpr
+    partial, n0, n1, n2, n3, inputs, table, W: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr
 ):  # fmt: skip
     """grad_A and grad_B += strength * the sum over a segment's chunks, one after the other.
 
@@ -299,7 +337,7 @@ def gradients_kernel(
     """
     row = table + tl.program_id(1) * COLUMNS
     member, first_column = find_strip(tl.program_id(2), n0, n1, n2, n3, W)
-    rank = load_rank(row, ALIGNED)
+    rank = load_rank(row, VECTOR)
     slab = slab_of(rank)
     width = slab * load_integer(row, SLABS)
     of_input = member == INPUT

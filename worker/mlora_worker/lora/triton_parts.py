@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from mlora_worker.lora import dropout
-from mlora_worker.lora import triton_tables as tables
+from mlora_worker.lora import triton_rows as tables
 from mlora_worker.runtime.kernel_compiler import device_function
 
 MIX_1, MIX_2 = tl.constexpr(dropout.MIX_1), tl.constexpr(dropout.MIX_2)
@@ -54,10 +54,11 @@ def load_address(row, column, TYPE: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @device_function
-def load_rank(row, ALIGNED: tl.constexpr):
+def load_rank(row, VECTOR: tl.constexpr):
+    """VECTOR: what all ranks of the group are multiples of, so that rows of B take loads of so many elements."""
     rank = load_integer(row, RANK)
-    if ALIGNED:
-        rank = tl.multiple_of(rank, 8)
+    if VECTOR > 1:
+        rank = tl.multiple_of(rank, VECTOR)
     return rank
 
 
@@ -83,7 +84,9 @@ def multiply(left, right, total, WIDEN: tl.constexpr):
 
 @device_function
 def keep(values, row_keys, feature_keys, threshold):
-    """``values`` [T, W] where dropout keeps them, 0 elsewhere; the bits are those of ``DropoutMask.bits``."""
+    """``values`` [T, W] where dropout keeps them, 0 elsewhere; the bits are those of ``DropoutMask.bits``. They come from
+    the product of an element's keys, so for values [W, T] the keys change places.
+    """
     bits = row_keys[:, None] * feature_keys[None, :]
     bits ^= bits >> 15
     bits *= MULTIPLIER

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, overload
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
 from mlora_worker.lora import triton_kernels as kernels
+from mlora_worker.lora.bound import BoundGroups, Placed, TaskProducts
 from mlora_worker.lora.dropout import feature_keys
 from mlora_worker.lora.groups import GroupSegment
-from mlora_worker.lora.triton_tables import MEMBERS, RANK_TILE, TableGroup, build_tables
+from mlora_worker.lora.triton_rows import MEMBERS, RANK_TILE, Integers, StaticRows, joined, rows_of_task
+from mlora_worker.lora.triton_tables import Placing, TableGroup, build_tables, fill
 from mlora_worker.runtime.kernel_compiler import Launch, launch
 
 
@@ -28,10 +32,13 @@ class Tiles:
     columns: int = 64  # of the low-rank activations
     reduced: int = 64  # of the input or output in a sum over it
     wide: int = 128  # of the input or output where it is written
+    span: int = 2048  # of the input or output that one program sums over
     chunk: int = 1024  # tokens that one program sums over
     warps: int = 4
     stages: int = 3
 
+
+_ADD_BLOCK = 1024
 
 HALF = Tiles()
 # Without tensor cores a block of products needs more registers.
@@ -46,12 +53,16 @@ class TritonProducts:
     def __init__(self, tiles: Tiles | None = None, launch: Launch = launch) -> None:
         self._tiles, self._launch = tiles, launch
         self._widen = isinstance(kernels.low_kernel, InterpretedFunction)
+        # Rows of tables of the tasks that are loaded, without dropout and with it.
+        self._rows: WeakKeyDictionary[TaskProducts, dict[bool, StaticRows]] = WeakKeyDictionary()
 
     def prepare(self, groups: Sequence[Sequence[GroupSegment]]) -> Sequence[Sequence[GroupSegment]]:
         """Masks' token keys are best made on the CPU: they travel with the tables.
 
         Raises ValueError for a group of more modules than the kernels know.
         """
+        if isinstance(groups, BoundGroups):
+            return self._prepare_bound(groups)
         some = next((segment for segments in groups for segment in segments), None)
         if some is None:
             return groups
@@ -59,6 +70,40 @@ class TritonProducts:
         flat = [one for own in rounds for one in own]
         tables = iter(build_tables(flat, tile=tiles.tokens, chunk=tiles.chunk, device=some.a.device))
         return [next(tables) if len(own) == 1 else Rounds(tuple(next(tables) for _ in own)) for own in rounds]
+
+    def _prepare_bound(self, bound: BoundGroups) -> Sequence[Sequence[GroupSegment]]:
+        """As for lists, without a look at each segment."""
+        placed = [one for one in bound.placed if one.task.parts]
+        if not placed:
+            return bound
+        rows = joined([self._rows_of(one) for one in placed])
+        some, rounds = placed[0].task.parts[0].a, int(rows.round.max()) + 1
+        tiles, counts = self._tiles_for(some), [len(one.task.parts) for one in placed]
+        ends = np.cumsum(counts)
+
+        def make(numbers: Integers) -> list[GroupSegment]:
+            owners = np.searchsorted(ends, numbers, side="right").tolist()
+            return [
+                placed[owner].segment(placed[owner].task.parts[int(number - ends[owner])])
+                for owner, number in zip(owners, numbers, strict=True)
+            ]
+
+        spread = [(one.rows.start, one.rows.stop, one.weight) for one in placed]
+        start, stop, weight = (np.repeat(np.array(own), counts) for own in zip(*spread, strict=True))
+        placing = Placing(rows, rows.group * rounds + rows.round, start, stop, weight)
+        keys = [(one.rows, one.token_keys) for one in placed if one.token_keys is not None]
+        made: list[list[TableGroup]] = [[] for _ in range(len(bound))]
+        for number, group in fill(
+            placing, keys, make, tile=tiles.tokens, chunk=tiles.chunk, device=some.device
+        ):
+            made[number // rounds].append(group)
+        return [own[0] if len(own) == 1 else Rounds(tuple(own)) if own else () for own in made]
+
+    def _rows_of(self, placed: Placed) -> StaticRows:
+        known, drops = self._rows.setdefault(placed.task, {}), placed.token_keys is not None
+        if drops not in known:
+            known[drops] = rows_of_task(placed.task, placed.token_keys)
+        return known[drops]
 
     def forward(
         self, x: Tensor, outputs: Sequence[Tensor], segments: Sequence[GroupSegment]
@@ -75,17 +120,22 @@ class TritonProducts:
         masked = group.token_keys is not None
         keys, features = _keys(x, group)
         options = self._options(tiles, group)
+        blocks = _ceil(group.widest, tiles.columns)
+        spans = _ceil(x.shape[1], tiles.span)
+        sums = _sums(low, spans)
         self._launch(
             kernels.low_kernel,
-            (_ceil(group.widest, tiles.columns), len(group.tiles)),
-            x, low, group.table, group.tiles, keys, features, x.shape[1],
-            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, MASKED=masked, **options,
+            (blocks, len(group.tiles), spans),
+            x, low, sums, group.table, group.tiles, keys, features, x.shape[1], len(low),
+            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, SPAN=tiles.span, MASKED=masked, SPLIT=spans > 1,
+            **options,
         )  # fmt: skip
+        self._add_spans(sums, low, spans)
         self._launch(
             kernels.output_kernel,
             (len(group.tiles), _blocks(outputs, tiles.wide)),
             low, *_one_per_member(outputs), *_widths(outputs), group.table, group.tiles,
-            T=tiles.tokens, W=tiles.wide, **options,
+            T=tiles.tokens, W=tiles.wide, VECTOR=group.vector, **options,
         )  # fmt: skip
         return (low,)
 
@@ -115,12 +165,17 @@ class TritonProducts:
         keys, features = _keys(x, group)
         inputs, widths = x.shape[1], _widths(grads)
         options = self._options(tiles, group)
+        blocks = _ceil(group.widest_slab, tiles.columns)
+        spans = _ceil(max(widths), tiles.span)
+        sums = _sums(low, spans)
         self._launch(
             kernels.grad_low_kernel,
-            (_ceil(group.widest_slab, tiles.columns), len(grads), len(group.tiles)),
-            *_one_per_member(grads), *widths, grad_low, group.table, group.tiles,
-            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, **options,
+            (blocks * spans, len(grads), len(group.tiles)),
+            *_one_per_member(grads), *widths, grad_low, sums, group.table, group.tiles, blocks, len(low),
+            T=tiles.tokens, C=tiles.columns, W=tiles.reduced, SPAN=tiles.span, SPLIT=spans > 1, VECTOR=group.vector,
+            **options,
         )  # fmt: skip
+        self._add_spans(sums, grad_low, spans)
         if grad_x is not None:
             self._launch(
                 kernels.grad_input_kernel,
@@ -144,8 +199,20 @@ class TritonProducts:
             kernels.gradients_kernel,
             (group.widest // RANK_TILE, len(group), _blocks([*grads, x], tiles.wide)),
             partial, *widths, inputs, group.table,
-            W=tiles.wide, ALIGNED=group.aligned, num_warps=tiles.warps,
+            W=tiles.wide, VECTOR=group.vector, ALIGNED=group.aligned, num_warps=tiles.warps,
         )  # fmt: skip
+
+    def _add_spans(self, sums: Tensor, low: Tensor, spans: int) -> None:
+        if spans > 1:
+            self._launch(
+                kernels.add_spans_kernel,
+                (_ceil(len(low), _ADD_BLOCK),),
+                sums,
+                low,
+                len(low),
+                spans,
+                BLOCK=_ADD_BLOCK,
+            )
 
     def _prepared(self, segments: Sequence[GroupSegment]) -> TableGroup | Rounds:
         prepared = segments if isinstance(segments, TableGroup | Rounds) else self.prepare([segments])[0]
@@ -192,9 +259,8 @@ def rounds_of(segments: Sequence[GroupSegment]) -> list[list[GroupSegment]]:
 
 def _check(x: Tensor, group: TableGroup, tensors: Sequence[Tensor]) -> None:
     """Kernels read raw addresses: a wrong type or device would give nonsense, not an error."""
-    first = group.segments[0]
     wanted = (x.dtype, x.device)
-    for tensor in (first.a, *first.b, *tensors):
+    for tensor in (*group.operands, *tensors):
         if (tensor.dtype, tensor.device) != wanted:
             raise TypeError(f"{tensor.dtype} on {tensor.device} beside an input of {x.dtype} on {x.device}")
     for tensor in tensors:
@@ -218,6 +284,11 @@ def _one_per_member(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _widths(tensors: Sequence[Tensor]) -> list[int]:
     return [*(tensor.shape[1] for tensor in tensors), *[0] * (MEMBERS - len(tensors))]
+
+
+def _sums(low: Tensor, spans: int) -> Tensor:
+    """[spans, elements of low] float32; where nothing is split, what no kernel writes."""
+    return low if spans == 1 else low.new_empty(spans * len(low), dtype=torch.float32)
 
 
 def _ceil(size: int, block: int) -> int:

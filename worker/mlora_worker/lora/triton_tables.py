@@ -1,7 +1,8 @@
 """What the kernels must know of a microbatch, as tables on the device.
 
-Made on the host from the group segments, for all groups of all layers at once, and copied in one piece: no launch depends
-on the number of segments, and nothing waits for the device.
+Made on the host for all groups of all layers at once, and copied in one piece: no launch depends on the number of segments,
+and nothing waits for the device. What does not change between microbatches is written once for each task
+(``triton_rows``); the columns that do are filled for all rows together.
 
 Two maps place programs: *tiles* of a few tokens, and *chunks* of many tokens for the sums over tokens. Both start at their
 segment's first row, so the order of every addition is that of the segment alone, wherever its rows lie. A group's table
@@ -11,40 +12,40 @@ padded to ``RANK_TILE``. Nothing is padded to the largest rank.
 
 from __future__ import annotations
 
-import struct
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from mlora_worker.lora.groups import GroupSegment
-
-RANK_TILE = 16  # the least that the matrix units multiply
-MEMBERS = 4  # most linear modules that share their input; q, k and v are three
-KEEP_ALL = 2**30  # a mask's threshold where nothing is dropped
-
-# Columns of a group's table, int64. Those from SLOT on have one entry per member. They are an even number, as are the
-# entries of maps: whatever precedes a part, it starts at 16 bytes, so no kernel is compiled anew for another alignment.
-FIRST_ROW, END_ROW, RANK, SLABS = 0, 1, 2, 3
-LOW, A, GRAD_A = 4, 5, 6  # offset into the low-rank activations; addresses
-THRESHOLD, MODULE_KEY = 7, 8
-FACTOR, STRENGTH = 9, 10  # bits of float32: the segment's factor, and factor times weight
-PARTIAL, PARTIAL_STEP, CHUNKS = 11, 12, 13  # offset of the first chunk's sums, how far to the next, how many
-SLOT = 14  # which slab is the member's; -1: not adapted
-B = SLOT + MEMBERS
-GRAD_B = B + MEMBERS
-PARTIAL_B = GRAD_B + MEMBERS  # offset of the member's sums within a chunk's
-COLUMNS = PARTIAL_B + MEMBERS
+from mlora_worker.lora.triton_rows import (
+    CHUNKS,
+    COLUMNS,
+    END_ROW,
+    FIRST_ROW,
+    LOW,
+    PARTIAL,
+    PARTIAL_STEP,
+    RANK,
+    STRENGTH,
+    VECTORS,
+    Integers,
+    StaticRows,
+    padded,
+    rows_of_segments,
+)
 
 
 @dataclass(frozen=True, eq=False)
 class TableGroup(Sequence[GroupSegment]):
     """The segments of one input group with their tables on the device."""
 
-    segments: tuple[GroupSegment, ...]
+    size: int
+    operands: tuple[Tensor, ...]  # A and B of the first segment, whose type all have
+    make: Callable[[], Sequence[GroupSegment]]  # the segments, for who wants to see them
     table: Tensor  # [segments, COLUMNS] int64
     tiles: Tensor  # [tiles, 2] int64: segment, ordinal of the tile within it
     chunks: Tensor  # [chunks, 2] int64: segment, ordinal of the chunk within it
@@ -53,141 +54,151 @@ class TableGroup(Sequence[GroupSegment]):
     partial_elements: int
     widest_slab: int  # columns
     widest: int  # columns of all slabs of one segment
-    aligned: bool  # all addresses and ranks allow loads of 16 bytes
+    aligned: bool  # all addresses allow loads of 16 bytes; those of adapters do
+    vector: int  # elements of a row of B that a load may take: 8, 4 or 1, by the ranks
 
     @overload
     def __getitem__(self, index: int) -> GroupSegment: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[GroupSegment]: ...
     def __getitem__(self, index: int | slice) -> GroupSegment | Sequence[GroupSegment]:
-        return self.segments[index]
+        return self.make()[index]
 
     def __len__(self) -> int:
-        return len(self.segments)
+        return self.size
+
+
+@dataclass(frozen=True, eq=False)
+class Placing:
+    """Rows of tables with what changes between microbatches. All have an entry per row."""
+
+    rows: StaticRows
+    tables: Integers  # which table a row belongs to
+    start: Integers  # its segment's tokens
+    stop: Integers
+    weight: np.typing.NDArray[np.float64]
+
+
+Keys = Iterable[tuple[slice, Tensor]]  # of tokens
+Make = Callable[[Integers], Sequence[GroupSegment]]  # of rows, by their numbers
 
 
 def build_tables(
     groups: Sequence[Sequence[GroupSegment]], *, tile: int, chunk: int, device: torch.device
 ) -> list[TableGroup]:
-    """``tile``, ``chunk``: tokens of each. Raises ValueError for a group of more than ``MEMBERS`` modules."""
-    rows = [tuple((s.rows.start, s.rows.stop) for s in segments) for segments in groups]
-    entries = array("q")
-    plans = [_table(segments, chunk, entries) for segments in groups]
-    maps = {}
-    for own in dict.fromkeys(rows):
-        maps[own] = _count(own, tile), _count(own, chunk)
-        for size in (tile, chunk):
-            _append_map(own, size, entries)
-    keys = {
-        s.rows.start: (s.rows, s.mask.token_keys)
-        for segments in groups
-        for s in segments
-        if s.mask is not None
-    }
-    # Kernels that drop out read the keys of all their tokens, also of segments that keep everything.
-    tokens = max(stop for own in rows for _, stop in own) if keys else 0
-
-    host = torch.empty(len(entries) + tokens, dtype=torch.int64, pin_memory=device.type == "cuda")
-    if entries:
-        host[: len(entries)] = torch.frombuffer(entries, dtype=torch.int64)
-    for span, own_keys in keys.values():
-        if own_keys.device.type == "cpu":
-            host[len(entries) + span.start : len(entries) + span.stop] = own_keys
-    there = host.to(device, non_blocking=True)
-    for span, own_keys in keys.values():
-        if own_keys.device.type != "cpu":
-            there[len(entries) + span.start : len(entries) + span.stop] = own_keys
-
-    sizes = [plan.entries for plan in plans] + [2 * count for counts in maps.values() for count in counts]
-    parts = iter(torch.split(there[: len(entries)], sizes))
-    tables = [next(parts).view(-1, COLUMNS) for _ in plans]
-    placed = {own: (next(parts).view(-1, 2), next(parts).view(-1, 2)) for own in maps}
-    token_keys = there[len(entries) :]
-    return [
-        TableGroup(
-            segments=tuple(segments),
-            table=table,
-            tiles=placed[own][0],
-            chunks=placed[own][1],
-            token_keys=token_keys if any(s.mask is not None for s in segments) else None,
-            low_elements=plan.low_elements,
-            partial_elements=plan.partial_elements,
-            widest_slab=plan.widest_slab,
-            widest=plan.widest,
-            aligned=plan.aligned,
-        )
-        for segments, own, plan, table in zip(groups, rows, plans, tables, strict=True)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    entries: int
-    low_elements: int
-    partial_elements: int
-    widest_slab: int
-    widest: int
-    aligned: bool
-
-
-def _table(segments: Sequence[GroupSegment], chunk: int, entries: array[int]) -> _Plan:
-    """Appends the rows of one group's table to ``entries``."""
-    before, low, partial, widest_slab, widest = len(entries), 0, 0, 0, 0
-    addresses, ranks = 0, 0
-    for segment in segments:
-        members = segment.members
-        if members and members[-1] >= MEMBERS:
-            raise ValueError(
-                f"{members[-1] + 1} linear modules share their input; the kernels know {MEMBERS}"
-            )
-        slab = padded(segment.rank)
-        width = slab * len(members)
-        slot, b, grad_b, partial_b = [-1] * MEMBERS, [0] * MEMBERS, [0] * MEMBERS, [0] * MEMBERS
-        step = width * segment.a.shape[1]
-        for position, member in enumerate(members):
-            own, own_grad = segment.b[position], segment.grad_b[position]
-            slot[member], partial_b[member] = position, step
-            b[member], grad_b[member] = own.data_ptr(), own_grad.data_ptr()
-            step += slab * own.shape[0]
-            addresses |= b[member] | grad_b[member]
-        a, grad_a = segment.a.data_ptr(), segment.grad_a.data_ptr()
-        addresses |= a | grad_a
-        ranks |= segment.rank
-        start, stop = segment.rows.start, segment.rows.stop
-        chunks = -(-(stop - start) // chunk)
-        factor, mask = segment.factor, segment.mask
-        entries.extend((
-            start, stop, segment.rank, len(members), low, a, grad_a,
-            KEEP_ALL if mask is None else mask.threshold, 0 if mask is None else mask.module_key,
-            _bits(factor), _bits(factor * segment.weight), partial, step, chunks, *slot, *b, *grad_b, *partial_b,
-        ))  # fmt: skip
-        low += width * (stop - start)
-        partial += step * chunks
-        widest_slab, widest = max(widest_slab, slab), max(widest, width)
-    return _Plan(
-        len(entries) - before,
-        low,
-        partial,
-        widest_slab,
-        widest,
-        aligned=addresses % 16 == 0 and ranks % 8 == 0,
+    """One for each group. ``tile``, ``chunk``: tokens of each. Raises ValueError for a group of more modules than the
+    kernels know.
+    """
+    flat = [segment for segments in groups for segment in segments]
+    placing = Placing(
+        rows_of_segments(flat),
+        np.repeat(np.arange(len(groups)), [len(segments) for segments in groups]),
+        np.array([segment.rows.start for segment in flat], np.int64),
+        np.array([segment.rows.stop for segment in flat], np.int64),
+        np.array([segment.weight for segment in flat], np.float64),
     )
+    keys = {s.rows.start: (s.rows, s.mask.token_keys) for s in flat if s.mask is not None}
+    made = dict(
+        fill(
+            placing, keys.values(), lambda own: [flat[i] for i in own], tile=tile, chunk=chunk, device=device
+        )
+    )
+    table, places = (torch.empty(0, columns, dtype=torch.int64, device=device) for columns in (COLUMNS, 2))
+    empty = TableGroup(0, (), list, table, places, places, None, 0, 0, 0, 0, True, 1)
+    return [made.get(number, empty) for number in range(len(groups))]
 
 
-def padded(rank: int) -> int:
-    """Columns of a slab."""
-    return -(-rank // RANK_TILE) * RANK_TILE
+def fill(
+    placing: Placing, keys: Keys, make: Make, *, tile: int, chunk: int, device: torch.device
+) -> Iterator[tuple[int, TableGroup]]:
+    """Number and table of each group that has rows, all in one copy to the device."""
+    if not len(placing.tables):
+        return
+    order = np.argsort(placing.tables, kind="stable")
+    rows, numbers = placing.rows.taken(order), placing.tables[order]
+    start, stop = placing.start[order], placing.stop[order]
+    firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    counts = np.diff(firsts, append=len(numbers))
+
+    def before(sizes: Integers) -> Integers:
+        """Of each row, the sum over the rows of its table that precede it."""
+        total = np.cumsum(sizes) - sizes
+        return total - np.repeat(total[firsts], counts)
+
+    table, chunks = rows.table, -(-(stop - start) // chunk)
+    low, partial = rows.width * (stop - start), table[:, PARTIAL_STEP] * chunks
+    table[:, FIRST_ROW], table[:, END_ROW], table[:, CHUNKS] = start, stop, chunks
+    table[:, LOW], table[:, PARTIAL] = before(low), before(partial)
+    table[:, STRENGTH] = (rows.factor * placing.weight[order]).astype(np.float32).view(np.int32)
+
+    spans = list(zip(firsts.tolist(), (firsts + counts).tolist(), strict=True))
+    maps, map_of = _maps(start, stop, spans, (tile, chunk))
+    tables, drawn, places = _copied(table, maps, keys, int(stop.max()), counts, device)
+    sums = [np.add.reduceat(sizes, firsts).tolist() for sizes in (low, partial)]
+    most = [np.maximum.reduceat(sizes, firsts).tolist() for sizes in (padded(table[:, RANK]), rows.width)]
+    bits = [
+        np.bitwise_or.reduceat(own, firsts).tolist() for own in (rows.addresses, table[:, RANK], rows.drops)
+    ]
+    for index, (first, last) in enumerate(spans):
+        addresses, ranks, drops = (own[index] for own in bits)
+        yield (
+            int(numbers[first]),
+            TableGroup(
+                size=last - first,
+                operands=rows.operands[int(order[first])],
+                make=lambda own=order[first:last]: make(own),  # type: ignore[misc]
+                table=tables[index],
+                tiles=places[2 * map_of[index]],
+                chunks=places[2 * map_of[index] + 1],
+                token_keys=drawn if drops else None,
+                low_elements=sums[0][index],
+                partial_elements=sums[1][index],
+                widest_slab=most[0][index],
+                widest=most[1][index],
+                aligned=addresses % 16 == 0,
+                vector=next(vector for vector in VECTORS if ranks % vector == 0),
+            ),
+        )
 
 
-def _count(rows: tuple[tuple[int, int], ...], size: int) -> int:
-    return sum(-(-(stop - start) // size) for start, stop in rows)
+def _maps(
+    start: Integers, stop: Integers, spans: Sequence[tuple[int, int]], sizes: tuple[int, int]
+) -> tuple[list[Integers], list[int]]:
+    """Of each table its maps, made once for all tables with the same segments: [places, 2], and which pair is whose."""
+    known: dict[tuple[bytes, bytes], int] = {}
+    maps: list[Integers] = []
+    whose = []
+    for first, last in spans:
+        own = start[first:last], stop[first:last]
+        key = own[0].tobytes(), own[1].tobytes()
+        if key not in known:
+            known[key] = len(known)
+            for size in sizes:
+                counts = -(-(own[1] - own[0]) // size)
+                ordinals = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+                maps.append(np.stack([np.repeat(np.arange(len(counts)), counts), ordinals], axis=1))
+        whose.append(known[key])
+    return maps, whose
 
 
-def _append_map(rows: tuple[tuple[int, int], ...], size: int, entries: array[int]) -> None:
-    for segment, (start, stop) in enumerate(rows):
-        for ordinal in range(-(-(stop - start) // size)):
-            entries.extend((segment, ordinal))
-
-
-def _bits(value: float) -> int:
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+def _copied(
+    table: Integers, maps: Sequence[Integers], keys: Keys, tokens: int, counts: Integers, device: torch.device
+) -> tuple[list[Tensor], Tensor, list[Tensor]]:
+    """Tables, token keys and maps on the device. Kernels that drop out read the keys of all their tokens, also of segments
+    that keep everything."""
+    keys = list(keys)
+    sizes = [COLUMNS * count for count in counts.tolist()] + [one.size for one in maps]
+    entries = sum(sizes)
+    host = torch.empty(entries + (tokens if keys else 0), dtype=torch.int64, pin_memory=device.type == "cuda")
+    numbers = host.numpy()
+    np.concatenate([table.reshape(-1), *(one.reshape(-1) for one in maps)], out=numbers[:entries])
+    for span, own in keys:
+        if own.device.type == "cpu":
+            numbers[entries + span.start : entries + span.stop] = own.numpy()
+    there = host.to(device, non_blocking=True)
+    for span, own in keys:
+        if own.device.type != "cpu":
+            there[entries + span.start : entries + span.stop] = own
+    parts = torch.split(there[:entries], sizes)
+    tables = [part.view(-1, COLUMNS) for part in parts[: len(counts)]]
+    return tables, there[entries:], [part.view(-1, 2) for part in parts[len(counts) :]]

@@ -7,50 +7,30 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from mlora_worker.lora.dropout import dropout_mask, token_keys
-from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.bound import BoundGroups, Placed
+from mlora_worker.lora.dropout import token_keys
 from mlora_worker.lora.linear import InputGroup
 from mlora_worker.pipeline.loaded import LoadedTask
 from mlora_worker.stream.items import Segment
 
 
-def segments_by_group(
+def bound_groups(
     groups: Sequence[InputGroup],
     segments: Iterable[Segment],
     tasks: Iterable[LoadedTask],
     *,
     evaluating: bool = False,
-) -> list[list[GroupSegment]]:
+) -> BoundGroups:
     """Of each input group, the products of ``segments`` on it. ``evaluating``: without dropout."""
-    found: list[list[GroupSegment]] = [[] for _ in groups]
-    start = 0
+    placed, start = [], 0
     for segment, task in zip(segments, tasks, strict=True):
         rows = slice(start, start := start + segment.tokens)
         keys = None
         if task.lora.dropout > 0 and not evaluating:
             # On the host: kernels take them from there with their own tables.
             keys = token_keys(task.seed, segment.step, segment.first_row, segment.lengths)
-        adapter = task.adapter
-        for own, stack, gradient in zip(task.targets, adapter.compute, adapter.gradients, strict=True):
-            mask = None
-            if keys is not None:
-                # One mask for modules that share their input, under the name of the first of them.
-                mask = dropout_mask(keys, groups[own.group].name, stack.a.shape[1], task.lora.dropout)
-            found[own.group].append(
-                GroupSegment(
-                    rows=rows,
-                    rank=own.rank,
-                    members=own.positions,
-                    a=stack.a,
-                    b=stack.b,
-                    grad_a=gradient.a,
-                    grad_b=gradient.b,
-                    scale=own.scale,
-                    weight=segment.weight,
-                    mask=mask,
-                )
-            )
-    return found
+        placed.append(Placed(task.products, rows, segment.weight, keys))
+    return BoundGroups(len(groups), placed)
 
 
 def position_weights(segments: Sequence[Segment]) -> Tensor | None:

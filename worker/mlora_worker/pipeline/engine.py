@@ -21,7 +21,7 @@ from mlora_worker.model.facts import facts_of
 from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
-from mlora_worker.pipeline.binding import position_weights, segments_by_group
+from mlora_worker.pipeline.binding import bound_groups, position_weights
 from mlora_worker.pipeline.loaded import LoadedTask, load_task
 from mlora_worker.pipeline.results import Backwarded, Evaluated, Forwarded, OutOfOrder, StageState
 from mlora_worker.runtime.allocator import give_back_small_blocks
@@ -245,7 +245,7 @@ class StageEngine:
         self, segments: Iterable[Segment], tasks: Iterable[LoadedTask], *, evaluating: bool = False
     ) -> Callable[[], None]:
         """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
-        groups = segments_by_group(self._groups, segments, tasks, evaluating=evaluating)
+        groups = bound_groups(self._groups, segments, tasks, evaluating=evaluating)
         prepared = self._products.prepare(groups)
 
         def bind() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mlora_worker.lora.adapter import Adapter
+from mlora_worker.lora.bound import TaskPart, TaskProducts
 from mlora_worker.lora.linear import InputGroup
 from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.model.facts import resolve_targets
@@ -36,6 +37,7 @@ class LoadedTask:
     adapter: Adapter
     optimizer: TaskOptimizer
     targets: tuple[Adapted, ...]  # in the order of the adapter's groups
+    products: TaskProducts
 
     @property
     def bytes(self) -> int:
@@ -92,7 +94,34 @@ def load_task(
             adapter.restore(state)
         else:
             _take_up(adapter, optimizer, load.updates, state)
-    return LoadedTask(load.lora, load.training.seed, adapter, optimizer, targets)
+    return LoadedTask(
+        load.lora,
+        load.training.seed,
+        adapter,
+        optimizer,
+        targets,
+        _products(adapter, targets, groups, load.lora.dropout),
+    )
+
+
+def _products(
+    adapter: Adapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], dropout: float
+) -> TaskProducts:
+    parts = tuple(
+        TaskPart(
+            group=own.group,
+            rank=own.rank,
+            members=own.positions,
+            a=stack.a,
+            b=stack.b,
+            grad_a=gradient.a,
+            grad_b=gradient.b,
+            scale=own.scale,
+            mask_name=groups[own.group].name,
+        )
+        for own, stack, gradient in zip(targets, adapter.compute, adapter.gradients, strict=True)
+    )
+    return TaskProducts(parts, dropout)
 
 
 def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig) -> tuple[Adapted, ...]:

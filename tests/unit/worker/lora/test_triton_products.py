@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mlora_worker.lora.cpu import CpuProducts
+from mlora_worker.runtime.kernel_compiler import launch
 from tests.fixtures.group_cases import SMALL, Part, build, errors, products
 
 OWN = Part(tokens=20, rank=17, members=(0, 2), dropout=0.3, seed=9)
@@ -69,6 +70,21 @@ def test_launches_do_not_grow_with_segments() -> None:
         == launches([Part(2, rank, dropout=0.1) for rank in range(1, 9)])
         == 6
     )
+
+
+@pytest.mark.parametrize("span", [16, 32, 64])
+def test_long_sums_are_taken_in_spans(span: int) -> None:
+    """Also where members have other numbers of spans than their neighbours, and none is filled."""
+    kernels = []
+
+    def noted(kernel: Any, *arguments: Any, **options: Any) -> None:
+        kernels.append(kernel.fn.__name__)
+        launch(kernel, *arguments, **options)
+
+    case = small_case([Part(3, 1), replace(OWN, tokens=4)])
+    found = case.run(products.TritonProducts(replace(SMALL, span=span), noted))
+    assert kernels.count("add_spans_kernel") == (2 if span < 20 else 0)
+    assert max(errors(found, case.expected())) < 1e-6
 
 
 @pytest.mark.parametrize("wrong", ["type", "layout", "members"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 
 from mlora_worker.lora.dropout import dropout_mask, token_keys
 from mlora_worker.lora.groups import GroupSegment
-from mlora_worker.lora.triton_tables import (
+from mlora_worker.lora.triton_rows import (
     CHUNKS,
     END_ROW,
     FIRST_ROW,
@@ -18,10 +20,9 @@ from mlora_worker.lora.triton_tables import (
     THRESHOLD,
     A,
     B,
-    TableGroup,
-    build_tables,
     padded,
 )
+from mlora_worker.lora.triton_tables import TableGroup, build_tables
 
 CPU = torch.device("cpu")
 INPUTS, OUTPUTS = 10, 6
@@ -59,7 +60,7 @@ def test_tiles_and_chunks_start_at_their_segment() -> None:
 
 
 def test_what_is_saved_is_padded_to_the_tile_not_to_the_largest_rank() -> None:
-    assert [padded(rank) for rank in (1, 16, 17, 64)] == [16, 16, 32, 64]
+    assert padded(np.array([1, 16, 17, 64])).tolist() == [16, 16, 32, 64]
     small, large = segment(0, 10, rank=1, members=(2,)), segment(10, 30, rank=64)
     (group,) = tables([small, large])
     assert group.low_elements == 10 * 16 + 20 * 128
@@ -100,11 +101,14 @@ def test_every_part_starts_at_16_bytes() -> None:
             assert part is None or part.storage_offset() % 2 == 0
 
 
-def test_ranks_that_vectors_do_not_divide_are_said_to() -> None:
-    aligned, odd = tables([segment(0, 4)], [segment(0, 4), segment(4, 8, rank=3)])
-    assert not odd.aligned
-    assert aligned.aligned == all(
-        tensor.data_ptr() % 16 == 0 for one in aligned for tensor in (one.a, *one.b, one.grad_a, *one.grad_b)
+@pytest.mark.parametrize(
+    ("ranks", "vector"), [((16, 64), 8), ((16, 4), 4), ((12,), 4), ((8, 3), 1), ((2,), 1)]
+)
+def test_a_rank_of_one_task_narrows_the_loads_of_b_alone(ranks: tuple[int, ...], vector: int) -> None:
+    (group,) = tables([segment(4 * i, 4 * i + 4, rank=rank) for i, rank in enumerate(ranks)])
+    assert group.vector == vector
+    assert group.aligned == all(
+        tensor.data_ptr() % 16 == 0 for one in group for tensor in (one.a, *one.b, one.grad_a, *one.grad_b)
     )
 
 
