@@ -100,6 +100,11 @@ class PipelineStatus(Status):
         description="Number of pipelines that share the tasks: this one and its replicas. Absent when there is only one.",
     )
     ready_replicas: Amount | None = Field(default=None, description="Worker pods that are ready.")
+    ready: Word | None = Field(default=None, description="readyReplicas/stages, for kubectl get.")
+    update: Word | None = Field(
+        default=None,
+        description="Pending: the workers still have the former configuration, and are to be replaced.",
+    )
     restarts: Amount | None = Field(
         default=None, description="Consecutive failures of the workers; each one restarted all of them."
     )

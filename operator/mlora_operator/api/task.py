@@ -123,6 +123,10 @@ class TaskStatus(Status):
     tokens_per_second: Word | None = Field(
         default=None, description="Tokens of this task per second of wall time."
     )
+    eta: Word | None = Field(
+        default=None,
+        description="Time to the last step at tokensPerSecond, as of the last step; only while the task trains.",
+    )
     checkpoint_step: Amount | None = Field(
         default=None,
         description="Step of the newest complete checkpoint. Steps after it are repeated after a failure.",

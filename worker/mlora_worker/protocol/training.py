@@ -60,7 +60,8 @@ class Optimizer(Message):
         return 1e-8 if self.epsilon is None else self.epsilon
 
 
-SeqLength = Annotated[int, Field(strict=True, ge=2, le=1_048_576)]
+SHORTEST_SEQ_LENGTH = 2  # a token that is learnt, behind one
+SeqLength = Annotated[int, Field(strict=True, ge=SHORTEST_SEQ_LENGTH, le=1_048_576)]
 USUAL_SEQ_LENGTH = 2048  # of a task that names none, on models that take as much
 
 
@@ -137,7 +138,8 @@ class TrainingSpec(TrainingSettings):
         where it is more: that is refused in words."""
         longest = self.max_seq_length
         if longest is None:
-            longest = min(USUAL_SEQ_LENGTH, max_positions if max_positions is not None else USUAL_SEQ_LENGTH)
+            most = max_positions if max_positions is not None else USUAL_SEQ_LENGTH
+            longest = max(SHORTEST_SEQ_LENGTH, min(USUAL_SEQ_LENGTH, most))
         same = {name: getattr(self, name) for name in TrainingSettings.model_fields}
         return Training(**same, max_seq_length=longest)
 

@@ -20,6 +20,7 @@ PROGRESS = frozenset(
         "progress",
         "loss",
         "tokensPerSecond",
+        "eta",
         "checkpointStep",
         "evaluationLoss",
         "bestStep",

@@ -38,13 +38,16 @@ def pipeline_status(
     state, desired = _conditions(view, size, fares, turn, now)
     desired += _stalled(view, fares) + _serves_others(view) + _certificate_ends(view, now)
     status, report = view.pipeline.status, view.present_report
+    ready = view.group.ready if view.group is not None else 0
     changes: dict[str, object] = {
         "conditions": conclude(status.conditions, desired, view.pipeline.generation, now),
         "observed_generation": view.pipeline.generation,
         "state": state,
         "replicas": size.replicas,
         "members": view.members,
-        "ready_replicas": view.group.ready if view.group is not None else 0,
+        "ready_replicas": ready,
+        "ready": f"{ready}/{view.pipeline.spec.stages}" if view.pipeline.spec is not None else None,
+        "update": "Pending" if view.stale else None,
         "start": turn.record,
         "active_tasks": len(view.active),
         "waiting_tasks": waiting,

@@ -34,6 +34,7 @@ def tried_again(task: Task, contacts: Mapping[Key, Contact], now: datetime) -> T
             "start_time": None,
             "completion_time": None,
             "run": None,
+            "eta": None,
             "retry": task.retry,
             "retry_time": timestamp(now),
             "retries": (held.retries or 0) + 1,

@@ -16,6 +16,7 @@ from mlora_operator.reconcile.status.conditions import DesiredCondition, conclud
 from mlora_operator.reconcile.status.interruptions import for_whom, is_running, preempted, upload_blocked
 from mlora_operator.reconcile.status.lifetime import is_out
 from mlora_operator.reconcile.status.pipeline_summary import PipelineContext
+from mlora_operator.reconcile.status.remaining import eta
 from mlora_operator.reconcile.status.task_progress import figures
 from mlora_operator.scheduling.admission import AdmissionOutcome
 from mlora_worker.protocol import Failure, FailureReason, TaskPhase, TaskReport
@@ -69,11 +70,13 @@ def task_status(
     """
     if context is None:
         if late is None:
-            return _status(task, _not_accepted(task, accepting), now, {"pipeline": None, "run": None})
+            outline = _not_accepted(task, accepting)
+            return _status(task, outline, now, {"pipeline": None, "run": None, "eta": None})
         outline = _failed(Cause(c.REASON_DEADLINE_EXCEEDED, late), "its deadline has expired")
         refused = DesiredCondition(c.ACCEPTED, "False", *accepting)
         outline = replace(outline, desired=(refused, *outline.desired))
-        return _status(task, outline, now, {"pipeline": None, "run": None, "completion_time": timestamp(now)})
+        nowhere = {"pipeline": None, "run": None, "eta": None, "completion_time": timestamp(now)}
+        return _status(task, outline, now, nowhere)
     accepted = DesiredCondition(c.ACCEPTED, "True", *accepting)
     again = _was_restarted(task, context, reported)
     outline = _outline(task, context, reported, admission, late, again)
@@ -96,6 +99,7 @@ def task_status(
         changes |= {"completion_time": timestamp(now), "run": None}
     if _is_out(task, reported):
         changes["run"] = None
+    changes["eta"] = eta(task, reported) if outline.state == "Training" else None
     return _status(task, outline, now, changes)
 
 

@@ -153,8 +153,8 @@ def test_names_and_columns() -> None:
     columns = version_of(CRDS["LoRATask"])["additionalPrinterColumns"]
     narrow = [column["name"] for column in columns if column.get("priority", 0) == 0]
     wide = [column["name"] for column in columns if column.get("priority", 0) == 1]
-    assert narrow == ["State", "Reason", "Priority", "Progress", "Loss", "Age"]
-    assert wide == ["Pipeline", "Tokens/s", "Adapter"]
+    assert narrow == ["State", "Reason", "Priority", "Progress", "Loss", "ETA", "Age"]
+    assert wide == ["Base Model", "Pipeline", "Tokens/s", "Adapter"]
 
 
 @pytest.mark.parametrize("kind", CRDS)

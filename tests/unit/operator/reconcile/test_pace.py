@@ -131,7 +131,7 @@ def plan_of(make: Any, tasks: int, generation: int) -> Plan:
         base_model=make.model,
         lora=spec.lora,
         dataset=spec.dataset,
-        training=spec.training,
+        training=spec.training.for_model(None),
         output_uri="s3://adapters/t",
         storage=StorageAccess(),
     )

@@ -20,7 +20,7 @@ from mlora_operator.scheduling.entrant import EntrantState
 from mlora_worker.protocol import DataCounts, Failure, FailureReason, Plan, TaskReport
 
 TOY = Key("team-a", "toy")
-BIG = {"batchSize": 16}
+BIG = {"batchSize": 16, "maxSeqLength": 512}
 REFUSAL = Failure(reason=FailureReason.ACCESS_DENIED, message="s3://adapters/low: denied")
 ROWS = DataCounts(rows=100, used=100, tokens=20_000)
 
@@ -126,7 +126,7 @@ def test_a_changed_priority_counts_at_the_next_decision(make: Any) -> None:
 
 
 def test_a_suspended_task_leaves_with_its_steps_and_is_not_forgotten(make: Any) -> None:
-    task = make.task("low", suspend=True)
+    task = make.task("low", suspend=True, training=BIG)
     sent = Plan(generation=1, tasks=(_planned(make, "low", admitted=True),))
     training = contact(make, make.reported("Training", "low", step=7), sent=sent)
     leave = decision(make, task, contact=training)
@@ -136,7 +136,7 @@ def test_a_suspended_task_leaves_with_its_steps_and_is_not_forgotten(make: Any) 
     after = decision(make, task, contact=out)
     assert TOY not in after.plans  # it is still in the plan
     assert after.pipeline_statuses[TOY].idle_since is not None  # but nobody needs the workers
-    back = decision(make, make.task("low"), contact=out)
+    back = decision(make, make.task("low", training=BIG), contact=out)
     assert admitted(back.plans[TOY]) == {"low": True}
 
 
@@ -332,9 +332,9 @@ def test_who_has_waited_for_hold_back_is_passed_by_nobody(make: Any) -> None:
     """A small task is let in past a big one, until that has waited for as long as the pipeline says."""
     since = {"conditions": [make.condition("Admitted", "False", since=make.now)]}
     tasks = (
-        make.task("trains", training={"batchSize": 8}, age=99),
+        make.task("trains", training={"batchSize": 8, "maxSeqLength": 512}, age=99),
         make.task("big", training=BIG, age=50, status=since),
-        make.task("small", training={"batchSize": 1}, age=1),
+        make.task("small", training={"batchSize": 1, "maxSeqLength": 512}, age=1),
     )
     said = contact(
         make,

@@ -99,6 +99,7 @@ def test_those_who_wait_for_new_workers_do_not_wait_for_a_clock_that_was_ahead(m
     changed = make.pipeline(generation=2, status=status)
     decision = decided(make, *tasks, group=make.group(revision="old"), contact=contact, pipeline=changed)
     assert decision.pipeline_statuses[TOY].updating_since == "2026-03-01T12:00:00Z"
+    assert decision.pipeline_statuses[TOY].update == "Pending"
 
 
 def test_a_task_is_not_judged_by_the_model_that_was_replaced(make: Any) -> None:

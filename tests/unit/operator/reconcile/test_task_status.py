@@ -19,7 +19,7 @@ from mlora_operator.reconcile.status.task import task_status
 from mlora_operator.reconcile.workers.gang import GangTurn
 from mlora_operator.reconcile.workers.health import GroupHealth
 from mlora_operator.scheduling.admission import Admission, AdmissionOutcome, LazyMemoryCheck, MemoryCheck
-from mlora_worker.protocol import AdapterInfo, Failure, FailureReason
+from mlora_worker.protocol import AdapterInfo, DataCounts, Failure, FailureReason
 
 T1 = Key("team-a", "t1")
 
@@ -101,6 +101,27 @@ def test_progress_is_copied_as_text_that_is_always_valid_json(make: Any) -> None
     assert (status.loss, status.tokens_per_second) == ("1.2346", "812")
     assert status.start_time == "2026-03-01T12:00:00Z"
     assert status.completion_time is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "tokens", "speed", "eta"),
+    [
+        ("Training", 12, 900, 10.0, "28m"),  # 38 steps, 450 tokens each: 9 rows are two steps of at most 8
+        ("Training", 50, 900, 10.0, "0s"),
+        ("Training", 12, 0, 10.0, None),
+        ("Training", 12, 900, None, None),
+        ("Training", 12, 900, 1e-310, None),
+        ("Saving", 50, 900, 10.0, None),
+    ],
+)
+def test_a_task_that_trains_says_for_how_long(
+    make: Any, phase: str, step: int, tokens: int, speed: float | None, eta: str | None
+) -> None:
+    data = DataCounts(rows=9, used=9, tokens=tokens)
+    told = make.reported(phase, step=step, tokens_per_second=speed, data=data)
+    before = {"status": {"eta": "1h", "pipeline": "team-a/toy"}}
+    status = status_of(make, task=before, group=make.group(), contact=Contact(report=make.report(told)))
+    assert status.eta == eta
 
 
 def test_a_success_has_adapter_counts_and_time(make: Any) -> None:

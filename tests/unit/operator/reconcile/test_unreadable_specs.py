@@ -93,7 +93,11 @@ def test_others_are_forgotten_and_suspended_beside_one_that_became_unreadable(ma
 def test_how_it_ended_is_told(make: Any, phase: str, condition: str) -> None:
     task, decision = decided(make, phase)
     status = decision.task_statuses[task.key]
-    assert {one.type for one in status.conditions if one.status == "True"} == {"Accepted", condition}
+    assert {one.type for one in status.conditions if one.status == "True"} == {
+        "Accepted",
+        condition,
+        "Finished",
+    }
     assert status.completion_time is not None
 
 

@@ -238,6 +238,7 @@ def test_ready_with_a_report(make: Any) -> None:
     status = decision(make, *tasks, group=make.group(), contact=contact).pipeline_statuses[TOY]
     assert (status.state, *ready(status)) == ("Ready", "True", "Ready")
     assert (status.active_tasks, status.waiting_tasks, status.ready_replicas) == (1, 1, 2)
+    assert (status.ready, status.update) == ("2/2", None)
     assert status.facts == make.facts()
     assert len(status.stages) == 2
 
