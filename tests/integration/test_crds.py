@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.command import CommandFailed
 from tests.fixtures.kubectl import Kubectl
@@ -19,6 +20,9 @@ pytestmark = pytest.mark.integration
 Judge = Callable[[dict[str, Any]], str]
 
 CRDS = Path(__file__).parents[2] / "crds"
+RELEASES = Path(__file__).parents[1] / "fixtures" / "releases"
+FORMER = sorted(RELEASES.glob("*/*.yaml"))
+SUSPENDED: dict[str, dict[str, Any]] = {"LoRATask": {"suspend": True}, "LoRAPipeline": {}}
 
 TASK: dict[str, Any] = {
     "apiVersion": "mlora.dev/v1alpha1",
@@ -93,16 +97,25 @@ def test_the_schemas_are_structural_and_every_rule_compiles(inside: Kubectl) -> 
 def test_defaults_are_filled_in_everywhere(inside: Kubectl) -> None:
     inside.apply(TASK, PIPELINE)
     spec = inside.json("get", "loratask", "a")["spec"]
-    usual = {"rank": 16, "alpha": 32, "dropout": 0, "targetModules": ["q_proj", "v_proj"]}
+    usual = {"rank": 16, "alpha": 32, "dropout": 0, "targetModules": ["all-linear"]}
     assert usual.items() <= spec["lora"].items()
     assert spec["training"]["learningRate"] == 0.0002
     assert spec["dataset"]["fields"]["prompt"] == "prompt"
     assert spec["priority"] == 0
-    assert "maxSteps" not in spec["training"]
+    assert spec["training"].keys().isdisjoint({"maxSteps", "maxSeqLength", "warmupRatio", "optimizer"})
     assert "secretRef" not in spec["storage"]
     spec = inside.json("get", "lorapipeline", "p")["spec"]
     assert spec["allowedNamespaces"] == {"from": "Same"}
     assert spec["idleTimeout"] == "10m"
+
+
+@pytest.mark.parametrize("path", FORMER, ids=lambda path: str(path.relative_to(RELEASES)))
+def test_what_users_wrote_for_a_release_is_taken(inside: Kubectl, path: Path) -> None:
+    ours = [one for one in yaml.safe_load_all(path.read_text()) if one["apiVersion"].startswith("mlora.dev/")]
+    assert ours
+    for one in ours:
+        metadata = {"name": one["metadata"]["name"]}
+        inside.apply({**one, "metadata": metadata, "spec": one["spec"] | SUSPENDED[one["kind"]]})
 
 
 def test_pod_fields_are_stored_as_they_are(inside: Kubectl) -> None:
@@ -261,15 +274,16 @@ def test_kubectl_get_shows_what_matters(inside: Kubectl) -> None:
         "progress": "3/12",
         "loss": "1.2345",
         "tokensPerSecond": "812",
+        "eta": "3m20s",
         "pipeline": "ns/p",
     }
     patch = json.dumps({"status": status})
     inside("patch", "loratask", "a", "--subresource=status", "--type=merge", "--patch", patch)
     header, line = inside("get", "lt").splitlines()
-    assert header.split() == ["NAME", "STATE", "REASON", "PRIORITY", "PROGRESS", "LOSS", "AGE"]
-    assert line.split()[:6] == ["a", "Failed", "InvalidRow", "7", "3/12", "1.2345"]
+    assert header.split() == ["NAME", "STATE", "REASON", "PRIORITY", "PROGRESS", "LOSS", "ETA", "AGE"]
+    assert line.split()[:7] == ["a", "Failed", "InvalidRow", "7", "3/12", "1.2345", "3m20s"]
     wide = inside("get", "lt", "--output", "wide").splitlines()[0].split()
-    assert wide == [*header.split()[:-1], "PIPELINE", "TOKENS/S", "ADAPTER", "AGE"]
+    assert wide == [*header.split()[:-1], "BASE", "MODEL", "PIPELINE", "TOKENS/S", "ADAPTER", "AGE"]
 
 
 def test_short_names_and_the_category_work(inside: Kubectl) -> None:
