@@ -13,6 +13,8 @@ from collections.abc import Callable
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.encoding import spell_out_what_cannot_be_shown
 
+_NEEDED = ("typer", "pydantic", "kubernetes", "yaml")  # of the extra ``operator``, for all commands but fetch
+
 
 def main() -> None:
     """Entry point: an expected error is one line on standard error and a number, never a stack trace."""
@@ -23,6 +25,8 @@ def guarded(call: Callable[[], None]) -> None:
     """``call``, whose unexpected errors are shown with their trace and end with a number of their own."""
     try:
         call()
+    except KeyboardInterrupt:  # while modules were loading; commands say more
+        sys.exit(exit_codes.INTERRUPTED)
     except Exception as error:
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(exit_codes.BROKEN)
@@ -30,7 +34,7 @@ def guarded(call: Callable[[], None]) -> None:
 
 def _main() -> None:
     spell_out_what_cannot_be_shown()
-    whole = importlib.util.find_spec("typer") is not None
+    whole = all(importlib.util.find_spec(name) is not None for name in _NEEDED)
     helped = whole and bool({"-h", "--help"} & set(sys.argv[2:]))  # in the style of the others
     if sys.argv[1:2] == ["fetch"] and not helped:
         from mlora_operator.cli.fetch.command import main as fetch

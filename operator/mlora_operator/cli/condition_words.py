@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from mlora_operator.api import conditions
+
 
 def words(condition: Mapping[str, Any]) -> str:
     """Such as ``not Admitted (WaitingForMemory): tasks that come first fill the memory``."""
@@ -17,3 +19,11 @@ def words(condition: Mapping[str, Any]) -> str:
     )
     why = f" ({reason})" if reason not in ("", type_) else ""
     return f"{what}{why}" + (f": {message}" if message else "")
+
+
+def tells_something(condition: Mapping[str, Any]) -> bool:
+    """Not one that says only that the task has not ended so, nor the one that repeats how it ended."""
+    type_ = condition["type"]
+    if type_ == conditions.FINISHED:
+        return False
+    return not (type_ in (conditions.SUCCEEDED, conditions.FAILED) and condition.get("status") == "False")

@@ -8,13 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from mlora_operator.cli.ages import moment
-from mlora_operator.cli.condition_words import words
+from mlora_operator.cli.condition_words import tells_something, words
 from mlora_operator.cli.submit.journal import progress_text
 from mlora_operator.cli.task_table import row
 
 JSON = Mapping[str, Any]
-
-_ENDS = ("Succeeded", "Failed", "Finished")  # as False they say only that the task has not ended so
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,7 @@ class Story:
 
 def told_of(task: JSON, events: Sequence[JSON]) -> list[StoryLine]:
     """Conditions, and events that say something else than these; of the same second, conditions first."""
-    conditions = [
-        one
-        for one in (task.get("status") or {}).get("conditions") or []
-        if not (one["type"] in _ENDS and one.get("status") == "False")
-    ]
+    conditions = list(filter(tells_something, (task.get("status") or {}).get("conditions") or []))
     said = {one.get("message") for one in conditions} - {None, ""}
     lines = [_of_condition(one) for one in conditions]
     lines += [_of_event(one) for one in events if one.get("message") not in said]

@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
 from mlora_operator.cli.fetch.command import EXIT_CODES, is_name, manifest_of
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.options import (
@@ -78,6 +77,8 @@ def report(
         for one in targets:  # before anything is waited for
             check_installed(one)
         if of_task:
+            from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task  # loads the cluster's client
+
             uri, access, uid = adapter_of_task(
                 what,
                 ClusterChoice(namespace, context, kubeconfig),

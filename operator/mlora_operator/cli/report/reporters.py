@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from mlora_operator.cli.kube.client import JSON
 from mlora_operator.cli.task_table import row
 from mlora_operator.reporting.curves import LOSS, Point, Reporter, Run
 from mlora_operator.reporting.targets import ReportTarget
+
+if TYPE_CHECKING:
+    from mlora_operator.cli.kube.client import JSON  # the cluster's client takes seconds to load
 
 Open = Callable[[ReportTarget, Run, Mapping[str, str]], Reporter]
 

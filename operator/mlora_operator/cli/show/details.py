@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from mlora_operator.cli.ages import age
-from mlora_operator.cli.condition_words import words
+from mlora_operator.cli.condition_words import tells_something, words
 from mlora_operator.cli.show.columns import eta
 from mlora_operator.cli.task_table import row
 
@@ -105,8 +105,8 @@ def _conditions(task: JSON, now: datetime) -> Iterator[Line]:
         yield "conditions", "none: no operator has processed the task yet"
     title = "conditions"
     for one in sorted(held, key=lambda one: str(one.get("lastTransitionTime", ""))):
-        if one["type"] in ("Succeeded", "Failed", "Finished") and one.get("status") == "False":
-            continue  # says only that it has not ended so
+        if not tells_something(one):
+            continue
         since = age(one.get("lastTransitionTime"), now)
         yield title, words(one) + (f", for {since}" if since and not one.get("message") else "")
         title = ""

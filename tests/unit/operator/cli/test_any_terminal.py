@@ -15,6 +15,8 @@ from mlora_operator.cli import encoding
 from mlora_operator.cli.output import stdout
 from mlora_operator.cli.pipes import as_file
 from mlora_operator.cli.validate.command import read_texts
+from mlora_operator.cli.validate.data_check import question_of
+from mlora_operator.local.manifests import read_manifests
 from tests.fixtures.kube_server import KubeServer
 from tests.fixtures.spoken import mlora
 
@@ -61,6 +63,14 @@ def test_a_kubeconfig_may_be_a_pipe(kube: KubeServer, tmp_path: Path) -> None:
     content = kube.kubeconfig(tmp_path / "config").read_bytes()
     said = mlora("list", "-o", "name", "--kubeconfig", piped(tmp_path, content))
     assert (said.code, said.out) == (0, "loratask.mlora.dev/a\n")
+
+
+def test_rows_may_be_a_pipe_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"typed")))
+    for data, content in ((piped(tmp_path, b"piped"), b"piped"), ("-", b"typed")):
+        question = question_of(read_manifests([]), data, "hf://acme/base", {}, [], 3)
+        (address,) = question.dataset.addresses
+        assert Path(address.removeprefix("file://")).read_bytes() == content
 
 
 def test_standard_input_is_utf_8_whatever_the_terminal_speaks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,15 @@ def test_a_fault_of_the_program_is_not_taken_for_a_task_that_failed(
     assert "KeyError: 'gone'" in told
 
 
+def test_an_interrupt_before_a_command_runs_is_no_fault_of_the_program() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        guarded(interrupted)
+    assert end.value.code == exit_codes.INTERRUPTED
+
+
 def test_an_end_with_a_number_stays_one() -> None:
     def ends() -> None:
         raise SystemExit(3)

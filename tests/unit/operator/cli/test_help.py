@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -83,6 +84,13 @@ def test_fetch_shows_the_help_of_all_commands_though_it_can_do_without_typer(
     with pytest.raises(SystemExit):
         cli.main()
     assert "Usage: mlora fetch [OPTIONS]" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_the_client_of_the_cluster() -> None:
+    """It takes a second to load, so a command loads it when it runs."""
+    ask = "import mlora_operator.cli.app, sys; print(sys.modules.keys() & {'kubernetes', 'kopf', 'torch'})"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_both_programs_are_installed() -> None:

@@ -68,7 +68,13 @@ def test_following_tells_only_what_is_new_and_ends_with_the_task(kube: KubeServe
     task = kube.task("a", {"state": "Queued", "conditions": [ACCEPTED]})
     later = copy.deepcopy(task)
     failed = condition("Failed", "True", "InvalidRow", "line 7 has no answer", 30)
-    later["status"] = {"state": "Failed", "conditions": [ACCEPTED, failed], "step": 2, "totalSteps": 9}
+    finished = condition("Finished", "True", "Failed", "line 7 has no answer", 30)
+    later["status"] = {
+        "state": "Failed",
+        "conditions": [ACCEPTED, finished, failed],
+        "step": 2,
+        "totalSteps": 9,
+    }
     kube.turns = [later]
     said = mlora("logs", "a", "--follow")
     assert said.code == exit_codes.FAILED
