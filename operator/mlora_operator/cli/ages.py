@@ -6,8 +6,6 @@ from datetime import datetime
 
 from mlora_operator.api.spans import span
 
-__all__ = ["age", "moment", "span"]
-
 
 def moment(text: str | None) -> datetime | None:
     """Of a time in a Kubernetes object; None where there is none."""

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlora_operator.api import conditions
-from mlora_operator.cli.task_eta import seconds_left
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class TaskRow:
     adapter: str | None
     succeeded: bool
     failed: bool
-    seconds_left: int | None = None  # to the last step, of one that trains
+    eta: str | None  # time to the last step, of one that trains
 
     @property
     def finished(self) -> bool:
@@ -44,7 +43,6 @@ def row(found: Mapping[str, Any]) -> TaskRow:
 
     state = status.get("state") or "Pending"
     telling = held.get(conditions.FAILED if true(conditions.FAILED) else state, {})
-    left = seconds_left(found)
     return TaskRow(
         namespace=found["metadata"]["namespace"],
         name=found["metadata"]["name"],
@@ -59,7 +57,7 @@ def row(found: Mapping[str, Any]) -> TaskRow:
         adapter=(status.get("adapter") or {}).get("uri"),
         succeeded=true(conditions.SUCCEEDED),
         failed=true(conditions.FAILED),
-        seconds_left=None if left is None else round(left),
+        eta=status.get("eta"),
     )
 
 
@@ -67,6 +65,5 @@ def as_json(one: TaskRow) -> dict[str, Any]:
     camel = {
         "total_steps": "totalSteps",
         "tokens_per_second": "tokensPerSecond",
-        "seconds_left": "secondsLeft",
     }
     return {camel.get(key, key): value for key, value in asdict(one).items()}

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.ages import span
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.options import (
     ContextOption,
@@ -55,7 +54,7 @@ def table(rows: Iterable[TaskRow]) -> RenderableType:
             progress,
             Text(one_line(one.loss or "")),
             Text(one_line(one.tokens_per_second or "")),
-            span(one.seconds_left) if one.seconds_left is not None else "",
+            Text(one_line(one.eta or "")),
         )
     return shown
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from mlora_operator.api import conditions
-from mlora_operator.cli.ages import age, span
+from mlora_operator.cli.ages import age
 from mlora_operator.cli.task_table import row
 
 JSON = Mapping[str, Any]
@@ -19,11 +19,6 @@ class ShownColumn:
     name: str
     text: Callable[[JSON, datetime], str]
     wide: bool = False  # only where it is asked for
-
-
-def eta(task: JSON) -> str:
-    left = row(task).seconds_left
-    return "" if left is None else span(left)
 
 
 def _progress(task: JSON) -> str:
@@ -48,7 +43,7 @@ TASKS = (
     ShownColumn("REASON", lambda task, _: row(task).reason),
     ShownColumn("STEP", lambda task, _: _progress(task)),
     ShownColumn("LOSS", lambda task, _: row(task).loss or ""),
-    ShownColumn("ETA", lambda task, _: eta(task)),
+    ShownColumn("ETA", lambda task, _: row(task).eta or ""),
     ShownColumn("BASE MODEL", lambda task, _: task["spec"].get("baseModel", "")),
     ShownColumn("AGE", _created),
     ShownColumn("PRIORITY", lambda task, _: str(row(task).priority), wide=True),
@@ -74,6 +69,7 @@ PIPELINES = (
     ShownColumn("READY", lambda pipeline, _: _ready(pipeline)),
     ShownColumn("ACTIVE", lambda pipeline, _: _status(pipeline, "activeTasks")),
     ShownColumn("WAITING", lambda pipeline, _: _status(pipeline, "waitingTasks")),
+    ShownColumn("UPDATE", lambda pipeline, _: _status(pipeline, "update")),
     ShownColumn("BASE MODEL", lambda pipeline, _: (pipeline["spec"].get("model") or {}).get("name", "")),
     ShownColumn("AGE", _created),
     ShownColumn(

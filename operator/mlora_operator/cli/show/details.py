@@ -8,7 +8,6 @@ from typing import Any
 
 from mlora_operator.cli.ages import age
 from mlora_operator.cli.condition_words import tells_something, words
-from mlora_operator.cli.show.columns import eta
 from mlora_operator.cli.task_table import row
 
 JSON = Mapping[str, Any]
@@ -37,8 +36,7 @@ def _head(task: JSON, now: datetime) -> Iterator[Line]:
         parts += [f"loss {shown.loss}"] if shown.loss else []
         parts += [f"evaluation loss {status['evaluationLoss']}"] if status.get("evaluationLoss") else []
         parts += [f"{shown.tokens_per_second} tokens/s"] if shown.tokens_per_second else []
-        left = eta(task)
-        parts += [f"about {left} to the last step"] if left else []
+        parts += [f"about {shown.eta} to the last step"] if shown.eta else []
         yield "progress", ", ".join(parts)
     again = [
         f"{status[field]} {word}{'s' * (status[field] != 1)}"

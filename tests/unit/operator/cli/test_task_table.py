@@ -81,7 +81,7 @@ def test_the_table_shows_running_tasks_first_and_takes_names_literally() -> None
         return row(task(name, **status))
 
     console = Console(width=100, record=True, file=io.StringIO())
-    held = {"tokensPerSecond": "50", "data": {"used": 8, "tokens": 1000}}
+    held = {"tokensPerSecond": "50", "eta": "1m"}
     rows = [row(SUCCEEDED), shown("[bold]z", state="Training", step=1, totalSteps=4, loss="0.5", **held)]
     console.print(table(rows))
     lines = console.export_text().splitlines()

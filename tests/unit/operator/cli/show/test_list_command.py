@@ -22,7 +22,7 @@ TRAINING = {
     "loss": "1.2345",
     "tokensPerSecond": "50",
     "pipeline": "team/base",
-    "data": {"rows": 20, "used": 20, "tokens": 10_000},
+    "eta": "1m20s",
 }
 
 
@@ -41,7 +41,6 @@ def test_a_table_has_state_step_loss_eta_model_and_age() -> None:
     names, first, second = mlora("list").out.splitlines()
     assert cells(names) == ["NAME", "STATE", "REASON", "STEP", "LOSS", "ETA", "BASE MODEL", "AGE"]
     assert cells(first)[:3] == ["a", "Pending", "acme/base"]
-    # 4 steps of 1000 tokens at 50 a second
     assert cells(second)[:7] == ["b", "Training", "Training", "6/10", "1.2345", "1m20s", "acme/base"]
     assert [line.index("acme/base") for line in (first, second)] == [names.index("BASE MODEL")] * 2
 
@@ -83,12 +82,23 @@ def test_pipelines_have_a_table_of_their_own(kube: KubeServer) -> None:
         "readyReplicas": 2,
         "activeTasks": 3,
         "waitingTasks": 1,
+        "update": "Pending",
         "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
     }
     kube.has("lorapipelines", "base", {"model": {"name": "acme/base"}, "stages": 2}, status)
     names, one = mlora("list", "--pipelines").out.splitlines()
-    assert cells(names) == ["NAME", "STATE", "REASON", "READY", "ACTIVE", "WAITING", "BASE MODEL", "AGE"]
-    assert cells(one)[:7] == ["base", "Ready", "Ready", "2/2", "3", "1", "acme/base"]
+    assert cells(names) == [
+        "NAME",
+        "STATE",
+        "REASON",
+        "READY",
+        "ACTIVE",
+        "WAITING",
+        "UPDATE",
+        "BASE MODEL",
+        "AGE",
+    ]
+    assert cells(one)[:8] == ["base", "Ready", "Ready", "2/2", "3", "1", "Pending", "acme/base"]
     assert mlora("list", "--pipelines", "-o", "name").out == "lorapipeline.mlora.dev/base\n"
 
 
