@@ -40,6 +40,7 @@ from bench.sides import (
 )
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.products import choose_products, head_of, multiply_by
 from mlora_worker.model.quantisation import freeze_of
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import ModelSource, Quantization, StorageAccess
@@ -109,6 +110,7 @@ def main(arguments: list[str]) -> int:
         "tasks": TASKS,
         "batch": BATCH,
         "loss_difference": difference,
+        "products": stages["ours"].products,
         "load": statistics.median(load),
     }
     print(last_line("quantised", result, repetitions=count, threads=options.threads, quick=options.quick))
@@ -130,7 +132,10 @@ def quantised_stage(folder: Path, quantization: Quantization) -> Stage:
     source = ModelSource(name="base", uri=f"file://{folder}", dtype="float32", quantization=quantization)
     freeze = freeze_of(quantization)
     assert freeze is not None
-    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, DTYPE, CPU, freeze)
+    chosen = choose_products(folder, 0, 1, DTYPE, CPU, None)  # as a worker does
+    stage = load_stage(folder, ModelFiles(store, source, folder), 0, 1, DTYPE, CPU, freeze, head_of(chosen))
+    multiply_by(stage, chosen)
+    return stage
 
 
 def qlora_base(folder: Path) -> Any:

@@ -89,8 +89,6 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
     Attention scores are recomputed, so that two score matrices of one layer are there at a time. The last stage adds the
     loss's logits and their gradient for a chunk, and four hidden states for each supervised position.
 
-    Quantised matrices are dense while an input group is computed: those of the largest group, for every microbatch.
-
     With recomputation a token leaves one hidden state in each layer, and all the above in the one layer whose backward
     runs.
     """
@@ -110,7 +108,7 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
             2.0 * facts.intermediate_size * width,
         ]
     peak = Coefficients(
-        b0=float(WORKING_BYTES + dense_bytes(facts, stage)),
+        b0=float(WORKING_BYTES),
         b1=working - sum(early),
         b2=float(2 * facts.attention_heads * width),
         b3=float(4 * facts.hidden_size * _MASTER_BYTES) if last else 0.0,
@@ -125,8 +123,8 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
 
 
 def dense_bytes(facts: ModelFacts, stage: StageReport) -> int:
-    """The most that quantised matrices take at once while they are dense; where products are taken in a wider type, in both
-    types."""
+    """The most that quantised matrices take at once while they are dense: those of the largest input group. Where products
+    are taken in a wider type, in both types. On a GPU it is part of what is measured, too."""
     if not stage.quantized:
         return 0
     wide = product_bytes(facts, stage)
@@ -247,7 +245,8 @@ def stage_need(
     worst = worst_case(demands, facts, stage, stages, microbatch_tokens, recompute=recompute)
     adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
     activations = activation_bytes(fit, worst.microbatch, worst.tokens)
-    return MemoryNeed(stage.resident_bytes, adapters, activations, worst.tokens)
+    weights = stage.resident_bytes + dense_bytes(facts, stage)
+    return MemoryNeed(weights, adapters, activations, worst.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from mlora_operator.memory.model import (
     activation_bytes,
     adapter_bytes,
     adapter_parameters,
+    dense_bytes,
     product_bytes,
     widest_shape,
 )
@@ -143,7 +144,9 @@ class StageReckoning:
             groups |= one.groups
         return Sums(
             each,
-            self.stage.resident_bytes + sum(one.adapter for one in each),
+            self.stage.resident_bytes
+            + dense_bytes(self.layout.facts, self.stage)
+            + sum(one.adapter for one in each),
             max((one.longest_row for one in each), default=0),
             sum(one.step_tokens for one in each),
             max((one.parameters for one in each), default=0),

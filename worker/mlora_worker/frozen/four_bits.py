@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight
+from mlora_worker.frozen.quantised import QuantisedWeight, at_once, uncounted
 
 _BLOCK, _BLOCK_OF_SCALES = 64, 256
 _ASKS_THE_NETWORK = (
@@ -55,9 +55,6 @@ class FourBitWeight(QuantisedWeight):
         outputs, inputs = state.shape
         super().__init__((outputs, inputs), dtype)
         packed = packed.view(torch.uint8)
-        # As one row of whole bytes. For more rows the library's CPU kernel (0.50) begins a block with each, which is wrong
-        # where a row is not whole blocks, and rows of an odd length it compiles code for.
-        state.shape = torch.Size((1, 2 * packed.numel()))
         self._state = state
         self.register_buffer("packed", packed)
         self.register_buffer("scales", state.absmax)
@@ -66,8 +63,41 @@ class FourBitWeight(QuantisedWeight):
             self.register_buffer("mean_scale", state.offset)
 
     def unpacked(self) -> Tensor:
-        dense: Tensor = _library().dequantize_4bit(self.get_buffer("packed"), self._state)
-        return dense.view(-1)[: math.prod(self.shape)].view(self.shape).to(self.dtype)
+        """As one row of whole bytes. For more rows the library's CPU kernel (0.50) begins a block with each, which is wrong
+        where a row is not whole blocks, and for rows of an odd length it compiles code."""
+        packed = self.get_buffer("packed").view(-1, 1)
+        dense = uncounted((2 * len(packed),), self.dtype, packed.device)
+        state = self._state
+        whole = state.blocksize * (
+            state.state2.blocksize if state.nested else 1
+        )  # elements of a scale of scales
+        step = max(1, at_once(packed.device) // whole) * whole
+        for first in range(0, len(dense), step):
+            last = min(first + step, len(dense))
+            part = _library().dequantize_4bit(packed[first // 2 : last // 2], _part_of(state, first, last))
+            dense[first:last] = part.view(-1)
+        return dense[: math.prod(self.shape)].view(self.shape)
+
+
+def _part_of(state: Any, first: int, last: int) -> Any:
+    """Of the elements from ``first``, where a scale of scales begins, to ``last``."""
+    kind, block = _library().QuantState, state.blocksize
+    nested = state.state2
+    if state.nested:
+        scales = slice(first // block // nested.blocksize, math.ceil(last / block / nested.blocksize))
+        nested = kind(
+            absmax=nested.absmax[scales], blocksize=nested.blocksize, code=nested.code, dtype=nested.dtype
+        )
+    return kind(
+        absmax=state.absmax[first // block : math.ceil(last / block)],
+        shape=torch.Size((1, last - first)),
+        code=state.code,
+        blocksize=block,
+        quant_type=state.quant_type,
+        dtype=state.dtype,
+        offset=state.offset,
+        state2=nested,
+    )
 
 
 def nf4(matrix: Tensor, *, double: bool) -> FourBitWeight:

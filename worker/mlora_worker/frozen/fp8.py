@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight, row_slices
+from mlora_worker.frozen.quantised import QuantisedWeight, row_slices, uncounted
 
 
 class BlockFp8Weight(QuantisedWeight):
@@ -22,8 +22,8 @@ class BlockFp8Weight(QuantisedWeight):
     def unpacked(self) -> Tensor:
         numbers, scales = self.get_buffer("numbers"), self.get_buffer("scales")
         height, width = self._block
-        dense = torch.empty(self.shape, dtype=self.dtype, device=numbers.device)
-        for rows in row_slices(self.shape, height):
+        dense = uncounted(self.shape, self.dtype, numbers.device)
+        for rows in row_slices(self.shape, numbers.device, height):
             factors = scales[rows.start // height : math.ceil(rows.stop / height)]
             factors = factors.repeat_interleave(width, 1)[:, : self.shape[1]]
             factors = factors.repeat_interleave(height, 0)[: rows.stop - rows.start]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight, row_slices
+from mlora_worker.frozen.quantised import QuantisedWeight, row_slices, uncounted
 
 _LARGEST = 127
 
@@ -20,8 +20,8 @@ class Int8Weight(QuantisedWeight):
 
     def unpacked(self) -> Tensor:
         numbers, scales = self.get_buffer("numbers"), self.get_buffer("scales")
-        dense = torch.empty(self.shape, dtype=self.dtype, device=numbers.device)
-        for rows in row_slices(self.shape):
+        dense = uncounted(self.shape, self.dtype, numbers.device)
+        for rows in row_slices(self.shape, numbers.device):
             dense[rows] = numbers[rows].float().mul_(scales[rows, None])
         return dense
 
@@ -30,7 +30,7 @@ def int8(matrix: Tensor) -> Int8Weight:
     """Round ``matrix`` [out, in] to the nearest. The largest element of each row keeps its value."""
     numbers = torch.empty(matrix.shape, dtype=torch.int8, device=matrix.device)
     scales = torch.empty(len(matrix), dtype=torch.float32, device=matrix.device)
-    for rows in row_slices((matrix.shape[0], matrix.shape[1])):
+    for rows in row_slices((matrix.shape[0], matrix.shape[1]), matrix.device):
         part = matrix[rows].float()
         scale = part.abs().amax(dim=1) / _LARGEST
         scale[scale == 0] = 1.0

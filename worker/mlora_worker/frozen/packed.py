@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.plain import DenseMultiplier
+from mlora_worker.frozen.plain import DenseMultiplier, PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 
 _LIBRARY = torch.ops.mkldnn
@@ -87,3 +87,20 @@ class _PackedMultiplier:
 def _two(rows: Tensor) -> Tensor:
     """A single row is doubled: of one alone, the library adds up long rows in another order."""
     return rows.expand(2, -1).contiguous() if len(rows) == 1 else rows
+
+
+class UnpackedWeight(PlainWeight):
+    """The plain tensor in oneDNN's products, which put it in order for each: somewhat slower, and no byte more."""
+
+    library = PackedWeight.library
+
+    def multiplier(self, dtype: torch.dtype) -> Multiplier:
+        return unpacked(self.matrix.detach()) if dtype == self.dtype else super().multiplier(dtype)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return FrozenWeight.forward(self, x, bias)
+
+
+def unpacked(matrix: Tensor) -> Multiplier:
+    """[out, in], for a pass."""
+    return _PackedMultiplier(matrix, matrix.T)

@@ -7,20 +7,24 @@ row's result depend on how it was packed.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mlora_worker.frozen.packed import PackedWeight, unpacked
 from mlora_worker.frozen.plain import DenseMultiplier
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 
-_AT_ONCE = 2**22  # elements that are float32 for a moment
+# Elements that are float32 for a moment. On a GPU each part is launches of its own.
+_AT_ONCE, _AT_ONCE_ON_GPU = 2**18, 2**26
 
 
 class QuantisedWeight(FrozenWeight):
-    """Holds packed bytes as buffers. ``dtype``: of the dense values."""
+    """Holds packed bytes as buffers. ``dtype``: of the dense values. ``library``: torch unless it is set."""
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         super().__init__()
@@ -32,14 +36,31 @@ class QuantisedWeight(FrozenWeight):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Rounded to the stage's type first, also where products are taken in a wider one: as a plain base would be."""
-        return self.unpacked().to(dtype)
+        dense = self.unpacked()
+        return dense if dtype == self.dtype else uncounted(dense.shape, dtype, dense.device).copy_(dense)
 
     def multiplier(self, dtype: torch.dtype) -> Multiplier:
-        return DenseMultiplier(self.dense(dtype))
+        dense = self.dense(dtype)
+        return unpacked(dense) if self.library == PackedWeight.library else DenseMultiplier(dense)
 
 
-def row_slices(shape: tuple[int, int], step: int = 1) -> Iterator[slice]:
+def uncounted(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """For a dense matrix. On a CPU its memory is not torch's: what a microbatch takes is learned from what torch gives, and
+    how much of its peak dense matrices are would depend on where the peak is. They are counted by themselves.
+    """
+    if device.type != "cpu":
+        return torch.empty(*shape, dtype=dtype, device=device)
+    raw = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(*shape)
+
+
+def at_once(device: torch.device) -> int:
+    """How many elements to work on at a time."""
+    return _AT_ONCE if device.type == "cpu" else _AT_ONCE_ON_GPU
+
+
+def row_slices(shape: tuple[int, int], device: torch.device, step: int = 1) -> Iterator[slice]:
     """Rows of a matrix to work on at a time, each a multiple of ``step`` from the start."""
     rows, columns = shape
-    height = max(step, _AT_ONCE // max(columns, 1) // step * step)
+    height = max(step, at_once(device) // max(columns, 1) // step * step)
     return (slice(first, min(first + height, rows)) for first in range(0, rows, height))

@@ -8,8 +8,13 @@ from pathlib import Path
 import torch
 
 from mlora_worker.frozen.choose import Chosen, choose
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.packed import UnpackedWeight
+from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.model.architecture import Architecture, read_architecture
 from mlora_worker.model.facts import stage_layers, stage_shapes
+from mlora_worker.model.stage import Stage
 from mlora_worker.stream.packing import may_pack
 
 
@@ -23,6 +28,18 @@ def choose_products(
     shape = stage_shapes(folder, stages, dtype)[stage]
     room = may_pack(shape.parameters, shape.packed_bytes, budget)
     return choose(_matrices(read_architecture(folder), stage, stages), dtype, device, room=room)
+
+
+def multiply_by(stage: Stage, chosen: Chosen) -> None:
+    """Let the quantised matrices of ``stage`` be multiplied by the library that was chosen."""
+    for linear in stage.linears.values():
+        if isinstance(linear.weight, QuantisedWeight):
+            linear.weight.library = chosen.name
+
+
+def head_of(chosen: Chosen) -> Freeze:
+    """What makes the head of a quantised base, which takes no more than its plain bytes."""
+    return UnpackedWeight if chosen.name == UnpackedWeight.library else PlainWeight
 
 
 def _matrices(architecture: Architecture, stage: int, stages: int) -> Counter[tuple[int, int]]:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.architecture import read_config
 from mlora_worker.model.load import load_stage
-from mlora_worker.model.products import choose_products
+from mlora_worker.model.products import choose_products, head_of, multiply_by
 from mlora_worker.model.quantisation import check_once, freeze_of, stored_form
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import (
@@ -88,16 +87,19 @@ def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: t
     folder, wanted = files.folder(), config.model.quantization
     form = stored_form(read_config(folder))
     check_once(form, wanted)
-    freeze = freeze_of(wanted) if wanted is not None else None
-    freeze_head: Freeze = PlainWeight
-    if form is None and freeze is None:
-        budget = config.memory_budget or capacity_bytes(device)
-        chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
-        log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
-        freeze = freeze_head = chosen.freeze
-    elif wanted is not None:
+    quantised = form is not None or wanted is not None
+    # Quantised matrices are multiplied as they are when they are dense, so there is always room.
+    budget = None if quantised else config.memory_budget or capacity_bytes(device)
+    chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
+    log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
+    freeze = freeze_head = chosen.freeze
+    if quantised:
+        freeze, freeze_head = PlainWeight, head_of(chosen)
+    if wanted is not None:
+        freeze = freeze_of(wanted) or PlainWeight
         log.info("the frozen matrices are kept as %s and become dense for each product", wanted.label)
-    stage = load_stage(folder, files, rank, config.stages, dtype, device, freeze or PlainWeight, freeze_head)
+    stage = load_stage(folder, files, rank, config.stages, dtype, device, freeze, freeze_head)
+    multiply_by(stage, chosen)
     files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
     return stage

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mlora_worker.frozen.packed import PackedWeight, available
+from mlora_worker.frozen.packed import PackedWeight, UnpackedWeight, available
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if available(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no oneDNN")
@@ -20,6 +20,7 @@ ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 # Odd ones, those of a small model, and of one with grouped keys.
 SHAPES = [(576, 576), (192, 576), (1536, 576), (576, 1536), (130, 70), (17, 33), (2048, 512)]
 MOST = 1100  # rows
+KINDS = [PackedWeight, UnpackedWeight]
 
 
 def drawn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -34,12 +35,13 @@ def close(found: Tensor, wanted: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 3, 40, 400])
+@pytest.mark.parametrize("kind", KINDS)
 def test_both_products_are_those_of_the_plain_matrix(
-    dtype: torch.dtype, shape: tuple[int, int], rows: int
+    dtype: torch.dtype, shape: tuple[int, int], rows: int, kind: type[PackedWeight] | type[UnpackedWeight]
 ) -> None:
     matrix, bias = drawn(*shape, dtype=dtype), drawn(shape[0], dtype=dtype, seed=1)
     x, grad = drawn(rows, shape[1], dtype=dtype, seed=2), drawn(rows, shape[0], dtype=dtype, seed=3)
-    packed = PackedWeight(matrix.clone()).multiplier(dtype)
+    packed = kind(matrix.clone()).multiplier(dtype)
     exact = matrix.double()
     assert close(packed.times(x), x.double() @ exact.T)
     assert close(packed.times(x, bias), x.double() @ exact.T + bias.double())
@@ -76,11 +78,12 @@ def cut(draw: st.DrawFn) -> tuple[int, int]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
-    dtype: torch.dtype, shape: tuple[int, int]
+    dtype: torch.dtype, shape: tuple[int, int], kind: type[PackedWeight] | type[UnpackedWeight]
 ) -> None:
     """Whatever their number, and wherever it lies among them: this is what lets tasks share a product."""
-    packed = PackedWeight(drawn(*shape, dtype=dtype)).multiplier(dtype)
+    packed = kind(drawn(*shape, dtype=dtype)).multiplier(dtype)
     x, grad = drawn(MOST, shape[1], dtype=dtype, seed=1), drawn(MOST, shape[0], dtype=dtype, seed=2)
     bias, onto = drawn(shape[0], dtype=dtype, seed=3), drawn(MOST, shape[1], dtype=dtype, seed=4)
     y, with_bias = packed.times(x), packed.times(x, bias)
