@@ -172,7 +172,7 @@ async def test_a_task_that_fails_does_not_hold_the_others_up(bench: Bench) -> No
     ends = await bench.run(world("a", "b"))
     assert ends["b"].result is Result.SUCCEEDED
     assert (ends["a"].result, ends["a"].cause.reason) == (Result.FAILED, "InvalidRow")
-    assert "line 7" in ends["a"].message
+    assert "line 7" in ends["a"].cause.message
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -189,7 +189,7 @@ async def test_a_group_that_dies_again_and_again_is_given_up_with_its_last_words
     bench.script(die={"rank": 0, "after_step": 1, "code": 1, "times": 99})
     ends = await bench.run(world("a", stages=2, restarts=1))
     assert (ends["a"].result, ends["a"].cause.reason) == (Result.ABANDONED, "WorkersEnded")
-    assert "rank 0 ended with exit code 1: out of luck" in ends["a"].message
+    assert "rank 0 ended with exit code 1: out of luck" in ends["a"].cause.message
     assert len(bench.noted("deaths")) == 2
     assert bench.alive() == []
 
@@ -213,14 +213,14 @@ async def test_a_wrong_configuration_is_not_tried_again(bench: Bench) -> None:
     bench.script(die={"rank": 0, "after_step": 1, "code": 2, "times": 99})
     ends = await bench.run(world("a"))
     assert ends["a"].result is Result.ABANDONED
-    assert "exit code 2: out of luck" in ends["a"].message
+    assert "exit code 2: out of luck" in ends["a"].cause.message
     assert len(bench.noted("deaths")) == 1
 
 
 async def test_what_nobody_will_bring_ends_the_run(bench: Bench) -> None:
     ends = await bench.run(world("a", text=""))
     assert (ends["a"].result, ends["a"].cause.reason) == (Result.REJECTED, "SecretNotFound")
-    assert "keys" in ends["a"].message
+    assert "keys" in ends["a"].cause.message
 
 
 async def test_a_suspended_task_is_left_alone(bench: Bench) -> None:
@@ -278,10 +278,10 @@ async def test_a_killed_run_leaves_no_process_behind(bench: Bench) -> None:
 RUN_ALONE = """
 import asyncio, os, sys
 from pathlib import Path
-from mlora_operator.local.adapt import Wishes, adapt
+from mlora_operator.local.adapt import RunOptions, adapt
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
-from mlora_operator.local.run_environment import Place
+from mlora_operator.local.run_environment import RunEnvironment
 from mlora_operator.local.run import run
 
 class Nobody:
@@ -296,8 +296,8 @@ metadata: {name: a}
 spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
 '''
 machine = Machine(cpus=2, memory_bytes=8 << 30)
-world = adapt(read_manifests([("f", text)]), Wishes(models={"m": "file:///m"}, device="cpu"), machine)
-place = Place(home / "state", home / "cache", machine, dict(os.environ), (sys.executable, worker))
+world = adapt(read_manifests([("f", text)]), RunOptions(models={"m": "file:///m"}, device="cpu"), machine)
+place = RunEnvironment(home / "state", home / "cache", machine, dict(os.environ), (sys.executable, worker))
 asyncio.run(run(world, place, Nobody()))
 """
 
