@@ -20,7 +20,7 @@ from mlora_worker.frozen.plain import DenseMultiplier
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 
 # Elements that are float32 for a moment. On a GPU each part is launches of its own.
-_AT_ONCE, _AT_ONCE_ON_GPU = 2**18, 2**26
+_AT_ONCE, _AT_ONCE_ON_GPU = 2**16, 2**26
 
 
 class QuantisedWeight(FrozenWeight):
