@@ -19,6 +19,7 @@ from mlora_operator.memory.model import (
     stage_need,
     worst_case,
 )
+from mlora_operator.memory.reckoning import reckonings
 from mlora_worker.protocol import LoRAConfig, MemoryExhausted, ModelFacts, ModuleShape, StageReport, Training
 
 HIDDEN, INTER, LAYERS = 64, 128, 6
@@ -223,3 +224,15 @@ def test_modules_that_read_the_same_input_are_dense_together() -> None:
         == 4 * 64 * 64
     )
     assert dense_bytes(facts, told.model_copy(update={"input_groups": (("q_proj", "k_proj"),)})) == both
+
+
+def test_sums_count_dense_matrices_as_the_model_does() -> None:
+    stages = tuple(stage.model_copy(update={"quantized": True}) for stage in STAGES)
+    demands = {
+        "a": Demand(LoRAConfig(rank=4, target_modules=("q_proj",)), 512, 128),
+        "b": Demand(LoRAConfig(rank=8, target_modules=("all-linear",)), 256, 64),
+    }
+    model = MemoryModel(FACTS, stages, 512, None, 0.05, demands)
+    for stage, verdict in zip(reckonings(model), model.by_stage(demands), strict=True):
+        sums = stage.sums(stage.layout.brought(demand) for demand in demands.values())
+        assert stage.needed(sums) == verdict.needed
