@@ -38,6 +38,7 @@ COURSES = {
     "Running": ("False", "True", "False"),
     "Succeeded": ("True",),
     "Failed": ("False",),
+    "Finished": ("True",),
     "Ready": ("False", "True"),
     "WorkersAvailable": ("False",),
     "Stalled": ("False",),
