@@ -14,7 +14,7 @@ from torch import Tensor
 from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.linear import Freeze
-from mlora_worker.frozen.packed import PackedWeight, UnpackedWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
 from tests.equivalence.plain_peft import train_with_peft
@@ -67,7 +67,7 @@ def test_training_equals_training_on_a_plain_base_with_the_same_values_bit_for_b
 
 def by_onednn(matrix: Tensor) -> FrozenWeight:
     weight = nf4(matrix, double=True)
-    weight.library = PackedWeight.library
+    weight.library = OneDnnWeight.library
     return weight
 
 
@@ -78,7 +78,7 @@ def test_the_same_holds_in_onednns_products_and_a_task_has_the_bits_of_itself_al
     tasks = [Task("a", ALL, TRAINING, rows(11, 1), 6), Task("b", SOME, TRAINING, rows(9, 2), 6)]
     found = train(base, 2, tasks, freeze=by_onednn)
     plain = on_its_values(base, NF4, torch.float32)
-    wanted = train(plain, 2, tasks, freeze=UnpackedWeight)
+    wanted = train(plain, 2, tasks, freeze=OneDnnWeight)
     for name in found:
         assert_equal(found[name], wanted[name])
     assert_equal(train(base, 2, tasks[:1], freeze=by_onednn)["a"], found["a"])

@@ -29,7 +29,7 @@ from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
 from mlora_worker.protocol import ModelFacts, RowSummary, StageReport, StageShape, SurveyAnswer, TaskAnswer
 from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
-from mlora_worker.stream.packing import may_pack
+from mlora_worker.stream.libraries import KERNEL_BYTES, may_choose
 from mlora_worker.stream.planner import StreamPlan, TaskLoad, plan_stream, rows_per_step
 
 UNKNOWN_MEMORY = 2**62  # bytes; more than any task asks for
@@ -47,7 +47,7 @@ class DeviceMemory:
 @dataclass(frozen=True, slots=True)
 class StageForecast:
     shape: StageShape
-    weights: int  # bytes, packed where a worker may pack them
+    weights: int  # bytes, with kernels of another library where a worker may choose it
     share: float  # of the cost of a token
     embedding: bool
     head: bool
@@ -187,10 +187,10 @@ def _longest(spec: LoRATaskSpec, facts: ModelFacts) -> int:
 
 
 def _weights(shape: StageShape, device: str, memory: DeviceMemory) -> int:
-    """Bytes, as many as they may be: whether a worker packs them depends on its processor, too."""
+    """Bytes, with kernels of another library where a worker may choose it, which depends on its processor, too."""
     budget = memory.bytes[shape.stage] if memory.bytes is not None else None
-    packs = device == "cpu" and may_pack(shape.parameters, shape.packed_bytes, budget)
-    return shape.packed_bytes if packs else shape.resident_bytes
+    chooses = shape.products is None and device == "cpu" and may_choose(shape.parameters, budget)
+    return shape.resident_bytes + (KERNEL_BYTES if chooses else 0)
 
 
 def _admissions(
@@ -309,8 +309,8 @@ def _assumed(
             yield f"{task.key.name}: the other rows are assumed to be like the first {answer.rows.counts.rows}"
     if any(one.products is None and _weights(one, device, memory) > one.resident_bytes for one in shapes):
         yield (
-            "weights: packed for oneDNN, which takes twice their memory and is faster on some processors; a worker "
-            "chooses when it starts, and its report says what it took"
+            "weights: with 64 MiB for kernels of oneDNN, which is faster on some processors; a worker chooses when it "
+            "starts, and its report says what it took"
         )
     if memory.bytes is None:
         yield f"the memory is not known ({memory.source}): every task is assumed to fit; set --memory"

@@ -1,8 +1,8 @@
 """The matrices of the frozen base model, however they lie in memory.
 
-``weight``   the one type behind which plain, packed and quantised weights stand, and how such a weight multiplies
+``weight``   the one type behind which plain and quantised weights stand, and how such a weight multiplies
 ``plain``    an ordinary tensor, and products with one
-``packed``   a weight in the order of oneDNN
+``onednn``   the same tensor, and products by oneDNN
 ``choose``   which of the two a stage takes
 ``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``: how it is packed
 ``linear``   the module that has such a weight; puts it in the place of torch's own

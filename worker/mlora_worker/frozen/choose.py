@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mlora_worker.frozen.linear import Freeze
-from mlora_worker.frozen.packed import PackedWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
 
-PLAIN, PACKED = PlainWeight.library, PackedWeight.library
+PLAIN, ONEDNN = PlainWeight.library, OneDnnWeight.library
 _FASTER = 1.3  # than the plain way, for the other one to be taken
 _ROWS = 192
 _CHECKED = 8  # of them are held against the exact product
@@ -42,27 +42,27 @@ class Chosen:
 def choose(
     shapes: Shapes, dtype: torch.dtype, device: torch.device, *, room: bool, clock: Clock = time.perf_counter
 ) -> Chosen:
-    """``room``: there is memory for packed weights (``stream.packing``)."""
+    """``room``: there is memory for the library's kernels (``stream.libraries``)."""
     if device.type != "cpu":
         return _plain("it is the device's own")
     if not available(dtype):
         return _plain(f"oneDNN does not multiply {_name(dtype)} on this processor")
     if not room:
-        return _plain("packed weights would take too much of the memory, or there are few")
-    seconds = {PLAIN: 0.0, PACKED: 0.0}
+        return _plain("oneDNN's kernels would take too much of the memory, or there are few weights")
+    seconds = {PLAIN: 0.0, ONEDNN: 0.0}
     for (outputs, inputs), count in shapes.items():
         matrix, x, wanted = _example(min(outputs, _LARGEST), min(inputs, _LARGEST), dtype)
         whole = count * (outputs * inputs) / matrix.numel()
-        plain, packed = PlainWeight(matrix), PackedWeight(matrix)
-        error = _error(packed.multiplier(dtype).times(x), wanted)
+        plain, other = PlainWeight(matrix), OneDnnWeight(matrix)
+        error = _error(other.multiplier(dtype).times(x), wanted)
         if error > _EXACT[dtype]:
             return _plain(f"oneDNN's products differ by {error:.1e} here")
-        for name, once in _seconds({PLAIN: plain, PACKED: packed}, x, clock).items():
+        for name, once in _seconds({PLAIN: plain, ONEDNN: other}, x, clock).items():
             seconds[name] += whole * once
-    gain = seconds[PLAIN] / seconds[PACKED]
+    gain = seconds[PLAIN] / seconds[ONEDNN]
     if gain < _FASTER:
         return _plain(f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory")
-    return Chosen(PACKED, PackedWeight, f"they are {gain:.2f} times as fast here as torch's own")
+    return Chosen(ONEDNN, OneDnnWeight, f"they are {gain:.2f} times as fast here as torch's own")
 
 
 def _plain(why: str) -> Chosen:

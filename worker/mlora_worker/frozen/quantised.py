@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.packed import PackedWeight, unpacked
+from mlora_worker.frozen.onednn import OneDnnWeight, by_onednn
 from mlora_worker.frozen.plain import DenseMultiplier
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 
@@ -41,7 +41,7 @@ class QuantisedWeight(FrozenWeight):
 
     def multiplier(self, dtype: torch.dtype) -> Multiplier:
         dense = self.dense(dtype)
-        return unpacked(dense) if self.library == PackedWeight.library else DenseMultiplier(dense)
+        return by_onednn(dense) if self.library == OneDnnWeight.library else DenseMultiplier(dense)
 
 
 def uncounted(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -57,13 +57,8 @@ class FrozenWeight(nn.Module):
 
     @property
     def resident_bytes(self) -> int:
-        """That it takes as long as the stage lives. Parameters and buffers are counted; add what is neither."""
-        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers())) + self.opaque_bytes
-
-    @property
-    def opaque_bytes(self) -> int:
-        """Of what it holds that is neither parameter nor buffer."""
-        return 0
+        """That it takes as long as the stage lives."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """[..., in] -> [..., out], differentiable in ``x``: for rows to which nothing is added."""

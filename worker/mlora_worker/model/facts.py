@@ -31,7 +31,6 @@ from mlora_worker.protocol import (
     Quantization,
     StageShape,
 )
-from mlora_worker.stream.packing import KERNEL_BYTES
 from mlora_worker.stream.targets import Misfit, Target, targets_of
 
 
@@ -70,8 +69,7 @@ def stage_shapes(
     """What each stage will hold, from the configuration alone. Raises UnsupportedModel, TooManyStages.
 
     ``resident_bytes`` are those that ``Stage.resident_bytes`` measures: a tied head counts once where the embedding is on
-    the same stage, and again on the last stage otherwise, which has its own copy. Packed, each matrix is there twice; an
-    embedding stays as it is beside the head that is tied to it.
+    the same stage, and again on the last stage otherwise, which has its own copy. Without kernels of another library.
     """
     config = read_config(folder)
     model, bytes_of = meta_model(config, dtype), packed_bytes(config, quantization)
@@ -92,11 +90,6 @@ def stage_shapes(
         if stage == stages - 1 and not (architecture.tied_head and stages == 1):
             tensors.append(head.weight)
         resident = sum(tensor.nbytes for tensor in tensors) + rotary_bytes
-        packed = dtype.itemsize * sum(
-            linear.in_features * linear.out_features for linear in architecture.linears if linear.layer in own
-        )
-        if stage == stages - 1:
-            packed += head.weight.nbytes * (2 if architecture.tied_head and stages == 1 else 1)
         saved = [
             linear.in_features * linear.out_features * dtype.itemsize - size
             for linear in architecture.linears
@@ -109,7 +102,6 @@ def stage_shapes(
                 last_layer=own.stop - 1,
                 parameters=sum(tensor.numel() for tensor in tensors),
                 resident_bytes=resident - sum(saved),
-                packed_bytes=resident - sum(saved) if saved else resident + packed + KERNEL_BYTES,
                 quantized=bool(saved),
             )
         )

@@ -9,13 +9,13 @@ import torch
 
 from mlora_worker.frozen.choose import Chosen, choose
 from mlora_worker.frozen.linear import Freeze
-from mlora_worker.frozen.packed import UnpackedWeight
+from mlora_worker.frozen.onednn import OneDnnWeight
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.model.architecture import Architecture, read_architecture
 from mlora_worker.model.facts import stage_layers, stage_shapes
 from mlora_worker.model.stage import Stage
-from mlora_worker.stream.packing import may_pack
+from mlora_worker.stream.libraries import may_choose
 
 
 def choose_products(
@@ -26,7 +26,7 @@ def choose_products(
     ``budget``: bytes of the stage; None: no limit. Raises UnsupportedModel, TooManyStages.
     """
     shape = stage_shapes(folder, stages, dtype)[stage]
-    room = may_pack(shape.parameters, shape.packed_bytes, budget)
+    room = may_choose(shape.parameters, budget)
     return choose(_matrices(read_architecture(folder), stage, stages), dtype, device, room=room)
 
 
@@ -39,7 +39,7 @@ def multiply_by(stage: Stage, chosen: Chosen) -> None:
 
 def head_of(chosen: Chosen) -> Freeze:
     """What makes the head of a quantised base, which takes no more than its plain bytes."""
-    return UnpackedWeight if chosen.name == UnpackedWeight.library else PlainWeight
+    return OneDnnWeight if chosen.name == OneDnnWeight.library else PlainWeight
 
 
 def _matrices(architecture: Architecture, stage: int, stages: int) -> Counter[tuple[int, int]]:

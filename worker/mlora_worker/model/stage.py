@@ -17,7 +17,7 @@ from mlora_worker.model.architecture import Architecture
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.loss import segment_losses
 from mlora_worker.model.rotary import CosSin, cos_sin
-from mlora_worker.stream.packing import KERNEL_BYTES
+from mlora_worker.stream.libraries import KERNEL_BYTES
 
 _PROBED_TOKENS = 4
 
@@ -82,13 +82,12 @@ class Stage:
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of the frozen weights, and of kernels kept for packed ones; a tied head on one stage counts once."""
+        """Bytes of the frozen weights, and of a library's kernels; a tied head on one stage counts once."""
         parts = (self.rotary, self.embedding, self.positions, self.norm, self.head_weight)
         whole = nn.ModuleList([self.layers, *(part for part in parts if part is not None)])
         tensors = (*whole.parameters(), *whole.buffers())
-        opaque = sum(one.opaque_bytes for one in whole.modules() if isinstance(one, FrozenWeight))
-        kernels = KERNEL_BYTES if opaque else 0
-        return sum({t.data_ptr(): t.nbytes for t in tensors}.values()) + opaque + kernels
+        kernels = 0 if self.products == FrozenWeight.library else KERNEL_BYTES
+        return sum({t.data_ptr(): t.nbytes for t in tensors}.values()) + kernels
 
     def embed(self, token_ids: Tensor, rows: PackedRows) -> Tensor:
         """[tokens] -> [tokens, size]."""

@@ -66,9 +66,8 @@ class StageShape(Message):
     last_layer: Layer  # inclusive
     parameters: Amount  # of the frozen weights, embedding and head with them
     resident_bytes: Amount  # of the same, as ``StageReport`` measures them
-    packed_bytes: Amount  # of the same, packed for a library of products (stream/packing.py)
     products: Word | None = (
-        None  # that library, where a worker has told; None: a worker chooses when it starts
+        None  # the library that multiplies, where a worker has told; None: a worker chooses when it starts
     )
     quantized: bool = False  # its matrices are dense for a pass alone
 

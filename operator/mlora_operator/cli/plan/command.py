@@ -154,7 +154,6 @@ def _answer(one: Served, origin: PipelineManifest | None, found: Service, rows: 
                     if stage.parameters is not None
                     else stage.resident_bytes // facts.dtype_bytes,
                     resident_bytes=stage.resident_bytes,
-                    packed_bytes=stage.resident_bytes,  # packed or not: these are there
                     products=stage.products,
                     quantized=bool(stage.quantized),
                 )

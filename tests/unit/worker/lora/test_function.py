@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mlora_worker.frozen.packed import PackedWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.lora.cpu import CpuProducts
@@ -238,7 +238,7 @@ def test_packed_weights_multiply_rows_of_all_segments_at_once_and_give_the_same(
     for packed in (False, True):
         case = build(layout, 64, (32, 48), True, dtype)
         x = case.x.clone().requires_grad_()
-        ys = fused(case, x, 16, PackedWeight if packed else PlainWeight)
+        ys = fused(case, x, 16, OneDnnWeight if packed else PlainWeight)
         torch.autograd.backward(ys, case.upstream)
         grads = [grad for segment in case.segments for grad in (segment.grad_a, *segment.grad_b)]
         results.append([*ys, x.grad, *grads])

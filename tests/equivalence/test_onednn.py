@@ -1,4 +1,4 @@
-"""Weights packed for oneDNN keep every promise: neighbours, stages, PEFT."""
+"""Products by oneDNN keep every promise: neighbours, stages, PEFT."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from mlora_worker.frozen.packed import PackedWeight, available
+from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.protocol import LoRAConfig, Schedule, Training
 from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import Base, Row, Task, Trained, assert_same, train
@@ -17,7 +17,7 @@ DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if available(dtype)
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this build of torch has no oneDNN")
 STEPS = 12
 ALL = ("all-linear",)
-packed = partial(train, freeze=PackedWeight, freeze_head=PackedWeight)
+by_onednn = partial(train, freeze=OneDnnWeight, freeze_head=OneDnnWeight)
 TRAINING = Training(
     batch_size=4, learning_rate=2e-3, schedule=Schedule.COSINE, warmup_steps=3, max_grad_norm=0.5, seed=11
 )
@@ -49,9 +49,9 @@ def test_a_task_beside_neighbours_has_the_bits_of_itself_alone(
     base: Base, rows: Callable[..., list[Row]], dtype: torch.dtype
 ) -> None:
     """Their rows are multiplied together. Steps are cut in the same way: each fits into a microbatch."""
-    alone = packed(base, 1, [subject(rows)], dtype=dtype)["subject"]
+    alone = by_onednn(base, 1, [subject(rows)], dtype=dtype)["subject"]
     first, last = neighbours(rows)
-    together = packed(base, 1, [first, subject(rows), last], dtype=dtype)["subject"]
+    together = by_onednn(base, 1, [first, subject(rows), last], dtype=dtype)["subject"]
     assert set(alone.microbatches) == set(together.microbatches) == {1}
     assert same_bits(together, alone)
 
@@ -63,13 +63,13 @@ def test_the_number_of_stages_changes_no_bit(
     """Steps of one row are cut nowhere."""
     lora = LoRAConfig(rank=8, alpha=16, dropout=0.1, target_modules=ALL)
     task = Task("one-row", lora, TRAINING.model_copy(update={"batch_size": 1}), rows(9, 1), STEPS)
-    one, two = (packed(base, stages, [task], dtype=dtype)["one-row"] for stages in (1, 2))
+    one, two = (by_onednn(base, stages, [task], dtype=dtype)["one-row"] for stages in (1, 2))
     assert set(one.microbatches) == set(two.microbatches) == {1}
     assert same_bits(two, one)
 
 
 def test_it_equals_pefts_training(base: Base, rows: Callable[..., list[Row]]) -> None:
     task = Task("t", LoRAConfig(rank=8, alpha=16, target_modules=ALL), TRAINING, rows(22, 1), STEPS)
-    ours = packed(base, 1, [task])["t"]
+    ours = by_onednn(base, 1, [task])["t"]
     theirs = train_with_peft(base, task, ours.start)
     assert_same(ours, theirs, losses=1e-4, weights=1e-4)
