@@ -75,19 +75,27 @@ lint: setup ## Style, types, and which way imports point
 audit: ## Known vulnerabilities of the pinned packages, as PyPI tells them (needs uv and the network)
 	uvx pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
-# Parts of the unit tests that take about as long as each other. They run at the same time, each in a process of its own that
-# imports only what its tests need; on a machine of many cores each has further processes.
+# Parts of the unit tests that run at the same time, each in a process of its own that imports only what its tests need; on a
+# machine of many cores each has further processes. Tests of links and stores mostly wait, for deadlines and for pauses: theirs
+# are parts of their own, so that no core waits with them.
 ROWS := $(addprefix tests/unit/worker/,data preparing commands runtime)
-RANKS := $(filter-out $(ROWS) %.pyc,$(wildcard tests/unit/worker/[a-z]*)) tests/unit/bench tests/unit/examples
+LINKS := tests/unit/worker/pipeline
+STORES := $(addprefix tests/unit/worker/,storage coordinator)
+RANKS := $(filter-out $(ROWS) $(LINKS) $(STORES) %.pyc,$(wildcard tests/unit/worker/[a-z]*)) tests/unit/bench tests/unit/examples
 REST := $(filter-out tests/unit/worker tests/unit/bench tests/unit/examples,$(wildcard tests/unit/[a-z]*))
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 SPREAD := $(shell [ $(CORES) -lt 6 ] || echo --numprocesses=$$(( $(CORES) / 3 < 4 ? $(CORES) / 3 : 4 )) --dist=worksteal)
 
-.PHONY: unit unit-rows unit-ranks unit-rest
+PARTS := unit-links unit-stores unit-rows unit-ranks unit-rest
+.PHONY: unit $(PARTS)
 unit: setup ## Tests of pure code
-	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target unit-rows unit-ranks unit-rest
+	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(PARTS)
 
 # Tensors of tests are tiny: a second thread costs more than it gives, a second process does not.
+unit-links:
+	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(LINKS)
+unit-stores:
+	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(STORES)
 unit-rows:
 	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(ROWS)
 unit-ranks:
