@@ -7,6 +7,7 @@ is sent, at this end, in both directions.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,11 +56,18 @@ class Link:
         return ("ip", "netns", "exec", self.namespace)
 
 
+def available() -> bool:
+    """Whether a link can be made here."""
+    return os.geteuid() == 0 and all(shutil.which(name) for name in ("ip", "tc"))
+
+
 @contextmanager
 def link() -> Iterator[Link]:
-    """Raises PermissionError where this user may not make one."""
+    """Raises PermissionError where this user may not make one, FileNotFoundError where the programs are missing."""
     if os.geteuid() != 0:
         raise PermissionError("bench network makes a network namespace: run it as root")
+    if not available():
+        raise FileNotFoundError("bench network needs ip and tc: install iproute2")
     name = f"mlora-bench-{os.getpid()}"
     made = Link(name, f"mlb{os.getpid() % 10_000}a", f"mlb{os.getpid() % 10_000}b")
     _run("ip", "netns", "add", name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from bench.base import smollm2_folder
 from bench.baselines import ScheduleRanks
 from bench.network.base import network_folder
+from bench.network.link import available
 from bench.network.sides import FAMILIES, Family
 from bench.peers.schedule_rank import Job, Order
 from bench.ranks import free_ports, processes
@@ -56,7 +56,7 @@ def test_all_peers_have_the_same_losses_over_several_steps(model: Path, tmp_path
         assert found[family] == pytest.approx(found["schedules"], rel=1e-4)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a network namespace needs root")
+@pytest.mark.skipif(not available(), reason="a network namespace needs root, ip and tc")
 def test_a_slow_link_slows_peers_and_not_this_project() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench", "network", "--quick", "--tasks", "2"],
