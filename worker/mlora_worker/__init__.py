@@ -20,7 +20,8 @@ The operator may import ``protocol`` and ``stream`` only. Nothing here knows of 
 import os
 
 # Kernels that torch and oneDNN each keep, one for each product and number of rows; both read this when torch is imported.
-# Their own limit is 1,024, of about a MiB each: microbatches of many widths would take a GiB that no budget knows. A
-# microbatch needs some ten, and making one takes 1.5 ms.
+# Their own limit is 1,024, of half a MiB each: microbatches of many widths would take as much memory as no budget knows.
+# Making one takes 1.5 ms. Where rows of all tasks share a product a microbatch needs some ten; where each task's are
+# multiplied by themselves, as in torch's bfloat16 products, four tasks need more than 64.
 for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, "64")
+    os.environ.setdefault(_cache, "256")

@@ -309,7 +309,7 @@ def _assumed(
             yield f"{task.key.name}: the other rows are assumed to be like the first {answer.rows.counts.rows}"
     if any(one.products is None and _weights(one, device, memory) > one.resident_bytes for one in shapes):
         yield (
-            "weights: with 64 MiB for kernels of oneDNN, which is faster on some processors; a worker chooses when it "
+            "weights: with 192 MiB for kernels of oneDNN, which is faster on some processors; a worker chooses when it "
             "starts, and its report says what it took"
         )
     if memory.bytes is None:

@@ -6,11 +6,11 @@ and what it took is in its report, and counts from then on.
 
 from __future__ import annotations
 
-# Kernels that the library keeps, one for each product and number of rows; 64 at most (mlora_worker/__init__.py), of about
+# Kernels that the library keeps, one for each product and number of rows; 256 at most (mlora_worker/__init__.py), of about
 # 0.7 MiB (measured).
-KERNEL_BYTES = 64 * 2**20
+KERNEL_BYTES = 192 * 2**20
 # Of a stage's budget, what they may take. Where they would take more, the memory is for the tasks.
-_SHARE = 0.05
+_SHARE = 0.1
 # Weights of a stage below which nothing is to be won, and a choice by time would be one by chance.
 _FEWEST = 2**20
 

@@ -13,8 +13,8 @@ MIB = 2**20
     ("parameters", "budget", "may"),
     [
         (135 * MIB, None, True),
-        (135 * MIB, 20 * KERNEL_BYTES, True),
-        (135 * MIB, 19 * KERNEL_BYTES, False),  # a tight budget is for the tasks
+        (135 * MIB, 10 * KERNEL_BYTES, True),
+        (135 * MIB, 9 * KERNEL_BYTES, False),  # a tight budget is for the tasks
         (MIB - 1, None, False),  # nothing to be won
     ],
 )
