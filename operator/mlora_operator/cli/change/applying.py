@@ -24,7 +24,7 @@ class TaskChanger(Protocol):
     async def delete(self, namespace: str, name: str, uid: str) -> None: ...
 
 
-Write = Callable[[JSON], Awaitable[None]]
+Write = Callable[[TaskChanger, JSON], Awaitable[None]]
 Decided = tuple[JSON, ChangeVerdict]
 
 
@@ -41,11 +41,11 @@ async def decided(
 
 
 async def apply_changes(
-    found: Sequence[Decided], write: Write, say: Callable[[JSON, ChangeVerdict], None]
+    cluster: TaskChanger, found: Sequence[Decided], write: Write, say: Callable[[JSON, ChangeVerdict], None]
 ) -> None:
     for task, verdict in found:
         if verdict.act:
-            await write(task)
+            await write(cluster, task)
         say(task, verdict)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.change.applying import Decided, Write, apply_changes, decided, told
+from mlora_operator.cli.change.applying import Decided, TaskChanger, Write, apply_changes, decided, told
 from mlora_operator.cli.change.verdicts import (
     JSON,
     ChangeVerdict,
@@ -34,10 +34,6 @@ from mlora_operator.cli.output import CommandError, OutputFormat, print_json, st
 from mlora_operator.manifests.names import RETRY
 from mlora_worker.lines import one_line
 
-if TYPE_CHECKING:
-    from mlora_operator.cli.kube.cluster import KubeCluster
-
-Writer = Callable[["KubeCluster"], Write]
 Asked = Callable[[Sequence[Decided]], None]
 
 
@@ -50,8 +46,8 @@ def suspend(
 ) -> None:
     """Take tasks out of their pipeline after a checkpoint, until they are resumed."""
 
-    def write(cluster: KubeCluster) -> Write:
-        return lambda task: cluster.suspend(*_key(task))
+    def write(cluster: TaskChanger, task: JSON) -> Awaitable[None]:
+        return cluster.suspend(*_key(task))
 
     _change(names, ClusterChoice(namespace, context, kubeconfig), suspending, write, output)
 
@@ -65,8 +61,8 @@ def resume(
 ) -> None:
     """Let suspended tasks train again, from their newest checkpoints."""
 
-    def write(cluster: KubeCluster) -> Write:
-        return lambda task: cluster.suspend(*_key(task), suspended=False)
+    def write(cluster: TaskChanger, task: JSON) -> Awaitable[None]:
+        return cluster.suspend(*_key(task), suspended=False)
 
     _change(names, ClusterChoice(namespace, context, kubeconfig), resuming, write, output)
 
@@ -81,8 +77,8 @@ def retry(
     """Run failed tasks again, from their newest checkpoints: correct first what made them fail."""
     value = datetime.now(UTC).isoformat(timespec="milliseconds")
 
-    def write(cluster: KubeCluster) -> Write:
-        return lambda task: cluster.annotate(*_key(task), RETRY, value)
+    def write(cluster: TaskChanger, task: JSON) -> Awaitable[None]:
+        return cluster.annotate(*_key(task), RETRY, value)
 
     _change(names, ClusterChoice(namespace, context, kubeconfig), retrying, write, output)
 
@@ -102,8 +98,8 @@ def delete(
     if not yes and not is_terminal():
         raise CommandError("nothing can be asked here: give --yes to delete", exit_codes.INVALID)
 
-    def write(cluster: KubeCluster) -> Write:
-        return lambda task: cluster.delete(*_key(task), task["metadata"]["uid"])
+    def write(cluster: TaskChanger, task: JSON) -> Awaitable[None]:
+        return cluster.delete(*_key(task), task["metadata"]["uid"])
 
     choice = ClusterChoice(namespace, context, kubeconfig)
     _change(names, choice, deleting, write, output, None if yes else _ask)
@@ -130,7 +126,7 @@ def _change(
     names: Sequence[str],
     choice: ClusterChoice,
     judge: Callable[[JSON], ChangeVerdict],
-    write: Writer,
+    write: Write,
     output: OutputFormat,
     ask: Asked | None = None,
 ) -> None:
@@ -150,7 +146,7 @@ def _change(
             found = await decided(cluster, names, judge)
             if ask is not None:
                 ask(found)
-            await apply_changes(found, write(cluster), say)
+            await apply_changes(cluster, found, write, say)
 
     asyncio.run(run())
 
