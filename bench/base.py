@@ -11,8 +11,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from mlora_worker.model.load import load_stage
-from mlora_worker.model.products import choose_products
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.model.products import choose_products, load_with
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import ModelSource, StorageAccess
 from mlora_worker.storage.base_model.model_source import ModelFiles
@@ -40,18 +40,26 @@ def cut_folder(whole: Path, layers: int, target: Path) -> Path:
     if getattr(model.config, "layer_types", None):
         model.config.layer_types = model.config.layer_types[:layers]
     model.save_pretrained(target)
+    return with_tokenizer(whole, target)
+
+
+def with_tokenizer(whole: Path, target: Path) -> Path:
+    """``target``, with the tokenizer of the model in ``whole``."""
     for pattern in TOKENIZER_FILES:
         for path in whole.glob(pattern):
             shutil.copy(path, target)
     return target
 
 
-def whole_stage(folder: Path, dtype: torch.dtype, device: torch.device = CPU) -> Stage:
-    """The model as one stage of this project, with the products that a worker would choose here."""
+def whole_stage(
+    folder: Path, dtype: torch.dtype, device: torch.device = CPU, freeze: Freeze | None = None
+) -> Stage:
+    """The model as one stage of this project, with the products that a worker would choose here. ``freeze``: see
+    ``load_with``."""
     store = open_store(StorageAccess(), allow_files=True)
     source = ModelSource(name="base", uri=f"file://{folder}", dtype=str(dtype).removeprefix("torch."))
-    freeze = choose_products(folder, 0, 1, dtype, device, None).freeze
-    return load_stage(folder, ModelFiles(store, source, folder), 0, 1, dtype, device, freeze, freeze)
+    chosen = choose_products(folder, 0, 1, dtype, device, None)
+    return load_with(chosen, folder, ModelFiles(store, source, folder), 0, 1, dtype, device, freeze)
 
 
 def transformers_model(folder: Path, dtype: torch.dtype) -> Any:

@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from bench.base import CPU, cut_folder, smollm2_folder
+from bench.base import cut_folder, smollm2_folder, whole_stage
 from bench.options import parser, repetitions
 from bench.ours import Ours
 from bench.peers.peft_padded import PeftPadded
@@ -31,26 +31,23 @@ from bench.sides import (
     LEARNING_RATE,
     Setting,
     Side,
+    agree_without_dropout,
     check_losses,
     in_turns,
     median_rate,
     median_ratio,
     timed_step,
-    train_alike,
+    warm_up,
 )
 from mlora_worker.data.prepare import TokenRow
-from mlora_worker.model.load import load_stage
-from mlora_worker.model.products import choose_products, head_of, multiply_by
 from mlora_worker.model.quantisation import freeze_of
 from mlora_worker.model.stage import Stage
-from mlora_worker.protocol import ModelSource, Quantization, StorageAccess
-from mlora_worker.storage.base_model.model_source import ModelFiles
-from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.protocol import Quantization
 
 TASKS, BATCH = 4, 2
 TARGETS = ("all-linear",)
 TOLERANCE = 1e-3
-CHECKED_LAYERS, CHECKED_TASKS, CHECKED_STEPS = 2, 2, 3
+CHECKED_LAYERS, CHECKED_TASKS = 2, 2
 DTYPE = torch.float32
 KINDS = {"ours": Quantization(type="nf4"), "ours_int8": Quantization(type="int8")}
 
@@ -71,8 +68,7 @@ def main(arguments: list[str]) -> int:
         setting = Setting(TASKS, TARGETS)
         sides: dict[str, Side] = {name: Ours(stage, setting) for name, stage in stages.items()}
         sides["qlora"] = PeftPadded(qlora_base(folder), setting)
-    for side in sides.values():  # compiles and allocates as much as is timed; the adapters stay as they are
-        side.step(deal(rows, TASKS, BATCH, 0), 0.0)
+    warm_up(sides.values(), deal(rows, TASKS, BATCH, 0))
     times: list[dict[str, float]] = []
     tokens: list[int] = []
     difference, load = 0.0, [os.getloadavg()[0]]
@@ -121,21 +117,13 @@ def agree(cut: Path, rows: Sequence[TokenRow]) -> None:
     """A few steps without dropout on a cut model, from the same adapters: each loss after an update must be the same."""
     setting = Setting(CHECKED_TASKS, TARGETS, dropout=0.0)
     ours, theirs = Ours(quantised_stage(cut, KINDS["ours"]), setting), PeftPadded(qlora_base(cut), setting)
-    theirs.restore(ours.adapters())
-    few = shortest(rows, CHECKED_TASKS * CHECKED_STEPS)
-    batches = [deal(few, CHECKED_TASKS, 1, step) for step in range(CHECKED_STEPS)]
-    train_alike(ours, [theirs], batches, TOLERANCE, learning_rate=10 * LEARNING_RATE)
+    agree_without_dropout(ours, [theirs], rows, CHECKED_TASKS, TOLERANCE)
 
 
 def quantised_stage(folder: Path, quantization: Quantization) -> Stage:
-    store = open_store(StorageAccess(), allow_files=True)
-    source = ModelSource(name="base", uri=f"file://{folder}", dtype="float32", quantization=quantization)
     freeze = freeze_of(quantization)
     assert freeze is not None
-    chosen = choose_products(folder, 0, 1, DTYPE, CPU, None)  # as a worker does
-    stage = load_stage(folder, ModelFiles(store, source, folder), 0, 1, DTYPE, CPU, freeze, head_of(chosen))
-    multiply_by(stage, chosen)
-    return stage
+    return whole_stage(folder, DTYPE, freeze=freeze)
 
 
 def qlora_base(folder: Path) -> Any:

@@ -43,12 +43,11 @@ def choose(
     shapes: Shapes, dtype: torch.dtype, device: torch.device, *, room: bool, clock: Clock = time.perf_counter
 ) -> Chosen:
     """``room``: there is memory for the library's kernels (``stream.libraries``)."""
-    if device.type != "cpu":
-        return _plain("it is the device's own")
-    if not available(dtype):
-        return _plain(f"oneDNN does not multiply {_name(dtype)} on this processor")
+    why = no_choice(dtype, device)
+    if why is not None:
+        return plainly(why)
     if not room:
-        return _plain("oneDNN's kernels would take too much of the memory, or there are few weights")
+        return plainly("oneDNN's kernels would take too much of the memory, or there are few weights")
     seconds = {PLAIN: 0.0, ONEDNN: 0.0}
     for (outputs, inputs), count in shapes.items():
         matrix, x, wanted = _example(min(outputs, _LARGEST), min(inputs, _LARGEST), dtype)
@@ -56,16 +55,25 @@ def choose(
         plain, other = PlainWeight(matrix), OneDnnWeight(matrix)
         error = _error(other.multiplier(dtype).times(x), wanted)
         if error > _EXACT[dtype]:
-            return _plain(f"oneDNN's products differ by {error:.1e} here")
+            return plainly(f"oneDNN's products differ by {error:.1e} here")
         for name, once in _seconds({PLAIN: plain, ONEDNN: other}, x, clock).items():
             seconds[name] += whole * once
     gain = seconds[PLAIN] / seconds[ONEDNN]
     if gain < _FASTER:
-        return _plain(f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory")
+        return plainly(f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory")
     return Chosen(ONEDNN, OneDnnWeight, f"they are {gain:.2f} times as fast here as torch's own")
 
 
-def _plain(why: str) -> Chosen:
+def no_choice(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why the plain way is the only one, whatever the shapes are; None: there is a choice."""
+    if device.type != "cpu":
+        return "it is the device's own"
+    if not available(dtype):
+        return f"oneDNN does not multiply {_name(dtype)} on this processor"
+    return None
+
+
+def plainly(why: str) -> Chosen:
     return Chosen(PLAIN, PlainWeight, why)
 
 

@@ -1,4 +1,4 @@
-"""What multiplies with the frozen weights of a stage, before any of them is read."""
+"""What multiplies with the frozen weights of a stage: chosen before any of them is read, and then loaded for it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 
 import torch
 
-from mlora_worker.frozen.choose import Chosen, choose
+from mlora_worker.frozen.choose import Chosen, choose, no_choice, plainly
 from mlora_worker.frozen.linear import Freeze
-from mlora_worker.frozen.onednn import OneDnnWeight
-from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.model.architecture import Architecture, read_architecture
 from mlora_worker.model.facts import stage_layers, stage_shapes
+from mlora_worker.model.load import TensorSource, load_stage
 from mlora_worker.model.stage import Stage
 from mlora_worker.stream.libraries import may_choose
 
@@ -25,21 +24,34 @@ def choose_products(
 
     ``budget``: bytes of the stage; None: no limit. Raises UnsupportedModel, TooManyStages.
     """
+    why = no_choice(dtype, device)
+    if why is not None:  # so the shapes are not looked at
+        return plainly(why)
     shape = stage_shapes(folder, stages, dtype)[stage]
     room = may_choose(shape.parameters, budget)
     return choose(_matrices(read_architecture(folder), stage, stages), dtype, device, room=room)
 
 
-def multiply_by(stage: Stage, chosen: Chosen) -> None:
-    """Let the quantised matrices of ``stage`` be multiplied by the library that was chosen."""
-    for linear in stage.linears.values():
+def load_with(
+    chosen: Chosen,
+    folder: Path,
+    source: TensorSource,
+    stage: int,
+    stages: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    freeze: Freeze | None = None,
+) -> Stage:
+    """The stage, as ``load_stage`` has it, multiplied by the library that was chosen.
+
+    ``freeze``: what makes the weights of the linear modules; None: that library's. Quantised matrices, which are dense for
+    a pass, are multiplied by it as well.
+    """
+    loaded = load_stage(folder, source, stage, stages, dtype, device, freeze or chosen.freeze, chosen.freeze)
+    for linear in loaded.linears.values():
         if isinstance(linear.weight, QuantisedWeight):
             linear.weight.library = chosen.name
-
-
-def head_of(chosen: Chosen) -> Freeze:
-    """What makes the head of a quantised base, which takes no more than its plain bytes."""
-    return OneDnnWeight if chosen.name == OneDnnWeight.library else PlainWeight
+    return loaded
 
 
 def _matrices(architecture: Architecture, stage: int, stages: int) -> Counter[tuple[int, int]]:

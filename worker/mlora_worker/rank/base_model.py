@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.architecture import read_config
-from mlora_worker.model.load import load_stage
-from mlora_worker.model.products import choose_products, head_of, multiply_by
+from mlora_worker.model.products import choose_products, load_with
 from mlora_worker.model.quantisation import check_once, freeze_of, stored_form
 from mlora_worker.model.stage import Stage
 from mlora_worker.protocol import (
@@ -92,14 +92,11 @@ def load_own_stage(config: WorkerConfig, rank: int, files: ModelFiles, device: t
     budget = None if quantised else config.memory_budget or capacity_bytes(device)
     chosen = choose_products(folder, rank, config.stages, dtype, device, budget)
     log.info("products with the frozen weights are those of %s: %s", chosen.name, chosen.why)
-    freeze = freeze_head = chosen.freeze
-    if quantised:
-        freeze, freeze_head = PlainWeight, head_of(chosen)
+    freeze: Freeze | None = PlainWeight if quantised else None
     if wanted is not None:
         freeze = freeze_of(wanted) or PlainWeight
         log.info("the frozen matrices are kept as %s and become dense for each product", wanted.label)
-    stage = load_stage(folder, files, rank, config.stages, dtype, device, freeze, freeze_head)
-    multiply_by(stage, chosen)
+    stage = load_with(chosen, folder, files, rank, config.stages, dtype, device, freeze)
     files.prove()
     log.info("layers %d to %d are loaded on %s", stage.layer_range.start, stage.layer_range.stop - 1, device)
     return stage
