@@ -64,9 +64,8 @@ def rows(dated: bool, store: MemoryStore) -> RowsHere:
     return RowsHere(tokenizer, FACTS.max_positions, 10**6, lambda _: store)
 
 
-def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:
-    """Of the first step, as a run of ``day`` has it."""
-    made = prepare_task(
+def prepared(task: TaskPlan, store: MemoryStore, day: date, *, dated: bool) -> object:
+    return prepare_task(
         task,
         BASE,
         store,
@@ -75,6 +74,11 @@ def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> 
         rows=rows(dated, store),
         day=lambda: day,
     )
+
+
+def state(store: MemoryStore, day: date, dated: bool, task: TaskPlan = TASK) -> TaskState:
+    """Of the first step, as a run of ``day`` has it."""
+    made = prepared(task, store, day, dated=dated)
     assert isinstance(made, PreparedTask)
     progress = SavedProgress(
         step=1, total_steps=made.steps.total_steps, updates=1, epoch=0, epoch_step=1, learning_rate=0.1, last=None,

@@ -7,13 +7,12 @@ from datetime import date
 
 import pytest
 
-from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import Dataset, FailureReason, Optimizer, TaskPlan, Training
-from mlora_worker.storage.artifacts.local_spool import LocalSpool
 from tests.fixtures.memory_store import MemoryStore
-from tests.unit.worker.coordinator.test_day import BASE, FOLDER, TASK, rows
+from tests.unit.worker.coordinator.test_day import TASK
+from tests.unit.worker.coordinator.test_day import prepared as prepared_on
 
 
 def task(row_count: int, *, started: bool = False, **training: float) -> TaskPlan:
@@ -27,16 +26,7 @@ def task(row_count: int, *, started: bool = False, **training: float) -> TaskPla
 
 
 def prepared(task: TaskPlan) -> object:
-    store = MemoryStore()
-    return prepare_task(
-        task,
-        BASE,
-        store,
-        checkpoints=FOLDER,
-        spool=LocalSpool(None),
-        rows=rows(False, store),
-        day=lambda: date(2026, 1, 1),
-    )
+    return prepared_on(task, MemoryStore(), date(2026, 1, 1), dated=False)
 
 
 @pytest.mark.parametrize(
