@@ -8,18 +8,16 @@ This project's ranks train all tasks at once; tokens per second once the pipelin
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.base import cut_folder, smollm2_folder
 from bench.options import parser, repetitions
-from bench.peers.schedule_rank import ANSWER, Answer, Job, Order
-from bench.ranks import Ranks, free_ports, logs_of, processes, task_plans
+from bench.peers.schedule_rank import Job, Order
+from bench.peers.started import peer_ranks
+from bench.ranks import Ranks, free_ports, task_plans
 from bench.report import last_line, table
 from bench.rows import gsm8k_rows
 from bench.sides import LEARNING_RATE, Disagreement, Setting, in_turns
@@ -39,31 +37,6 @@ class Rate:
     @property
     def value(self) -> float:
         return self.tokens / self.seconds
-
-
-class ScheduleRanks:
-    """The started ranks of the peers, which wait for orders."""
-
-    def __init__(self, started: Sequence[subprocess.Popen[str]], logs: Path) -> None:
-        self._ranks, self._logs = started, logs
-        for rank in started:
-            self._answer(rank)
-
-    def run(self, order: Order) -> Answer:
-        """Of the last rank, which knows the losses; the time is that of the slowest one."""
-        for rank in self._ranks:
-            assert rank.stdin is not None
-            rank.stdin.write(order.model_dump_json() + "\n")
-            rank.stdin.flush()
-        answers = [Answer.model_validate_json(self._answer(rank)) for rank in self._ranks]
-        return Answer(seconds=max(answer.seconds for answer in answers), losses=answers[-1].losses)
-
-    def _answer(self, rank: subprocess.Popen[str]) -> str:
-        assert rank.stdout is not None
-        for line in rank.stdout:  # torch writes there, too
-            if line.startswith(ANSWER):
-                return line.removeprefix(ANSWER)
-        raise RuntimeError(f"a rank of the peers ended\n{logs_of(self._logs)}")
 
 
 def main(arguments: list[str]) -> int:
@@ -98,18 +71,7 @@ def main(arguments: list[str]) -> int:
                 folder=folder, tasks=options.tasks, targets=TARGETS, batch=batch, microbatches=microbatches,
                 layers=tuple(layers), most_steps=WARM + steps + 2, port=free_ports(1)[0], threads=options.threads,
             )  # fmt: skip
-            environments = [
-                {
-                    "BENCH_JOB": job.model_dump_json(),
-                    "BENCH_RANK": str(rank),
-                    "OMP_NUM_THREADS": str(options.threads),
-                }
-                for rank in range(STAGES)
-            ]
-            (scratch / "peers").mkdir()
-            command = [sys.executable, "-m", "bench.peers.schedule_rank"]
-            with processes(command, environments, scratch / "peers", talk=True) as started:
-                peers = ScheduleRanks(started, scratch / "peers")
+            with peer_ranks(job, scratch / "peers") as peers:
                 first = {kind: peers.run(Order(kind=kind, steps=(1,), fresh=True)).losses for kind in PEERS}
                 for repetition in range(count):
                     turn = {}

@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.base import cut_folder, smollm2_folder, whole_stage
+from bench.dispatched import CountOperators
 from bench.gpu.absent import layer_costs
 from bench.gpu.host import seconds
 from bench.options import parser
@@ -73,20 +73,6 @@ class Launches:
             "profiled": self.profiled,
             "kernels": self.kernels,
         }
-
-
-class CountOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts by name what is dispatched on this thread: on the CPU, backward runs on it, too."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.seen[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def main(arguments: list[str]) -> int:

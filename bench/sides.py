@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
-from bench.rows import Batch
+from bench.rows import Batch, deal, shortest
+from mlora_worker.data.prepare import TokenRow
 from mlora_worker.protocol import LoRAConfig
 
 LEARNING_RATE = 2e-4
 MAX_GRAD_NORM = 1.0
+CHECKED_STEPS = 3  # before times are taken
 
 
 class Disagreement(RuntimeError):
@@ -55,6 +57,12 @@ class Adjustable(Side, Protocol):
         ...
 
 
+class HasAdapters(Side, Protocol):
+    """A side that says what its adapters are."""
+
+    def adapters(self) -> Sequence[Mapping[str, Tensor]]: ...
+
+
 def check_losses(losses: Mapping[str, Sequence[float]], tolerance: float) -> float:
     """The largest relative difference to the first side. Raises Disagreement above ``tolerance``."""
     (first, expected), *others = losses.items()
@@ -79,6 +87,25 @@ def train_alike(
         check_losses({side.name: side.step(batch, learning_rate) for side in (first, *others)}, tolerance)
         for batch in batches
     )
+
+
+def agree_without_dropout(
+    ours: HasAdapters, others: Sequence[Adjustable], rows: Sequence[TokenRow], tasks: int, tolerance: float
+) -> float:
+    """A few steps of the same adapters, on short rows: each loss after an update must be the same on all sides."""
+    for side in others:
+        side.restore(ours.adapters())
+    few = shortest(rows, tasks * CHECKED_STEPS)
+    batches = [deal(few, tasks, 1, step) for step in range(CHECKED_STEPS)]
+    return train_alike(ours, others, batches, tolerance, learning_rate=10 * LEARNING_RATE)
+
+
+def warm_up(sides: Iterable[Side], batch: Batch) -> None:
+    """A step as wide as those timed that leaves the adapters as they are: kernels are compiled, optimizers have their
+    state, and each side's largest tensors have had their memory once.
+    """
+    for side in sides:
+        side.step(batch, 0.0)
 
 
 def in_turns(names: Sequence[str], repetition: int) -> list[str]:

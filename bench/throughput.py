@@ -29,22 +29,22 @@ from bench.peers.peft_padded import PeftPadded
 from bench.report import last_line, table
 from bench.rows import deal, gsm8k_rows, shortest
 from bench.sides import (
-    LEARNING_RATE,
     Setting,
     Side,
+    agree_without_dropout,
     check_losses,
     in_turns,
     median_rate,
     median_ratio,
     timed_step,
-    train_alike,
+    warm_up,
 )
 from mlora_worker.data.prepare import TokenRow
 
 TASKS, BATCH = 4, 2
 ATTENTION_ONLY, ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj"), ("all-linear",)
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 1e-2}
-CHECKED_LAYERS, CHECKED_TASKS, CHECKED_STEPS = 2, 2, 3
+CHECKED_LAYERS, CHECKED_TASKS = 2, 2
 PEERS = ("peft", "packed", "mlora")
 QUICK_ROWS = 16
 MOST_REPETITIONS, LONG_REPETITIONS = 5, 7
@@ -167,7 +167,7 @@ def measure(
     dtype, tolerance = configuration.dtype, TOLERANCE[configuration.dtype]
     agree(configuration, cut, rows, peers)
     sides = build(folder, dtype, Setting(TASKS, configuration.targets), peers)
-    warm_up(list(sides.values()), rows)
+    warm_up(sides.values(), deal(rows, TASKS, BATCH, 0))
     times: list[dict[str, float]] = []
     tokens: list[int] = []
     difference = last = 0.0
@@ -194,14 +194,9 @@ def agree(configuration: Configuration, cut: Path, rows: Sequence[TokenRow], pee
     sides = build(cut, configuration.dtype, setting, peers)
     ours = sides.pop("ours")
     assert isinstance(ours, Ours)
-    for side in sides.values():
-        assert isinstance(side, PeftPadded | Packed | MLoRALike)
-        side.restore(ours.adapters())
-    few = shortest(rows, CHECKED_TASKS * CHECKED_STEPS)
-    batches = [deal(few, CHECKED_TASKS, 1, step) for step in range(CHECKED_STEPS)]
-    train_alike(
-        ours, list(sides.values()), batches, TOLERANCE[configuration.dtype], learning_rate=10 * LEARNING_RATE
-    )
+    peers_of = [side for side in sides.values() if isinstance(side, PeftPadded | Packed | MLoRALike)]
+    assert len(peers_of) == len(sides)
+    agree_without_dropout(ours, peers_of, rows, CHECKED_TASKS, TOLERANCE[configuration.dtype])
 
 
 def build(folder: Path, dtype: torch.dtype, setting: Setting, peers: Sequence[str]) -> dict[str, Side]:
@@ -215,14 +210,6 @@ def build(folder: Path, dtype: torch.dtype, setting: Setting, peers: Sequence[st
         "ours": Ours(whole_stage(folder, dtype), setting),
         **{peer: kinds[peer](base, setting) for peer in peers},
     }
-
-
-def warm_up(sides: Sequence[Side], rows: Sequence[TokenRow]) -> None:
-    """A step as wide as those timed that leaves the adapters as they are: kernels are compiled, optimizers have their
-    state, and each side's largest tensors have had their memory once.
-    """
-    for side in sides:
-        side.step(deal(rows, TASKS, BATCH, 0), 0.0)
 
 
 def bfloat16_slowdown(clock: Any = time.perf_counter) -> float:

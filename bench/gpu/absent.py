@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig
 from transformers.modeling_utils import AttentionInterface
 
-from bench.gpu.base import SHAPES
+from bench.dispatched import CountOperators
+from bench.gpu.shapes import SHAPES
 from mlora_worker.frozen.linear import FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.lora.dropout import dropout_mask
@@ -73,20 +73,13 @@ class LayerCosts:
         return sum(self.kept.values())
 
 
-class Launched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Launched(CountOperators):  # type: ignore[no-untyped-call]
     """Counts operators that start something, and stands where kernels of this project are started."""
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def note(self, func: Any) -> None:
         name = str(func).split(".")[1]
         if name not in _NOTHING:
             self.seen[name] += 1
-        return func(*args, **(kwargs or {}))
 
     def start(self, kernel: Any, *_: Any, **__: Any) -> None:
         self.seen[kernel.fn.__name__] += 1

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.absent import GROUPS, RANK
-from bench.gpu.base import SHAPES
+from bench.gpu.shapes import SHAPES
 from mlora_worker.lora.bound import BoundGroups, Placed, TaskPart, TaskProducts
 from mlora_worker.lora.dropout import token_keys
 from mlora_worker.lora.triton_products import TritonProducts

@@ -5,14 +5,13 @@ Its weights are random: time and bytes do not depend on values. Rows and tokeniz
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, LlamaForCausalLM
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from bench.base import TOKENIZER_FILES
+from bench.base import with_tokenizer
 from bench.network.formulae import Model
 
 HEADS, KEY_HEADS, HEAD_SIZE = 8, 4, 72
@@ -28,10 +27,7 @@ def network_folder(whole: Path, target: Path, layers: int | None = None) -> Path
     config.num_hidden_layers = layers or config.num_hidden_layers
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(target)
-    for pattern in TOKENIZER_FILES:
-        for path in whole.glob(pattern):
-            shutil.copy(path, target)
-    return target
+    return with_tokenizer(whole, target)
 
 
 def sizes(folder: Path, targets: tuple[str, ...], rank: int) -> Model:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench.baselines import ScheduleRanks
 from bench.network.link import Link
 from bench.peers.schedule_rank import Job, Order
-from bench.ranks import Placement, Ranks, free_ports, processes, task_plans, training
+from bench.peers.started import PeerRanks, peer_ranks
+from bench.ranks import Placement, Ranks, free_ports, task_plans, training
 from bench.rows import pad
 from bench.sides import LEARNING_RATE, Setting
 from bench.steady import run_window
@@ -96,7 +95,7 @@ class Peer:
 
     def __init__(
         self,
-        ranks: ScheduleRanks,
+        ranks: PeerRanks,
         link: Link,
         rows: Sequence[TokenRow],
         plans: Sequence[StepPlan],
@@ -132,19 +131,12 @@ def peer(
     family: Family, job: Callable[[Placement, int], Job], link: Link, rows: Sequence[TokenRow], scratch: Path
 ) -> Iterator[Peer]:
     """``job``: what its ranks are to do, given where they run and a port."""
-    placement, logs = link.placement, scratch / family
-    logs.mkdir()
+    placement = link.placement
     made = job(placement, free_ports(1, placement.host)[0]).model_copy(update={"family": family})
-    environments = [
-        {"BENCH_JOB": made.model_dump_json(), "BENCH_RANK": str(rank), "OMP_NUM_THREADS": str(made.threads)}
-        for rank in range(RANKS)
-    ]
-    command = [sys.executable, "-m", "bench.peers.schedule_rank"]
     plans = [
         StepPlan(len(rows), training(made.batch, task, made.most_steps, LEARNING_RATE))
         for task in range(made.tasks)
     ]
-    with processes(command, environments, logs, talk=True, placement=placement) as started:
-        ranks = ScheduleRanks(started, logs)
-        kinds = [kind for kind, own in FAMILIES.items() if own == family]
+    kinds = [kind for kind, own in FAMILIES.items() if own == family]
+    with peer_ranks(made, scratch / family, placement) as ranks:
         yield Peer(ranks, link, rows, plans, kinds)

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 from bench.base import transformers_model
-from bench.peers.adapters import fill, lora_config
+from bench.peers.adapters import TaskAdamW, fill, lora_config
 from bench.rows import pad
-from bench.sides import LEARNING_RATE, MAX_GRAD_NORM, Setting
+from bench.sides import Setting
 from mlora_worker.data.prepare import IGNORED, TokenRow
 
 
@@ -33,8 +33,7 @@ class ShardedTasks:
         for layer in self._model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self._model, mesh=mesh)
-        self._adapter = [one for one in self._model.parameters() if one.requires_grad]
-        self._adamw = torch.optim.AdamW(self._adapter, lr=LEARNING_RATE, weight_decay=0.0)
+        self._optimizer = TaskAdamW(self._model.parameters())
 
     def fill(self, value: float) -> None:
         fill(self._model, value)
@@ -51,10 +50,7 @@ class ShardedTasks:
             loss = self._loss(row) / supervised
             torch.autograd.backward(loss * self._world)  # gradients are averaged over the ranks
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(self._adapter, MAX_GRAD_NORM)
-        self._adamw.param_groups[0]["lr"] = learning_rate
-        self._adamw.step()
-        self._adamw.zero_grad()
+        self._optimizer.step(learning_rate)
         dist.all_reduce(total)
         return float(total)
 

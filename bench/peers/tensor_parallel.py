@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from bench.base import transformers_model
-from bench.peers.adapters import fill, lora_config
+from bench.peers.adapters import TaskAdamW, fill, lora_config
 from bench.rows import pad
-from bench.sides import LEARNING_RATE, MAX_GRAD_NORM, Setting
+from bench.sides import MAX_GRAD_NORM, Setting
 from mlora_worker.data.prepare import IGNORED, TokenRow
 
 BY_OUTPUTS, BY_INPUTS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ("o_proj", "down_proj")
@@ -50,10 +50,9 @@ class TensorParallelTasks:
                     if hasattr(part, name):
                         getattr(part, name).register_forward_hook(lambda _, __, made: Summed.apply(made))
         adapter = [(name, one) for name, one in self._model.named_parameters() if one.requires_grad]
-        self._adapter = [one for _, one in adapter]
         self._whole = [one for name, one in adapter if _is_whole(name)]
         self._cut_up = [one for name, one in adapter if not _is_whole(name)]
-        self._adamw = torch.optim.AdamW(self._adapter, lr=LEARNING_RATE, weight_decay=0.0, fused=True)
+        self._optimizer = TaskAdamW(self._model.parameters())
 
     def fill(self, value: float) -> None:
         fill(self._model, value)
@@ -89,12 +88,10 @@ class TensorParallelTasks:
         dist.all_reduce(squares)
         norm = (squares + flat.square().sum()).sqrt()
         clip = min(1.0, MAX_GRAD_NORM / (float(norm) + 1e-6))
-        for one in self._adapter:
+        for one in self._optimizer.parameters:
             if one.grad is not None:
                 one.grad.mul_(clip)
-        self._adamw.param_groups[0]["lr"] = learning_rate
-        self._adamw.step()
-        self._adamw.zero_grad()
+        self._optimizer.update(learning_rate)
 
     def _cut(self, part: nn.Module) -> None:
         for names, dimension in ((BY_OUTPUTS, 0), (BY_INPUTS, 1)):

@@ -10,10 +10,12 @@ update of all adapters as two.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
+from bench.gpu.shapes import SHAPES as MEASURED
 from bench.roofline.devices import Device
 
 VALUE, WIDE = 2, 4  # bytes
@@ -33,6 +35,14 @@ class Shape:
     head_dim: int
     vocabulary: int
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """``config``: in the words of ``config.json``."""
+        return cls(
+            config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"], config["num_attention_heads"],
+            config["num_key_value_heads"], config["head_dim"], config["vocab_size"],
+        )  # fmt: skip
+
     @property
     def groups(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Linear modules of a layer that read one input: its size, and their outputs' sizes."""
@@ -51,8 +61,7 @@ class Shape:
 
 
 SHAPES = {
-    "1b": Shape(2048, 8192, 16, 32, 8, 64, 128_256),  # Llama-3.2-1B
-    "8b": Shape(4096, 14_336, 32, 32, 8, 128, 128_256),  # Llama-3-8B
+    **{name: Shape.of(MEASURED[name]) for name in ("1b", "8b")},
     "70b": Shape(8192, 28_672, 80, 64, 8, 128, 128_256),  # Llama-3-70B
 }
 

@@ -11,14 +11,15 @@ from typing import get_args
 import pytest
 
 from bench.base import smollm2_folder
-from bench.baselines import ScheduleRanks
 from bench.network.base import network_folder
 from bench.network.link import available
 from bench.network.sides import FAMILIES, Family
 from bench.peers.schedule_rank import Job, Order
-from bench.ranks import free_ports, processes
+from bench.peers.started import peer_ranks
+from bench.ranks import Placement, free_ports
 
 STEPS = (1, 2, 3)
+LOOPBACK = Placement(environments=({"GLOO_SOCKET_IFNAME": "lo"},) * 2)
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +32,8 @@ def losses(family: Family, kind: str, model: Path, logs: Path) -> dict[str, floa
         folder=model, family=family, tasks=1, targets=("q_proj", "o_proj", "up_proj", "down_proj"), dropout=0.0, start=0.01,
         batch=2, microbatches=2, layers=((0, 1), (1, 2)), most_steps=len(STEPS), port=free_ports(1)[0], threads=1,
     )  # fmt: skip
-    environments = [
-        {
-            "BENCH_JOB": job.model_dump_json(),
-            "BENCH_RANK": str(rank),
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        for rank in range(2)
-    ]
-    logs.mkdir()
-    with processes(
-        [sys.executable, "-m", "bench.peers.schedule_rank"], environments, logs, talk=True
-    ) as ranks:
-        return ScheduleRanks(ranks, logs).run(Order(kind=kind, steps=STEPS)).losses
+    with peer_ranks(job, logs, LOOPBACK) as ranks:
+        return ranks.run(Order(kind=kind, steps=STEPS)).losses
 
 
 def test_all_peers_have_the_same_losses_over_several_steps(model: Path, tmp_path: Path) -> None:

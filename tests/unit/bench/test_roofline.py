@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig
 
 from bench.gpu import measure
-from bench.gpu.base import SHAPES as MEASURED
+from bench.gpu.shapes import SHAPES as MEASURED
 from bench.roofline.command import GOAL, MATRIX, MEMORY, figures_of, main
 from bench.roofline.devices import DEVICES
 from bench.roofline.parts import SHAPES, Part, Shape, Work, parts, useful_flops
