@@ -101,7 +101,7 @@ def main() -> int:
                     name,
                     "-n",
                     TASK_NAMESPACE,
-                    "-o",
+                    "-d",
                     str(target),
                     "--endpoint",
                     access.endpoint,

@@ -76,7 +76,7 @@ def main() -> int:
                         *mlora,
                         "fetch",
                         task["spec"]["output"]["uri"],
-                        "-o",
+                        "-d",
                         str(work / name),
                         "--endpoint",
                         access.endpoint,
