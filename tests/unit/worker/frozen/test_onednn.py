@@ -128,12 +128,17 @@ def status(name):
             return int(line.split()[1]) * 1024
 
 torch.set_num_threads(1)
-multiplier = OneDnnWeight(torch.randn(16384, 1536)).multiplier(torch.float32)  # 96 MiB
+weight = OneDnnWeight(torch.randn(16384, 1536))  # 96 MiB
 x = torch.randn(64, 1536)
-multiplier.back(multiplier.times(x[:8]))
+
+def products(rows):
+    multiplier = weight.multiplier(torch.float32)
+    multiplier.back(multiplier.times(x[:rows]))
+
+products(8)
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
-multiplier.back(multiplier.times(x))
+products(64)
 print(status("VmHWM") - before)
 """
 
