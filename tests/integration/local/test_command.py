@@ -127,7 +127,9 @@ def test_sigterm_ends_the_run_with_all_its_processes(tmp_path: Path, tiny_model:
     deadline = time.monotonic() + 120
     while not list(state.glob("logs/*/rank-0.log")) and time.monotonic() < deadline:
         time.sleep(0.2)
-    started = children(process.pid)
+    # The log is opened a moment before its rank is started.
+    while not (started := children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.2)
     assert started
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
