@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 from transformers import get_scheduler
 
 from mlora_worker.lora.dropout import dropout_mask, token_keys
+from mlora_worker.protocol import Training
 from tests.equivalence.tasks import IGNORED, Base, Row, Task, Trained
 
 
@@ -52,7 +53,7 @@ class PeftTask:
         task: Task,
         start: Mapping[str, Tensor],
         dtype: torch.dtype,
-        config: LoraConfig | None = None,
+        config: PeftConfig | None = None,
     ) -> None:
         self.task = task
         config = config or LoraConfig(
@@ -123,15 +124,20 @@ def train_with_peft(
     start: Mapping[str, Tensor],
     *,
     dtype: torch.dtype = torch.float32,
-    config: LoraConfig | None = None,
+    config: PeftConfig | None = None,
+    optimizer_of: Callable[[PeftModel, Training], torch.optim.Optimizer] | None = None,
 ) -> Trained:
     """The plain loop: accumulation, torch's own clipping and AdamW, transformers' schedulers. A step without
-    supervised tokens is left out, but counts for the schedule. ``config``: another than the task's own words.
+    supervised tokens is left out, but counts for the schedule. ``config``: another than the task's own words;
+    ``optimizer_of``: in the place of AdamW.
     """
     peft, training = PeftTask(base, task, start, dtype, config), task.training
-    optimizer = torch.optim.AdamW(
-        peft.parameters, lr=training.learning_rate, weight_decay=training.weight_decay
-    )
+    if optimizer_of is not None:
+        optimizer = optimizer_of(peft.model, training)
+    else:
+        optimizer = torch.optim.AdamW(
+            peft.parameters, lr=training.learning_rate, weight_decay=training.weight_decay
+        )
     scheduler = get_scheduler(training.schedule.value, optimizer, training.warmup_steps, task.steps)
     result = Trained(start=dict(start))
     for step in range(1, task.steps + 1):

@@ -13,7 +13,7 @@ from peft.tuners.lora import LoraLayer
 
 from mlora_operator.memory.model import adapter_bytes
 from mlora_worker.model.facts import model_facts, resolve_targets
-from mlora_worker.protocol import LoRAConfig, ModelFacts, Training
+from mlora_worker.protocol import LoRAConfig, ModelFacts, Optimizer, OptimizerType, Training
 from mlora_worker.storage.artifacts.adapter import adapter_config
 from mlora_worker.stream.items import Load
 from mlora_worker.stream.targets import published_names
@@ -140,5 +140,7 @@ def test_the_operator_counts_the_bytes_that_the_stages_take(
 ) -> None:
     facts = model_facts(base.folder, 2, dtype)
     for stage, engine in enumerate(engines_of(base, 2, dtype=dtype)):
-        engine.load(Load(number=0, task="t", lora=lora, training=TRAINING))
-        assert engine.task_bytes("t") == adapter_bytes(lora, facts, stage)
+        for name, numbers, moments in (("t", None, 2), ("l", Optimizer(type=OptimizerType.LION), 1)):
+            training = TRAINING.model_copy(update={"optimizer": numbers})
+            engine.load(Load(number=0, task=name, lora=lora, training=training))
+            assert engine.task_bytes(name) == adapter_bytes(lora, facts, stage, moments)

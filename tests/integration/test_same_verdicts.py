@@ -40,7 +40,7 @@ FULL_TASK: JSON = {
     "lora": {
         "rank": 8, "alpha": 16, "dropout": 0.1, "targetModules": ["q_proj"], "excludeModules": ["k_proj"],
         "layersToTransform": [0], "rankPattern": {"q_proj": 4}, "alphaPattern": {"q_proj": 4.5},
-        "useRslora": True, "initLoraWeights": "gaussian",
+        "useRslora": True, "initLoraWeights": "gaussian", "loraplusLrRatio": 4.5,
     },
     "dataset": {
         "uris": ["s3://rows/a.jsonl", "https://host/b.csv"], "format": "alpaca", "fileFormat": "jsonl",
@@ -48,7 +48,8 @@ FULL_TASK: JSON = {
         "trainOn": "lastAnswer", "chatTemplate": "x", "split": "train", "limit": 5, "shuffleSeed": 1,
         "heldOut": 0.1,
     },
-    "training": {"batchSize": 2, "maxSteps": 10, "warmupSteps": 2, "overlong": "skip", "schedule": "linear"},
+    "training": {"batchSize": 2, "maxSteps": 10, "warmupSteps": 2, "overlong": "skip", "schedule": "linear",
+                 "optimizer": {"type": "lion", "beta1": 0.8, "beta2": 0.9}},
     "evaluation": {"everySteps": 5, "limit": 3, "earlyStopping": {"patience": 2}, "keepBest": True},
     "initFrom": {"uri": "s3://adapters/b"},
     "output": {"uri": "s3://adapters/a", "dtype": "float16", "overwrite": True, "baseModelName": "n"},

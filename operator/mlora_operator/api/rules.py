@@ -221,6 +221,28 @@ TASK_RULES: tuple[Rule, ...] = (
         message="only one of warmupSteps and warmupRatio can be set",
         holds=lambda training: "warmupRatio" not in training or training["warmupSteps"] == 0,
     ),
+    Rule(
+        path=("training",),
+        cel="!has(self.optimizer) || self.optimizer.type != 'adamw8bit'",
+        message="optimizer.type must be adamw or lion, which holds half as much: with adamw8bit a result would depend on "
+        "how the moments are arranged in memory, and beside the frozen base an adapter's are small",
+        holds=lambda training: training.get("optimizer", {}).get("type") != "adamw8bit",
+    ),
+    Rule(
+        path=("training",),
+        cel="!has(self.optimizer) || self.optimizer.type != 'lion' || !has(self.optimizer.epsilon)",
+        message="optimizer type lion has no epsilon: remove it, or set type to adamw",
+        holds=lambda training: (
+            training.get("optimizer", {}).get("type") != "lion" or "epsilon" not in training["optimizer"]
+        ),
+    ),
+    Rule(
+        path=("lora",),
+        cel="!(self.initLoraWeights in ['pissa', 'olora', 'eva'])",
+        message="initLoraWeights must be default or gaussian: pissa and olora change the weights of the base, which all "
+        "tasks share, and eva needs a pass over the rows before training",
+        holds=lambda lora: lora["initLoraWeights"] not in ("pissa", "olora", "eva"),
+    ),
     _KEY_OF_KMS,
 )
 

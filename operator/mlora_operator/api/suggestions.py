@@ -40,6 +40,7 @@ ELSEWHERE = {
     "val_size": "heldOut",
     "max_samples": "limit",
     "load_best_model_at_end": "keepBest",
+    "lora_plus_lr_ratio": "loraplusLrRatio",
     "lora_model_dir": "initFrom",
     "adapter_name_or_path": "initFrom",
     "output_dir": "output",

@@ -27,7 +27,15 @@ from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
-from mlora_worker.protocol import ModelFacts, RowSummary, StageReport, StageShape, SurveyAnswer, TaskAnswer
+from mlora_worker.protocol import (
+    ModelFacts,
+    Optimizer,
+    RowSummary,
+    StageReport,
+    StageShape,
+    SurveyAnswer,
+    TaskAnswer,
+)
 from mlora_worker.stream.costs import launch_tokens, one_device, stage_costs
 from mlora_worker.stream.libraries import KERNEL_BYTES, may_choose
 from mlora_worker.stream.planner import StreamPlan, TaskLoad, plan_stream, rows_per_step
@@ -257,7 +265,8 @@ def _task(
     state, cause = _words(task, admission, model)
     longest = rows.longest if rows is not None else _longest(task.spec, facts)
     steps = _total_steps(task, answer)
-    held = sum(adapter_bytes(task.spec.lora, facts, stage.stage) for stage in model.stages)
+    moments = (task.spec.training.optimizer or Optimizer()).moments
+    held = sum(adapter_bytes(task.spec.lora, facts, stage.stage, moments) for stage in model.stages)
     return TaskForecast(task, state, cause, load, longest, rows, steps, held)
 
 

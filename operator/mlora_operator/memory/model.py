@@ -3,10 +3,10 @@
     bytes(stage) = resident + sum over tasks of adapter + kept (T - M) / M + peak(M)
 
 ``resident`` are the frozen weights, as the worker measured them. An adapter's bytes are exact: for each targeted module of
-the stage, ``rank * (in + out)`` numbers (parameter, gradient, AdamW's two moments in float32, and a copy in the base's type
-where that is another one). ``T`` is the number of tokens whose activations the stage holds at most, ``M`` those of one
-microbatch: what it keeps of a microbatch and what it needs at most for one are learned (``fit``). Before anything was
-measured, they come from the model's shape (``prior``).
+the stage, ``rank * (in + out)`` numbers (parameter, gradient and the optimizer's moments in float32, and a copy in the
+base's type where that is another one). ``T`` is the number of tokens whose activations the stage holds at most, ``M``
+those of one microbatch: what it keeps of a microbatch and what it needs at most for one are learned (``fit``). Before
+anything was measured, they come from the model's shape (``prior``).
 
 A microbatch is taken to be as bad as it can be: as wide as it may be, all rows as long as the longest may be, all of it
 supervised, and of the tasks with the widest adapters.
@@ -21,7 +21,7 @@ from itertools import groupby
 
 from mlora_operator.memory.fit import NONE_BELOW, Coefficients, FittedLine, StageFit
 from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
-from mlora_worker.protocol import LoRAConfig, ModelFacts, StageReport, Training
+from mlora_worker.protocol import LoRAConfig, ModelFacts, Optimizer, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
     ModuleGroup,
@@ -37,7 +37,7 @@ from mlora_worker.stream.footprint import (
 from mlora_worker.stream.targets import modules_of, ranks_of
 
 _MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the base is
-_MASTERS = 4
+_HELD = 2  # parameter and gradient; the moments come on top
 _ALIGNMENT = 16  # elements: matrices start on a cache line (mlora_worker.lora.adapter)
 WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
 
@@ -49,12 +49,14 @@ class Demand:
     lora: LoRAConfig
     step_tokens: int
     longest_row: int
+    moments: int = 2  # that its optimizer keeps of each parameter
 
 
 def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Demand:
     longest = min(training.max_seq_length, max_positions)
     rows = training.batch_size * training.gradient_accumulation_steps
-    return Demand(lora, rows * longest, longest)
+    moments = (training.optimizer or Optimizer()).moments
+    return Demand(lora, rows * longest, longest, moments)
 
 
 def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
@@ -74,10 +76,10 @@ def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, in
     return found
 
 
-def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
+def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int, moments: int = 2) -> int:
     """Bytes of a task's adapter, gradients and optimizer state on ``stage``: exact."""
     copy = 0 if facts.dtype_bytes == _MASTER_BYTES else facts.dtype_bytes
-    return adapter_parameters(lora, facts, stage) * (_MASTERS * _MASTER_BYTES + copy)
+    return adapter_parameters(lora, facts, stage) * ((_HELD + moments) * _MASTER_BYTES + copy)
 
 
 def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> StageFit:
@@ -243,7 +245,7 @@ def stage_need(
 ) -> MemoryNeed:
     """The most that one stage needs with these tasks in training, as far as the fit's interval goes."""
     worst = worst_case(demands, facts, stage, stages, microbatch_tokens, recompute=recompute)
-    adapters = sum(adapter_bytes(demand.lora, facts, stage.stage) for demand in demands)
+    adapters = sum(adapter_bytes(demand.lora, facts, stage.stage, demand.moments) for demand in demands)
     activations = activation_bytes(fit, worst.microbatch, worst.tokens)
     weights = stage.resident_bytes + dense_bytes(facts, stage)
     return MemoryNeed(weights, adapters, activations, worst.tokens)

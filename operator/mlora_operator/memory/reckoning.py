@@ -80,7 +80,7 @@ class StageLayout:
             less_low=-layer,
             step_tokens=demand.step_tokens,
             longest_row=demand.longest_row,
-            adapter=adapter_bytes(lora, self.facts, stage),
+            adapter=adapter_bytes(lora, self.facts, stage, demand.moments),
             parameters=adapter_parameters(lora, self.facts, stage),
             groups=sum(1 << index for index, low in enumerate(lows) if low),
             by_layer=by_layer if self.recompute else (),

@@ -35,6 +35,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "alphaPattern": {},
         "useRslora": False,
         "initLoraWeights": "default",
+        "loraplusLrRatio": None,
     },
     Dataset: {
         "uri": None,

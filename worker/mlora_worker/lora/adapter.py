@@ -1,8 +1,9 @@
 """One task's adapter on one stage: parameters, gradient buffers, names and start.
 
 All of a task's A and B lie in one flat float32 tensor, their gradients in another: clipping, zeroing, the
-norm and the optimizer are each one operation, however many modules there are. The A matrices of modules that share
-their input lie one below the other, so that one product serves them all.
+norm and the optimizer are each one operation, however many modules there are. First lie all A, then all B, which may learn
+at another rate (LoRA+). The A matrices of modules that share their input lie one below the other, so that one product
+serves them all.
 """
 
 from __future__ import annotations
@@ -59,11 +60,15 @@ class Adapter:
     ) -> None:
         self._groups = [dict(group) for group in groups]
         self._ranks = (rank,) * len(groups) if isinstance(rank, int) else tuple(rank)
-        elements = sum(
+        self.inward = sum(
             _padded(rank * inputs * len(group))
-            + sum(_padded(outputs * rank) for _, outputs in group.values())
             for group, rank in zip(self._groups, self._ranks, strict=True)
             for inputs in {inputs for inputs, _ in group.values()}
+        )  # elements of all A, with the gaps between them
+        elements = self.inward + sum(
+            _padded(outputs * rank)
+            for group, rank in zip(self._groups, self._ranks, strict=True)
+            for _, outputs in group.values()
         )
         self.parameters = nn.Parameter(lasting_zeros(elements, device))
         self.gradient = lasting_zeros(elements, device)
@@ -117,15 +122,15 @@ class Adapter:
         )
 
     def _stacked(self, flat: Tensor) -> list[Stack]:
-        stacks, start = [], 0
+        stacks, inward, outward = [], 0, self.inward
         for group, rank in zip(self._groups, self._ranks, strict=True):
             inputs = next(iter(group.values()))[0]
-            a = flat[start : start + len(group) * rank * inputs].view(-1, inputs)
-            start += _padded(a.numel())
+            a = flat[inward : inward + len(group) * rank * inputs].view(-1, inputs)
+            inward += _padded(a.numel())
             bs = []
             for _, outputs in group.values():
-                bs.append(flat[start : start + outputs * rank].view(outputs, rank))
-                start += _padded(bs[-1].numel())
+                bs.append(flat[outward : outward + outputs * rank].view(outputs, rank))
+                outward += _padded(bs[-1].numel())
             stacks.append(Stack(a, tuple(bs)))
         return stacks
 
@@ -151,6 +156,8 @@ def initial_a(
     a = torch.empty(rank, inputs)
     if start is InitialWeights.GAUSSIAN:
         return nn.init.normal_(a, std=1 / rank, generator=generator)
+    if start is not InitialWeights.DEFAULT:
+        raise ValueError(f"initLoraWeights {start.value} is not supported")
     return nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
 
 

@@ -50,13 +50,12 @@ class LoadedTask:
 
     def snapshot(self, aside: Aside) -> StageState:
         """A copy, on the CPU, of all that is needed to take the task up again after its last update."""
-        first, second = self.optimizer.moments
-        flats = (self.adapter.parameters.detach(), first, second)
+        flats = (self.adapter.parameters.detach(), *self.optimizer.moments)
         return StageState(
             self.optimizer.updates,
             {
                 prefix + name: view
-                for prefix, flat in zip(PREFIXES, flats, strict=True)
+                for prefix, flat in zip(PREFIXES, flats, strict=False)
                 for name, view in self.adapter.named(aside.copy(flat)).items()
             },
         )
@@ -84,7 +83,7 @@ def load_task(
         device=device,
         start=load.lora.init_lora_weights,
     )
-    optimizer = TaskOptimizer(adapter, load.training)
+    optimizer = TaskOptimizer(adapter, load.training, load.lora.loraplus_lr_ratio)
     if load.updates is not None:
         if state is None and not targets:
             state = {}  # nothing of it lies on this stage
@@ -139,8 +138,8 @@ def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig
 
 def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
     flats = (adapter.parameters.detach(), *optimizer.moments)
-    for prefix, flat in zip(PREFIXES, flats, strict=True):
+    for prefix, flat in zip(PREFIXES, flats, strict=False):
         for name, view in adapter.named(flat).items():
             view.copy_(state[prefix + name])
     adapter.refresh()
-    optimizer.restore(updates, flats[1], flats[2])
+    optimizer.restore(updates, *flats[1:])

@@ -27,6 +27,10 @@ class InitialWeights(StrEnum):
 
     DEFAULT = "default"
     GAUSSIAN = "gaussian"
+    # Refused by a rule of the API, which says why.
+    PISSA = "pissa"
+    OLORA = "olora"
+    EVA = "eva"
 
 
 class LoRAConfig(Message):
@@ -69,6 +73,11 @@ class LoRAConfig(Message):
         default=InitialWeights.DEFAULT,
         description="Initial weights of A: default is Kaiming uniform, gaussian has a standard deviation of "
         "1 / rank. B starts at zero.",
+    )
+
+    loraplus_lr_ratio: Annotated[float, Field(strict=True, ge=1, le=1024)] | None = Field(
+        default=None,
+        description="Learning rate of B as a multiple of learningRate, which is that of A (LoRA+). Absent: the same.",
     )
 
     @property

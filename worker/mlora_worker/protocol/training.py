@@ -33,6 +33,8 @@ class OptimizerType(StrEnum):
     """The rule of an update. What weight decay is, training.weightDecay says for all."""
 
     ADAMW = "adamw"
+    LION = "lion"
+    ADAMW8BIT = "adamw8bit"  # refused by a rule of the API, which says why
 
 
 Beta = Annotated[float, Field(strict=True, ge=0, lt=1)]
@@ -41,19 +43,32 @@ Beta = Annotated[float, Field(strict=True, ge=0, lt=1)]
 class Optimizer(Message):
     """Numbers of the update. None stands for what is usual for the type."""
 
-    type: OptimizerType = Field(default=OptimizerType.ADAMW, description="adamw.")
+    type: OptimizerType = Field(
+        default=OptimizerType.ADAMW,
+        description="adamw, or lion, which holds one moment and wants a smaller learning rate.",
+    )
     beta1: Beta | None = Field(default=None, description="Decay of the mean of the gradients. Absent: 0.9.")
-    beta2: Beta | None = Field(default=None, description="Decay of the mean of their squares. Absent: 0.999.")
+    beta2: Beta | None = Field(
+        default=None,
+        description="adamw: decay of the mean of their squares. Absent: 0.999. lion: decay of the mean that is kept. "
+        "Absent: 0.99.",
+    )
     epsilon: Annotated[float, Field(strict=True, gt=0, le=1)] | None = Field(
-        default=None, description="What is added to the denominator. Absent: 1e-8."
+        default=None, description="What adamw adds to the denominator. Absent: 1e-8."
     )
 
     @property
     def betas(self) -> tuple[float, float]:
+        usual = 0.99 if self.type is OptimizerType.LION else 0.999
         return (
             0.9 if self.beta1 is None else self.beta1,
-            0.999 if self.beta2 is None else self.beta2,
+            usual if self.beta2 is None else self.beta2,
         )
+
+    @property
+    def moments(self) -> int:
+        """Numbers in float32 that it keeps of each parameter."""
+        return 1 if self.type is OptimizerType.LION else 2
 
     @property
     def denominator(self) -> float:
@@ -83,7 +98,7 @@ class TrainingSettings(Message):
         default=None, description="Stop after this many optimizer steps; overrides epochs."
     )
     learning_rate: Annotated[float, Field(strict=True, gt=0, le=10)] = Field(
-        default=2e-4, description="Peak learning rate of AdamW."
+        default=2e-4, description="Peak learning rate."
     )
     schedule: Schedule = Field(
         default=Schedule.COSINE, description="constant, linear or cosine decay to zero after the warm-up."
@@ -96,7 +111,7 @@ class TrainingSettings(Message):
         description="The same as a fraction of all steps, rounded up. Only one of warmupSteps and warmupRatio can be set.",
     )
     weight_decay: Annotated[float, Field(strict=True, ge=0, le=10)] = Field(
-        default=0.0, description="AdamW's decoupled weight decay."
+        default=0.0, description="Decoupled weight decay."
     )
     optimizer: Optimizer | None = Field(
         default=None, description="Numbers of the optimizer. Absent: AdamW with the usual ones."

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from inspect import signature
 from pathlib import Path
 
 import pytest
 from peft import LoraConfig
+from peft.optimizers import create_loraplus_optimizer
 from transformers import TrainingArguments
 
 from mlora_operator.api.crd import task_crd
@@ -17,8 +19,8 @@ from mlora_operator.api.suggestions import unknown_field
 PAGE = (Path(__file__).parents[4] / "docs" / "users" / "tasks.md").read_text()
 (_VERSION,) = task_crd()["spec"]["versions"]
 SPEC = _VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
-# Of TRL, which is not installed; and a name that transformers has no more.
-OTHERS = {"max_length", "warmup_ratio"}
+# Of TRL, which is not installed; a name that transformers has no more; and what PEFT takes as arguments.
+OTHERS = {"max_length", "warmup_ratio"} | {*signature(create_loraplus_optimizer).parameters}
 
 
 def cells() -> Iterator[tuple[str, list[list[str]]]]:

@@ -37,6 +37,7 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "evaluation": {"everySteps": 5},
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
+    "Lion with its own betas": {"training": {"optimizer": {"type": "lion", "beta1": 0.95, "beta2": 0.98}}},
     "an output deep in a bucket": {"output": {"uri": "s3://adapters/team/a/"}},
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
@@ -70,6 +71,24 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "training",
         "warmupSteps must not be more than maxSteps",
     ),
+    "moments of 8 bits": (
+        {"training": {"optimizer": {"type": "adamw8bit"}}},
+        "training",
+        "optimizer.type must be adamw or lion",
+    ),
+    "an epsilon for Lion": (
+        {"training": {"optimizer": {"type": "lion", "epsilon": 1e-6}}},
+        "training",
+        "lion has no epsilon: remove it",
+    ),
+    **{
+        f"a start by {start}": (
+            {"lora": {"initLoraWeights": start}},
+            "lora",
+            "initLoraWeights must be default or gaussian",
+        )
+        for start in ("pissa", "olora", "eva")
+    },
     "two warm-ups": (
         {"training": {"warmupSteps": 1, "warmupRatio": 0.5}},
         "training",

@@ -20,7 +20,16 @@ from mlora_operator.memory.model import (
     worst_case,
 )
 from mlora_operator.memory.reckoning import reckonings
-from mlora_worker.protocol import LoRAConfig, MemoryExhausted, ModelFacts, ModuleShape, StageReport, Training
+from mlora_worker.protocol import (
+    LoRAConfig,
+    MemoryExhausted,
+    ModelFacts,
+    ModuleShape,
+    Optimizer,
+    OptimizerType,
+    StageReport,
+    Training,
+)
 
 HIDDEN, INTER, LAYERS = 64, 128, 6
 
@@ -77,6 +86,7 @@ def test_an_adapter_takes_four_float32_numbers_a_parameter_of_matrices_that_star
     assert adapter_bytes(lora, FACTS, stage) == parameters * 16, story
     half = FACTS.model_copy(update={"dtype_bytes": 2})
     assert adapter_bytes(lora, half, stage) == parameters * 18, "and a copy in the base's type"
+    assert adapter_bytes(lora, half, stage, moments=1) == parameters * 14, "and Lion one number less"
 
 
 def demand(rank: int = 8, rows: int = 4, longest: int = 32) -> Demand:
@@ -86,6 +96,8 @@ def demand(rank: int = 8, rows: int = 4, longest: int = 32) -> Demand:
 def test_rows_are_never_longer_than_the_model_takes() -> None:
     training = Training(batch_size=2, gradient_accumulation_steps=3, max_seq_length=1000)
     assert demand_of(LoRAConfig(), training, max_positions=256) == Demand(LoRAConfig(), 6 * 256, 256)
+    lion = training.model_copy(update={"optimizer": Optimizer(type=OptimizerType.LION)})
+    assert demand_of(LoRAConfig(), lion, max_positions=256) == Demand(LoRAConfig(), 6 * 256, 256, moments=1)
 
 
 @pytest.mark.parametrize(

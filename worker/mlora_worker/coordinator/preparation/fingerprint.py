@@ -73,6 +73,8 @@ def fingerprint_of(
             facts[f"lora.{name}Pattern"] = tuple(f"{key}: {float(figure)}" for key, figure in sorted(pattern))
     if lora.use_rslora:
         facts["lora.useRslora"] = True
+    if lora.loraplus_lr_ratio is not None:
+        facts["lora.loraplusLrRatio"] = float(lora.loraplus_lr_ratio)
     if lora.init_lora_weights is not InitialWeights.DEFAULT:
         facts["lora.initLoraWeights"] = lora.init_lora_weights.value
     settings = training.model_dump(mode="json", by_alias=True, exclude=_NO_FACTS, exclude_none=True)

@@ -23,7 +23,7 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.retrier import Attempt, UploadRetrier, Withdrawn, WorkPool
 from mlora_worker.coordinator.uploads.store_identity import output_store
 from mlora_worker.pipeline.results import OutOfOrder, StageState
-from mlora_worker.protocol import FailureReason, StageReport, TaskPhase, TaskPlan
+from mlora_worker.protocol import FailureReason, Optimizer, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.agreement import check_progress
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.checkpoint import (
@@ -304,7 +304,8 @@ class CheckpointTransfer:
         if state is None:
             assert task.prepared is not None
             store, folder = self._open(task.plan)
-            wanted = Wanted(task.prepared.fingerprint, self._shapes_of(task.plan))
+            moments = (task.plan.training.optimizer or Optimizer()).moments
+            wanted = Wanted(task.prepared.fingerprint, self._shapes_of(task.plan), moments)
             state = newest_state(store, folder, wanted, self._aside.folder)
         return state
 

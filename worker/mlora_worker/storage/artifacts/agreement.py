@@ -6,6 +6,7 @@ wrong here is one task's failure; in the stream it would be everybody's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -18,6 +19,7 @@ from mlora_worker.storage.artifacts.task_state import (
     Fingerprint,
     SavedProgress,
     TaskState,
+    Wanted,
 )
 
 _TOTAL_STEPS = "training.totalSteps"  # a fact
@@ -76,16 +78,17 @@ def check_agreement(progress: SavedProgress, where: str) -> None:
         raise contradiction(where, f"last.step is {last.step}, step is {step}")
 
 
-def most_bytes(shapes: Mapping[str, tuple[int, int]]) -> int:
+def most_bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Of a state's file, for an adapter with tensors of these shapes."""
     copies = len(PREFIXES) + 1  # and the adapter that evaluated best
-    numbers = sum(rows * columns for rows, columns in shapes.values())
+    numbers = sum(map(math.prod, shapes.values()))
     return copies * (_ELEMENT * numbers + _NAME * len(shapes)) + LARGEST_HISTORY + _HEADER
 
 
-def check_tensors(state: TaskState, shapes: Mapping[str, tuple[int, int]], where: str) -> None:
-    """Raises ``CheckpointMismatch`` unless it has exactly the tensors that a task with these ``shapes`` has."""
-    wanted = {prefix + name: shape for prefix in PREFIXES for name, shape in shapes.items()}
+def check_tensors(state: TaskState, task: Wanted, where: str) -> None:
+    """Raises ``CheckpointMismatch`` unless it has exactly the tensors that ``task`` has."""
+    shapes = task.shapes
+    wanted = {prefix + name: shape for prefix in task.prefixes for name, shape in shapes.items()}
     for tensors, expected in ((state.tensors, wanted), (state.best, shapes if state.best else {})):
         if tensors.keys() != expected.keys():
             odd = sorted(tensors.keys() ^ expected.keys())

@@ -2,7 +2,7 @@
 
 Below the task's folder each checkpoint has a folder of its own:
 
-    step-50/state.safetensors   the adapter's parameters and AdamW's two moments, float32, of all stages
+    step-50/state.safetensors   the adapter's parameters and its optimizer's moments, float32, of all stages
     step-50/progress.json       ``SavedProgress``: where the task stands, and of which task and data it is
     step-50/manifest.json       ``CheckpointManifest``: sizes and SHA-256 of both; written last
 
@@ -154,7 +154,7 @@ def newest_state(
             check_progress(progress, wanted.fingerprint, folder)
         state = _read_state(store, folder, manifest, progress, wanted, scratch)
         if wanted is not None:
-            check_tensors(state, wanted.shapes, _place(folder, manifest.step))
+            check_tensors(state, wanted, _place(folder, manifest.step))
         return state
 
     return _newest_whole(store, folder, read)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_worker.protocol import DataCounts, EvaluationRecord, Optimizer, TaskPlan
+from mlora_worker.protocol import DataCounts, EvaluationRecord, Optimizer, OptimizerType, TaskPlan
 
 # Said in words: a licence's short name in the header would be a statement that nobody here can make.
 _LICENCE = (
@@ -81,7 +81,9 @@ def model_card(
     numbers = task.training.optimizer or Optimizer()
     training["optimizer"] = numbers.type.value
     training["optimizer betas"] = ", ".join(map(str, numbers.betas))
-    training["optimizer epsilon"] = numbers.denominator
+    if numbers.type is OptimizerType.ADAMW:
+        training["optimizer epsilon"] = numbers.denominator
+    training["learning rate of B, as a multiple (LoRA+)"] = task.lora.loraplus_lr_ratio
     parts.append("## Adapter and training\n\n" + _table(shape | training))
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)

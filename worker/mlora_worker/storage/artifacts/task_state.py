@@ -113,4 +113,9 @@ class Wanted:
     """The task that looks for its state: its facts, and name and shape of each tensor in its adapter's file."""
 
     fingerprint: Fingerprint
-    shapes: Mapping[str, tuple[int, int]]
+    shapes: Mapping[str, tuple[int, ...]]
+    moments: int = 2  # that its optimizer keeps of each parameter
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        return PREFIXES[: 1 + self.moments]
