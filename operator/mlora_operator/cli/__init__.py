@@ -1,11 +1,12 @@
 """The ``mlora`` command: one file a command, each a thin edge over the packages below.
 
 ``app`` puts them together, ``exit_codes`` says how they end, ``output`` how they speak. docs/users/cli.md is
-the page for users. ``fetch`` goes another way in, since it must run where nothing but boto3 is installed.
+the page for users. ``fetch`` and ``sync`` go another way in, since they must run where nothing but boto3 is installed.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -13,7 +14,13 @@ from collections.abc import Callable
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.encoding import spell_out_what_cannot_be_shown
 
-_NEEDED = ("typer", "pydantic", "kubernetes", "yaml")  # of the extra ``operator``, for all commands but fetch
+_NEEDED = (
+    "typer",
+    "pydantic",
+    "kubernetes",
+    "yaml",
+)  # of the extra ``operator``, for all commands but these:
+_BARE = ("fetch", "sync")
 
 
 def main() -> None:
@@ -36,13 +43,13 @@ def _main() -> None:
     spell_out_what_cannot_be_shown()
     whole = all(importlib.util.find_spec(name) is not None for name in _NEEDED)
     helped = whole and bool({"-h", "--help"} & set(sys.argv[2:]))  # in the style of the others
-    if sys.argv[1:2] == ["fetch"] and not helped:
-        from mlora_operator.cli.fetch.command import main as fetch
-
-        sys.exit(fetch(sys.argv[2:]))
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in _BARE and not helped:
+        command = importlib.import_module(f"mlora_operator.cli.{name}.command")
+        sys.exit(command.main(sys.argv[2:]))
     if not whole:
         print(
-            "error: only `mlora fetch` is installed here; for all other commands run pip install "
+            "error: only `mlora fetch` and `mlora sync` are installed here; for all other commands run pip install "
             "'mlora-operator[operator]'",
             file=sys.stderr,
         )

@@ -23,6 +23,7 @@ from mlora_operator.cli.run.command import run
 from mlora_operator.cli.show.get_command import get
 from mlora_operator.cli.show.list_command import list_
 from mlora_operator.cli.submit.command import submit
+from mlora_operator.cli.sync.in_app import sync_in_app
 from mlora_operator.cli.validate.command import validate
 from mlora_operator.cli.watch import watch
 from mlora_worker.lines import headed
@@ -70,6 +71,7 @@ for command in (
     retry,
     delete,
     fetch_in_app,
+    sync_in_app,
     report,
     export,
 ):

@@ -15,13 +15,14 @@ from mlora_operator.download.errors import (
 )
 from mlora_operator.download.files import download
 from mlora_operator.download.manifest import AdapterFile, Manifest, read_manifest
-from mlora_operator.download.source import Access, AdapterSource, open_source
+from mlora_operator.download.source import Access, AdapterFolders, AdapterSource, open_source
 from mlora_operator.download.waiting import await_manifest
 
 __all__ = [
     "Access",
     "AdapterCorrupt",
     "AdapterFile",
+    "AdapterFolders",
     "AdapterNotFound",
     "AdapterSource",
     "DownloadError",

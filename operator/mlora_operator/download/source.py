@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,8 +52,21 @@ class AdapterSource(Protocol):
         """
 
 
-def open_source(uri: str, access: Access) -> AdapterSource:
-    """The adapter's place. Raises ValueError for an address that is neither s3:// nor file://."""
+class AdapterFolders(AdapterSource, Protocol):
+    """An address that may be an adapter's, or that of a prefix with adapters below it."""
+
+    def names(self) -> Iterator[str]:
+        """What there is directly below, as the store calls it: each may be the name of an adapter's folder.
+
+        Raises StoreRefused or StoreSilent, also after some names.
+        """
+
+    def below(self, name: str) -> AdapterSource:
+        """The folder ``name``, which must be one that a folder may have."""
+
+
+def open_source(uri: str, access: Access) -> AdapterFolders:
+    """The place of an adapter, or of several. Raises ValueError for an address that is neither s3:// nor file://."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if uri.startswith("s3://") and bucket:
         return _Bucket(bucket, key.strip("/"), access)
@@ -85,6 +100,16 @@ class _Folder:
             raise AdapterNotFound(f"{self._folder / name} does not exist") from error
         except OSError as error:
             raise StoreRefused(f"{self._folder / name}: {error.strerror}") from error
+
+    def names(self) -> Iterator[str]:
+        try:
+            with os.scandir(self._folder) as found:
+                yield from (one.name for one in found if one.is_dir())
+        except OSError as error:
+            raise StoreRefused(f"{self._folder}: {error.strerror}") from error
+
+    def below(self, name: str) -> AdapterSource:
+        return _Folder(self._folder / name)
 
 
 class _Bucket:
@@ -127,18 +152,42 @@ class _Bucket:
         )
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
-        from botocore import exceptions
-        from urllib3.exceptions import HTTPError
-
         key = f"{self._prefix}/{name}" if self._prefix else name
         part = {"Range": f"bytes={start}-"} if start else {}
-        try:
+        with self._errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=key, **part)
             body = answer["Body"]
             if start and answer["ResponseMetadata"]["HTTPStatusCode"] != 206:
                 for size in _pieces_of(start):  # a store that knows no ranges sends everything
                     body.read(size)
             yield from body.iter_chunks(PIECE)
+
+    def names(self) -> Iterator[str]:
+        prefix = f"{self._prefix}/" if self._prefix else ""
+        try:
+            with self._errors(prefix):
+                pages = self._client.get_paginator("list_objects_v2").paginate(
+                    Bucket=self._bucket, Prefix=prefix, Delimiter="/"
+                )
+                for page in pages:
+                    for folder in page.get("CommonPrefixes", ()):
+                        yield folder["Prefix"].removeprefix(prefix).removesuffix("/")
+        except AdapterNotFound as error:  # the bucket is not there, which is no empty prefix
+            raise StoreRefused(str(error)) from error
+
+    def below(self, name: str) -> AdapterSource:
+        folder = copy.copy(self)  # with the same client: making one takes long
+        folder._prefix = f"{self._prefix}/{name}" if self._prefix else name
+        return folder
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[None]:
+        """The SDK's errors as those of this package."""
+        from botocore import exceptions
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
         except exceptions.ClientError as error:
             raise self._explained(error, key) from error
         except exceptions.NoCredentialsError as error:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.serving import generate
 from mlora_operator.cli.fetch.command import parser as fetch_parser
+from mlora_operator.cli.sync.command import parser as sync_parser
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SERVING = EXAMPLES / "serving"
@@ -57,6 +58,30 @@ def test_what_is_fetched_and_served_is_what_the_example_trains(name: str) -> Non
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert labels == deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
     assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in server["ports"]}
+
+
+def test_a_sidecar_brings_what_the_example_trains_to_the_server_beside_it() -> None:
+    task = yaml.safe_load((EXAMPLES / "ci" / "task.yaml").read_text())["spec"]
+    deployment, service = documents("sync.yaml")
+    pod = deployment["spec"]["template"]["spec"]
+    sync, server = pod["containers"]
+    assert sync["command"][:2] == ["mlora", "sync"]
+    options = sync_parser().parse_intermixed_args([*sync["command"][2:], *sync["args"]])
+    assert options.uris == [task["output"]["uri"].rpartition("/")[0]]
+    assert options.base_model == task["baseModel"]
+    assert task["baseModel"] in server["command"]
+    assert f"--max-lora-rank={task['lora']['rank']}" in server["args"][1]
+    (port,) = server["ports"]
+    assert options.servers == [f"vllm=http://127.0.0.1:{port['containerPort']}"]
+    assert {"name": "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "value": "True"} in server["env"]
+    (mount,), (served,) = sync["volumeMounts"], server["volumeMounts"]
+    assert mount["mountPath"] == served["mountPath"] == str(options.output_dir)
+    assert served["readOnly"]
+    assert {one["name"]: one.get("value") for one in sync["env"]}["AWS_ENDPOINT_URL"] == task["storage"][
+        "endpoint"
+    ]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels == deployment["spec"]["selector"]["matchLabels"] == service["spec"]["selector"]
 
 
 @pytest.fixture(scope="module")

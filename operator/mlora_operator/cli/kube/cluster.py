@@ -134,10 +134,11 @@ class KubeCluster:
         """Raises CommandError when the cluster does not know the kind."""
         return bool((await self._resource(manifest))["namespaced"])
 
-    async def secret(self, name: str) -> dict[str, str]:
+    async def secret(self, name: str, namespace: str | None = None) -> dict[str, str]:
         """The decoded Secret. Raises CommandError when it is not there or not for this user."""
         try:
-            secret = await self._api.request("GET", item("v1", "secrets", self.namespace, name))
+            path = item("v1", "secrets", namespace or self.namespace, name)
+            secret = await self._api.request("GET", path)
         except KubeError as error:
             if error.status in (403, 404):
                 message = (

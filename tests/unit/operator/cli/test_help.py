@@ -16,12 +16,13 @@ from typer.testing import CliRunner
 from mlora_operator import cli
 from mlora_operator.cli.app import app, main
 from mlora_operator.cli.fetch.command import parser as fetch_parser
+from mlora_operator.cli.sync.command import parser as sync_parser
 
 MLORA: Any = typer.main.get_command(app)
 COMMANDS = sorted(MLORA.commands)
 CLUSTER = {"--namespace", "-n", "--context", "--kubeconfig"}
 ON_CLUSTERS = {
-    "delete", "fetch", "get", "list", "logs", "report", "resume", "retry", "submit", "suspend", "watch",
+    "delete", "fetch", "get", "list", "logs", "report", "resume", "retry", "submit", "suspend", "sync", "watch",
 }  # fmt: skip
 
 
@@ -59,9 +60,10 @@ def test_o_is_the_format_of_the_output_wherever_it_is() -> None:
         assert name == "init" or "-o" in held, name
 
 
-def test_fetch_has_the_same_options_with_typer_and_without() -> None:
-    plain = {one for action in fetch_parser()._actions for one in action.option_strings}
-    assert plain - {"-h", "--help"} == options("fetch").keys()
+@pytest.mark.parametrize(("name", "parser"), [("fetch", fetch_parser), ("sync", sync_parser)])
+def test_fetch_and_sync_have_the_same_options_with_typer_and_without(name: str, parser: Any) -> None:
+    plain = {one for action in parser()._actions for one in action.option_strings}
+    assert plain - {"-h", "--help"} == options(name).keys()
 
 
 @pytest.mark.parametrize(
@@ -77,13 +79,14 @@ def test_the_usage_line_is_how_the_program_was_called(
     assert fetch_parser().prog == f"{name} fetch"
 
 
-def test_fetch_shows_the_help_of_all_commands_though_it_can_do_without_typer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["fetch", "sync"])
+def test_fetch_and_sync_show_the_help_of_all_commands_though_they_can_do_without_typer(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["mlora", "fetch", "-h"])
+    monkeypatch.setattr(sys, "argv", ["mlora", name, "-h"])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "Usage: mlora fetch [OPTIONS]" in capsys.readouterr().out
+    assert f"Usage: mlora {name} [OPTIONS]" in capsys.readouterr().out
 
 
 def test_help_does_not_wait_for_the_client_of_the_cluster() -> None:
