@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker import addresses
-from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY
+from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY, ROW_SHAPES, DatasetFields
 
 Path = tuple[str, ...]
 
@@ -95,15 +95,9 @@ def _immutable(field: str) -> Rule:
 
 # Columns of each format: another name for any other one would have no effect.
 FIELDS_OF: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("promptCompletion",),
-    "completion": ("promptCompletion",),
-    "messages": ("messages",),
-    "conversations": ("sharegpt",),
-    "instruction": ("alpaca",),
-    "input": ("alpaca",),
-    "output": ("alpaca",),
-    "system": ("alpaca", "sharegpt"),
-    "text": ("text",),
+    field: tuple(shape.format.value for shape in ROW_SHAPES if field in shape.columns)
+    for field in DatasetFields.model_fields
+    if field != "weight"
 }
 
 
@@ -111,9 +105,11 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
     listed = ", ".join(f"'{one}'" for one in formats)
     return Rule(
         path=("dataset",),
-        cel=f"self.format in [{listed}] || self.fields.{field} == '{field}'",
+        cel=f"!has(self.format) || self.format in [{listed}] || self.fields.{field} == '{field}'",
         message=f"fields.{field} applies only to format {' and '.join(formats)}: remove it, or correct format",
-        holds=lambda dataset: dataset["format"] in formats or dataset["fields"][field] == field,
+        holds=lambda dataset: (
+            dataset.get("format", formats[0]) in formats or dataset["fields"][field] == field
+        ),
     )
 
 
@@ -170,10 +166,10 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path=("dataset",),
-        cel="self.format != 'text' || !has(self.trainOn) || self.trainOn == 'everything'",
+        cel="!has(self.format) || self.format != 'text' || !has(self.trainOn) || self.trainOn == 'everything'",
         message="rows of format text have no answers: remove trainOn, or set it to everything",
         holds=lambda dataset: (
-            dataset["format"] != "text" or dataset.get("trainOn", "everything") == "everything"
+            dataset.get("format") != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
     ),
     *(_of_its_format(field, formats) for field, formats in FIELDS_OF.items()),
@@ -185,10 +181,10 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path=("dataset",),
-        cel="self.format != 'text' || (!has(self.chatTemplate) && !has(self.chatTemplateRef))",
+        cel="!has(self.format) || self.format != 'text' || (!has(self.chatTemplate) && !has(self.chatTemplateRef))",
         message="rows of format text do not use a template: remove chatTemplate",
         holds=lambda dataset: (
-            dataset["format"] != "text" or not {"chatTemplate", "chatTemplateRef"} & {*dataset}
+            dataset.get("format") != "text" or not {"chatTemplate", "chatTemplateRef"} & {*dataset}
         ),
     ),
     Rule(

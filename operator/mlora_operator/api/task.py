@@ -13,7 +13,7 @@ from mlora_worker.protocol import (
     AdapterDtype,
     AdapterInfo,
     DataCounts,
-    Dataset,
+    DatasetSpec,
     Evaluation,
     FolderUri,
     InitFrom,
@@ -83,7 +83,7 @@ class LoRATaskSpec(Model):
         "checkpoints stay. Absent: it is not deleted.",
     )
     lora: LoRASpec = Field(default_factory=LoRASpec, description="The adapter's shape.")
-    dataset: Dataset = Field(description="The rows to train on.")
+    dataset: DatasetSpec = Field(description="The rows to train on.")
     training: TrainingSpec = Field(default_factory=TrainingSpec, description="Training settings.")
     evaluation: Evaluation | None = Field(
         default=None, description="Evaluation during training. Absent: none."

@@ -275,7 +275,7 @@ def _task_plan(task: Task, parts: _Parts, access: StorageAccess) -> TaskPlan:
         started=parts.started,
         base_model=spec.base_model,
         lora=spec.lora,
-        dataset=spec.dataset,
+        dataset=spec.dataset.for_plan(),
         dataset_digest=parts.rows,
         template_digest=parts.template,
         training=spec.training.for_model(parts.max_positions),

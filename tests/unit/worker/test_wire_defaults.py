@@ -62,6 +62,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "limit": None,
         "shuffleSeed": None,
         "heldOut": None,
+        "detectFormat": False,
     },
     Training: {
         "batchSize": 8,

@@ -285,6 +285,7 @@ class Coordinator:
             rows=self._parts.rows,
             wanted=lambda: not task.withdrawn,
             day=lambda: self._checkpoints.day(plan) or self._parts.today(),
+            format=lambda: self._checkpoints.format(plan),
         )
         if not isinstance(made, PreparedTask):
             return made, 0, None

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.dataset_files import DatasetFiles
+from mlora_worker.data.reading.detection import with_format
 from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.reading.row_types import Drop
 from mlora_worker.data.reading.selection import select
@@ -88,6 +89,7 @@ def prepare(
     when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
     """
     day = day or date.today()
+    dataset = with_format(dataset, source, text, own_template=template is not None)
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)
@@ -104,9 +106,8 @@ def prepare(
         )
     train = rows if len(chosen.train) == len(rows) else rows.chosen(chosen.train)
     held_out = rows.chosen(chosen.held_out)
-    return Prepared(
-        train, held_out, selected_counts(counts, train, len(held_out), chosen.beyond), files.whole
-    )
+    counts = selected_counts(counts, train, len(held_out), chosen.beyond)
+    return Prepared(train, held_out, counts.model_copy(update={"format": dataset.format}), files.whole)
 
 
 def _renderer_hash(tokenizer: Any, template: str | None, day: date) -> str:

@@ -13,7 +13,7 @@ from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.training_rows.row_cache import RowCache
 from mlora_worker.data.training_rows.token_rows import TokenRows
-from mlora_worker.protocol import DataCounts, Dataset, FailureReason, TaskPlan
+from mlora_worker.protocol import DataCounts, Dataset, DatasetFormat, FailureReason, TaskPlan
 from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.stream.planner import TaskLoad, load_of, rows_per_step
 
@@ -62,7 +62,7 @@ def task_rows(
     if task.evaluation is not None:
         rows = prepared.held_out
         if task.evaluation.uri is not None:
-            rows = rows_of(_evaluation_dataset(task)).rows
+            rows = rows_of(_evaluation_dataset(task, prepared.counts.format)).rows
         evaluation = _limited(rows, task.evaluation.limit)
         evaluation.digest()
     prepared.rows.digest()
@@ -70,11 +70,13 @@ def task_rows(
     return TaskRows(prepared.rows, prepared.counts, load, evaluation)
 
 
-def _evaluation_dataset(task: TaskPlan) -> Dataset:
+def _evaluation_dataset(task: TaskPlan, format: DatasetFormat | None) -> Dataset:
+    """Its rows have the format of those that are trained on."""
     assert task.evaluation is not None
+    assert format is not None
     elsewhere = {"uri": task.evaluation.uri, "uris": None, "inline": None, "config_map_ref": None}
     whole = {"limit": task.evaluation.limit, "held_out": None, "shuffle_seed": None, "split": None}
-    return task.dataset.model_copy(update=elsewhere | whole)
+    return task.dataset.with_format(format).model_copy(update=elsewhere | whole)
 
 
 def _limited(rows: TokenRows, limit: int | None) -> TokenRows:

@@ -8,9 +8,9 @@
 ``GET /healthz``    200 while the coordinator's threads live; needs no token.
 
 All other bodies are JSON with camelCase names. Every request but ``/healthz`` carries ``Authorization: Bearer <token>``.
-The user-facing parts (``Dataset``, ``LoRASpec``, ``TrainingSpec``) are the very types that the LoRATask CRD is generated
-from, so a value that the API server accepted means the same in the worker. A plan says the latter two as ``LoRAConfig`` and
-``Training``, which have defaults of their own: those of a spec may change, those of a plan may not. Numbers are strict:
+The user-facing parts (``DatasetSpec``, ``LoRASpec``, ``TrainingSpec``) are the very types that the LoRATask CRD is made
+from, so a value that the API server accepted means the same in the worker. A plan says them as ``Dataset``, ``LoRAConfig``
+and ``Training``, which have defaults of their own: those of a spec may change, those of a plan may not. Numbers are strict:
 ``"1e-4"`` and ``true`` are not numbers.
 
 Both read addresses with one parser (``addresses.py``) and apply one rule about networks, too: ``is_refused``; and one about
@@ -23,6 +23,7 @@ Its files:
 ``message``        The base of all that crosses a process border, and the version of what is said
 ``adapter_config`` The adapter that a user asks for, in PEFT's names (part of the LoRATask spec)
 ``dataset``        The rows that a user names (part of the LoRATask spec)
+``row_shapes``     Which format rows have, as their keys tell
 ``training``       How a user's task is trained and evaluated (part of the LoRATask spec)
 ``plan``           The plan: operator to coordinator
 ``quantization``   How the frozen matrices of a base are kept (part of the LoRAPipeline spec)
@@ -57,6 +58,8 @@ from mlora_worker.protocol.dataset import (
     Dataset,
     DatasetFields,
     DatasetFormat,
+    DatasetSettings,
+    DatasetSpec,
     FileFormat,
     TrainOn,
 )
@@ -121,6 +124,15 @@ from mlora_worker.protocol.report import (
     TaskReport,
     WireReport,
 )
+from mlora_worker.protocol.row_shapes import (
+    FIRST_ROWS,
+    ROW_SHAPES,
+    FormatNotDetected,
+    NamedFormat,
+    RowShape,
+    detected_format,
+    keys_of,
+)
 from mlora_worker.protocol.training import (
     USUAL_SEQ_LENGTH,
     EarlyStopping,
@@ -138,6 +150,7 @@ from mlora_worker.protocol.worker_config import HUB_ENDPOINT, WorkerConfig
 __all__ = [
     "CONFIG_KEY",
     "DNS_NAME",
+    "FIRST_ROWS",
     "HUB_ENDPOINT",
     "KMS_KEY",
     "LONGEST_FILE",
@@ -148,6 +161,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "REPORT_FORMAT",
     "REPORT_HEADER",
+    "ROW_SHAPES",
     "SERVED_RANKS",
     "USUAL_SEQ_LENGTH",
     "AdapterDtype",
@@ -165,6 +179,8 @@ __all__ = [
     "Dataset",
     "DatasetFields",
     "DatasetFormat",
+    "DatasetSettings",
+    "DatasetSpec",
     "DatasetUri",
     "EarlyStopping",
     "Encryption",
@@ -176,6 +192,7 @@ __all__ = [
     "FailureReason",
     "FileFormat",
     "FolderUri",
+    "FormatNotDetected",
     "HistogramBar",
     "InitFrom",
     "InitialWeights",
@@ -194,6 +211,7 @@ __all__ = [
     "ModelSource",
     "ModelUri",
     "ModuleShape",
+    "NamedFormat",
     "ObjectName",
     "Optimizer",
     "OptimizerType",
@@ -204,6 +222,7 @@ __all__ = [
     "Rank",
     "Real",
     "Report",
+    "RowShape",
     "RowSummary",
     "Schedule",
     "ShownPart",
@@ -225,9 +244,11 @@ __all__ = [
     "TrainingSpec",
     "WireReport",
     "WorkerConfig",
+    "detected_format",
     "embedded_ipv4",
     "indented",
     "is_refused",
+    "keys_of",
     "one_line",
     "without_credentials",
     "without_keys",

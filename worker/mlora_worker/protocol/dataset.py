@@ -87,8 +87,8 @@ class ConfigMapReference(Message):
     )
 
 
-class Dataset(Message):
-    """The rows to train on."""
+class DatasetSettings(Message):
+    """All but the format."""
 
     uri: DatasetUri | None = Field(
         default=None,
@@ -103,10 +103,6 @@ class Dataset(Message):
     )
     config_map_ref: ConfigMapReference | None = Field(
         default=None, description="A ConfigMap of the task's namespace that holds the rows."
-    )
-    format: DatasetFormat = Field(
-        default=DatasetFormat.PROMPT_COMPLETION,
-        description="promptCompletion, messages, sharegpt, alpaca or text.",
     )
     file_format: FileFormat | None = Field(
         default=None,
@@ -141,7 +137,7 @@ class Dataset(Message):
     )
 
     @model_validator(mode="after")
-    def _exactly_one_source(self) -> Dataset:
+    def _exactly_one_source(self) -> DatasetSettings:
         sources = (self.uri, self.uris, self.inline, self.config_map_ref)
         if sum(source is not None for source in sources) != 1:
             raise ValueError("exactly one of uri, uris, inline and configMapRef must be set")
@@ -152,8 +148,35 @@ class Dataset(Message):
         """As the user wrote them; none for rows that are in the task itself or in a ConfigMap."""
         return self.uris or ((self.uri,) if self.uri is not None else ())
 
+
+class Dataset(DatasetSettings):
+    """The rows to train on, as a plan says them. ``detect_format``: their keys tell the format, and ``format`` means
+    nothing yet."""
+
+    format: DatasetFormat = DatasetFormat.PROMPT_COMPLETION
+    detect_format: bool = False
+
     @property
     def supervised(self) -> TrainOn:
         if self.train_on is not None:
             return self.train_on
         return TrainOn.EVERYTHING if self.format is DatasetFormat.TEXT else TrainOn.ALL_ANSWERS
+
+    def with_format(self, format: DatasetFormat) -> Dataset:
+        return self.model_copy(update={"format": format, "detect_format": False})
+
+
+class DatasetSpec(DatasetSettings):
+    """The rows to train on."""
+
+    format: DatasetFormat | None = Field(
+        default=None,
+        description="promptCompletion, messages, sharegpt, alpaca or text. Absent: the keys of the first rows decide, and "
+        "status.data.format says which it is.",
+    )
+
+    def for_plan(self) -> Dataset:
+        same = {name: getattr(self, name) for name in DatasetSettings.model_fields}
+        if self.format is None:
+            return Dataset(**same, detect_format=True)
+        return Dataset(**same, format=self.format)

@@ -26,6 +26,7 @@ from mlora_worker.bounds import (
     at_most,
 )
 from mlora_worker.protocol.adapter_config import Rank
+from mlora_worker.protocol.dataset import DatasetFormat
 from mlora_worker.protocol.message import Message
 from mlora_worker.protocol.model import ModelFacts, StageReport
 
@@ -78,6 +79,10 @@ FileName = Annotated[str, Field(max_length=LONGEST_FILE)]
 class DataCounts(Message):
     """Counts of the rows. ``dropped`` maps a rule's name to a count; ``first_dropped`` to its first line numbers."""
 
+    # From report format 8 on, or left out:
+    format: DatasetFormat | None = Field(
+        default=None, description="Format of the rows: that of the spec, or what was detected."
+    )
     rows: Amount = Field(description="Rows read.")
     used: Amount = Field(description="Rows that are used for training.")
     dropped: Annotated[dict[Word, Amount], Field(max_length=256), at_most(256)] = Field(
@@ -280,12 +285,10 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
     later: dict[str, object] = {}
     if format < 2 and (task.crowded_out or task.released):
         later |= {"crowded_out": None, "released": None}
-    if format < 3 and task.data is not None and task.data.special_tokens is not None:
-        later["data"] = task.data.model_copy(update={"special_tokens": None})
-    if format < 6 and task.data is not None and task.data.first_dropped_in is not None:
-        known = later.get("data", task.data)
-        assert isinstance(known, DataCounts)
-        later["data"] = known.model_copy(update={"first_dropped_in": None})
+    fields_since = (("special_tokens", 3), ("first_dropped_in", 6), ("format", 8))
+    unknown = [name for name, since in fields_since if format < since]
+    if unknown and task.data is not None:
+        later["data"] = task.data.model_copy(update=dict.fromkeys(unknown))
     if format < 4:
         later |= {
             field: told.model_copy(update={"reason": FailureReason.UPLOAD_FAILED})

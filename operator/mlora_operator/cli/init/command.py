@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.init.detect import DetectedFormat, Row, columns_of, detected
 from mlora_operator.cli.init.rows import first_rows
 from mlora_operator.cli.init.template import TaskDraft, text_of
 from mlora_operator.cli.output import CommandError, stderr
 from mlora_operator.local.manifests import read_manifests
 from mlora_worker.lines import one_line
-from mlora_worker.protocol import DatasetFormat
+from mlora_worker.protocol import DatasetFormat, FormatNotDetected, NamedFormat, detected_format, keys_of
 
 _NOT_OF_A_NAME = re.compile(r"[^a-z0-9]+")
 
@@ -52,11 +51,11 @@ def init(
     """Write a LoRATask with comments, with the format and the columns of the given rows."""
     base, place = _model(model)
     there = Path(data)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     if "://" not in data:
         if not there.is_file():
             raise CommandError(f"--data {data}: no such file", exit_codes.INVALID)
-        rows = list(first_rows(there)) if format is None else []
+        rows = first_rows(there) if format is None else []
     called = name if name is not None else _name(data)
     if output_uri is None:
         here = (Path.cwd() / "adapters" / called).as_uri()
@@ -70,7 +69,7 @@ def init(
         data_uri=data if "://" in data else there.absolute().as_uri(),
         output_uri=output_uri,
         rows=_format(data, rows, format, field or []),
-        columns=columns_of(rows),
+        columns=keys_of(rows),
     )
     text = text_of(draft)
     problems = read_manifests([(file, text)]).problems
@@ -99,10 +98,13 @@ def _name(data: str) -> str:
     return _NOT_OF_A_NAME.sub("-", stem).strip("-")[:63].rstrip("-") or "task"
 
 
-def _format(data: str, rows: list[Row], format: DatasetFormat | None, fields: list[str]) -> DetectedFormat:
-    """Raises CommandError when it is not given and cannot be told."""
+def _format(
+    data: str, rows: list[dict[str, Any]], format: DatasetFormat | None, fields: list[str]
+) -> NamedFormat:
+    """As the worker detects it; columns with other names are guessed, since the user reads what is written here. Raises
+    CommandError when it is not given and cannot be detected."""
     if format is not None:
-        return DetectedFormat(format, dict(_pair(one) for one in fields))
+        return NamedFormat(format, dict(_pair(one) for one in fields))
     if fields:
         raise CommandError("--field needs --format", exit_codes.INVALID)
     if not rows:  # they are elsewhere
@@ -110,14 +112,12 @@ def _format(data: str, rows: list[Row], format: DatasetFormat | None, fields: li
             f"{data} is not a file of this machine, so its rows are not read: give --format",
             exit_codes.INVALID,
         )
-    found = detected(rows)
-    if found is None:
-        names = ", ".join(columns_of(rows)) or "which differ from row to row"
-        message = (
-            f"the format cannot be detected from the columns of {data} ({names}): give --format and --field"
-        )
-        raise CommandError(message, exit_codes.INVALID)
-    return found
+    try:
+        return NamedFormat(detected_format(rows))
+    except FormatNotDetected as error:
+        if error.suggestion is not None:
+            return error.suggestion
+        raise CommandError(f"{data}: {error} (here: --format and --field)", exit_codes.INVALID) from None
 
 
 def _pair(field: str) -> tuple[str, str]:

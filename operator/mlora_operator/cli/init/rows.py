@@ -13,14 +13,14 @@ from typing import Any
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError
+from mlora_worker.protocol import FIRST_ROWS
 
-_ROWS = 20
 _BEGINNING = 4 * 2**20  # bytes that are read for them
 _GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 
 
 def first_rows(path: Path) -> list[dict[str, Any]]:
-    """At most 20 rows. Raises CommandError when the file has none that can be read."""
+    """At most ``FIRST_ROWS``. Raises CommandError when the file has none that can be read."""
     try:
         rows = _parquet(path) if _begins(path, _PARQUET) else _of_text(path.name, _text(path))
     except OSError as error:
@@ -51,10 +51,10 @@ def _of_text(name: str, text: str) -> list[dict[str, Any]]:
     plain = name.removesuffix(".gz")
     if plain.endswith(".csv"):
         table = csv.DictReader(io.StringIO(text))
-        return [dict(row) for row, _ in zip(table, range(_ROWS), strict=False)]
+        return [dict(row) for row, _ in zip(table, range(FIRST_ROWS), strict=False)]
     if plain.endswith(".json") and text.lstrip().startswith("["):
         return _of_array(text)
-    lines = [line for line in text.split("\n") if line.strip()][:_ROWS]
+    lines = [line for line in text.split("\n") if line.strip()][:FIRST_ROWS]
     return [_row(json.loads(line)) for line in lines]
 
 
@@ -63,7 +63,7 @@ def _of_array(text: str) -> list[dict[str, Any]]:
     decoder = json.JSONDecoder()
     rows: list[dict[str, Any]] = []
     place = text.index("[") + 1
-    while len(rows) < _ROWS:
+    while len(rows) < FIRST_ROWS:
         while place < len(text) and text[place] in " \t\r\n,":
             place += 1
         if place >= len(text) or text[place] == "]":
@@ -89,6 +89,6 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
         raise ValueError("reading Parquet needs pyarrow: run pip install 'mlora-operator[arrow]'")
     from pyarrow.parquet import ParquetFile
 
-    batch = next(ParquetFile(path).iter_batches(batch_size=_ROWS), None)
+    batch = next(ParquetFile(path).iter_batches(batch_size=FIRST_ROWS), None)
     rows: list[dict[str, Any]] = batch.to_pylist() if batch is not None else []
     return rows

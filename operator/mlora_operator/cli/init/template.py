@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from textwrap import shorten
 
 from mlora_operator.api import API_VERSION
-from mlora_operator.cli.init.detect import DetectedFormat
 from mlora_worker.lines import one_line
+from mlora_worker.protocol import NamedFormat
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@%+-]*(?:://?[A-Za-z0-9_./@%+:-]+)?")
 _OTHER_TYPES = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
@@ -30,7 +30,7 @@ class TaskDraft:
     data: str
     data_uri: str
     output_uri: str
-    rows: DetectedFormat
+    rows: NamedFormat
     columns: Sequence[str]
 
 

@@ -199,7 +199,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
             TaskQuestion(
                 uid=task.uid,
                 lora=task.spec.lora,
-                dataset=task.spec.dataset,
+                dataset=task.spec.dataset.for_plan(),
                 training=task.spec.training,
                 storage=_storage(task, found),
             )

@@ -68,7 +68,8 @@ def _data(task: JSON) -> Iterator[Line]:
     if not where:
         reference = dataset.get("configMapRef") or {}
         where = f"configmap/{reference['name']}, {reference['key']}" if reference else "in the task itself"
-    kind = dataset.get("format")
+    kind, found = dataset.get("format"), (counts or {}).get("format")
+    kind = kind or (f"{found}, detected" if found else None)
     yield "data", where + (f" ({kind})" if kind else "")
     if counts is None:
         return

@@ -22,7 +22,7 @@ from mlora_operator.local.manifests import Manifests
 from mlora_operator.local.survey import SurveyFailed, look
 from mlora_worker.protocol import (
     HUB_ENDPOINT,
-    Dataset,
+    DatasetSpec,
     FailureReason,
     LookAnswer,
     LookQuestion,
@@ -101,7 +101,7 @@ def question_of(
             else access(Storage(), ""),
             hub_endpoint=base.hub_endpoint,
             cache_dir=str(caches / "mlora-operator"),
-            dataset=Dataset.model_validate({**settings, "uri": uri}),
+            dataset=DatasetSpec.model_validate({**settings, "uri": uri}).for_plan(),
             training=TrainingSpec.model_validate(training),
             show=show,
         )
@@ -144,6 +144,8 @@ def print_answer(answer: LookAnswer) -> None:
         f"[bold]{counts.used:,}[/] of {counts.rows:,} rows are used: {counts.tokens:,} tokens, "
         f"{counts.supervised_tokens:,} of them supervised; the longest row has {answer.longest:,}"
     )
+    if counts.format is not None:
+        out.print(f"  format: {counts.format.value}")
     for rule, count in counts.dropped.items():
         lines = counts.first_dropped.get(rule, ())
         files = (counts.first_dropped_in or {}).get(rule, ())

@@ -124,7 +124,10 @@ def test_a_field_of_the_metadata_is_looked_at_too() -> None:
             {"uri": "s3://d/a", "format": "alpaca", "fields": {"prompt": "q"}},
             "fields.prompt applies only to format promptCompletion",
         ),
-        ({"uri": "s3://d/a", "fields": {"text": "body"}}, "fields.text applies only to format text"),
+        (
+            {"uri": "s3://d/a", "format": "messages", "fields": {"text": "body"}},
+            "fields.text applies only to format text",
+        ),
         (
             {"uri": "s3://d/a", "format": "text", "fields": {"system": "s"}},
             "fields.system applies only to format alpaca and sharegpt",
@@ -135,6 +138,10 @@ def test_a_column_of_another_format_is_refused(spec: dict[str, Any], words: str)
     ((field, message),) = problems(TASK, dataset=spec)
     assert field == "spec.dataset"
     assert words in message
+
+
+def test_a_column_of_any_format_may_be_named_where_the_rows_tell_the_format() -> None:
+    assert problems(TASK, dataset={"uri": "s3://d/a", "fields": {"text": "body"}}) == []
 
 
 @pytest.mark.parametrize("column", ["q", "prompt"])

@@ -130,7 +130,7 @@ def plan_of(make: Any, tasks: int, generation: int) -> Plan:
         admitted=False,
         base_model=make.model,
         lora=spec.lora,
-        dataset=spec.dataset,
+        dataset=spec.dataset.for_plan(),
         training=spec.training.for_model(None),
         output_uri="s3://adapters/t",
         storage=StorageAccess(),

@@ -57,7 +57,7 @@ def test_a_task_plan_is_the_users_spec(make: Any) -> None:
     (entry,) = found.tasks
     assert task.spec is not None
     assert (entry.uid, entry.namespace, entry.name) == (task.uid, "team-a", "t1")
-    assert (entry.lora, entry.dataset) == (task.spec.lora, task.spec.dataset)
+    assert (entry.lora, entry.dataset) == (task.spec.lora, task.spec.dataset.for_plan())
     assert entry.training == task.spec.training.for_model(make.facts().max_positions)
     assert (entry.output_uri, entry.base_model, entry.admitted) == ("s3://adapters/t1", "Org/Toy-1B", False)
 

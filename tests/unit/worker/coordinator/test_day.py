@@ -93,7 +93,9 @@ def without_its_day(state: TaskState) -> TaskState:
     return replace(state, progress=state.progress.model_copy(update={"fingerprint": facts}))
 
 
-def reported(store: MemoryStore, kept: LocalSpool, today: date, dated: bool) -> TaskReport:
+def reported(
+    store: MemoryStore, kept: LocalSpool, today: date, dated: bool, task: TaskPlan = TASK
+) -> TaskReport:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=0, device="cpu", resident_bytes=0, capacity_bytes=0
     )
@@ -104,7 +106,7 @@ def reported(store: MemoryStore, kept: LocalSpool, today: date, dated: bool) -> 
         end=pytest.fail, spool=kept, later=after(lambda _: pytest.fail("no pause")), today=lambda: today,
     )  # fmt: skip
     one = Coordinator(parts, threading.Condition(threading.RLock()))
-    one.set_plan(Plan(generation=1, tasks=(TASK,)))
+    one.set_plan(Plan(generation=1, tasks=(task,)))
     [report] = one.wait_report(-1, 0).tasks
     return report
 

@@ -13,6 +13,7 @@ from datetime import date
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.protocol import (
     PROTOCOL_VERSION,
+    DatasetFormat,
     InitialWeights,
     LoRAConfig,
     ModelFacts,
@@ -20,7 +21,7 @@ from mlora_worker.protocol import (
     Optimizer,
     Training,
 )
-from mlora_worker.storage.artifacts.task_state import DAY, Fact, Fingerprint
+from mlora_worker.storage.artifacts.task_state import DAY, DETECTED_FORMAT, Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
 # What differs in an optimizer is named below.
@@ -32,6 +33,14 @@ def day_in(facts: Fingerprint) -> date | None:
     day = facts.get(DAY)
     with suppress(ValueError):
         return date.fromisoformat(day) if isinstance(day, str) else None
+    return None
+
+
+def format_in(facts: Fingerprint) -> DatasetFormat | None:
+    """What was detected when the task began, whatever its file has become. None where its spec named one."""
+    format = facts.get(DETECTED_FORMAT)
+    with suppress(ValueError):
+        return DatasetFormat(format) if isinstance(format, str) else None
     return None
 
 

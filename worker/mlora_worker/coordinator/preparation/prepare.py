@@ -40,7 +40,7 @@ from mlora_worker.storage.artifacts.adapter import (
 )
 from mlora_worker.storage.artifacts.existing_output import check_free
 from mlora_worker.storage.artifacts.local_spool import LocalSpool
-from mlora_worker.storage.artifacts.task_state import DAY
+from mlora_worker.storage.artifacts.task_state import DAY, DETECTED_FORMAT
 from mlora_worker.storage.artifacts.write_probe import probe_output
 from mlora_worker.storage.object_store.store import Store
 from mlora_worker.stream.targets import published_names
@@ -71,12 +71,14 @@ def prepare_task(
     rows: RowMaker,
     wanted: Callable[[], bool] = lambda: True,
     day: Callable[[], date] = date.today,
+    format: Callable[[], DatasetFormat | None] = lambda: None,
 ) -> PreparedTask | AdapterInfo | FinishedAdapter:
     """Rows and targets of ``task``; or the adapter, when an earlier run of this very task has published it already, or has
     finished it and could not publish it.
 
     ``checkpoints``: address of its checkpoints' folder. ``rows`` makes its rows, if they are ``wanted`` then. ``day``: what
-    a chat template that writes the date is told; asked only where rows go through such a template.
+    a chat template that writes the date is told; asked only where rows go through such a template. ``format``: what was
+    detected when the task began, asked only where its spec names none.
 
     Raises errors that carry a ``reason`` (``FailureReason``) and a message for the user, and Cancelled.
     """
@@ -108,9 +110,12 @@ def prepare_task(
     if task.init_from is not None:
         initial = read_initial(store, task.init_from.uri, task.lora, adapted)
 
-    templated = task.dataset.format is not DatasetFormat.TEXT
+    detects = task.dataset.detect_format
+    kept = format() if detects else None
+    asked = task.model_copy(update={"dataset": task.dataset.with_format(kept)}) if kept is not None else task
+    templated = asked.dataset.detect_format or asked.dataset.format is not DatasetFormat.TEXT
     today = day() if templated and rows.uses_date(task.chat_template) else None
-    made = rows.make(task, today, wanted)
+    made = rows.make(asked, today, wanted)
     evaluation = None
     if task.evaluation is not None and made.evaluation is not None:
         evaluation = EvaluationRows(task.evaluation, made.evaluation)
@@ -121,8 +126,10 @@ def prepare_task(
     )
     if task.chat_template is not None:
         facts["dataset.chatTemplate"] = hashlib.sha256(task.chat_template.encode()).hexdigest()
-    if today is not None:
+    if today is not None and made.counts.format is not DatasetFormat.TEXT:
         facts[DAY] = today.isoformat()
+    if detects and made.counts.format is not None:
+        facts[DETECTED_FORMAT] = made.counts.format.value
     if evaluation is not None:
         facts |= evaluation.facts()
     if initial is not None:

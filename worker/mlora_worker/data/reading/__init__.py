@@ -1,6 +1,7 @@
 """Files become rows.
 
 ``dataset_files`` the files of a data set, and the rows of each
+``detection``     the format of a data set whose task names none
 ``file_formats``  which kind of file a name says it is
 ``records``       JSON Lines, JSON arrays, CSV; ``parquet``; ``compression``
 ``row_formats``   pure: which columns are prompt, answer, conversation

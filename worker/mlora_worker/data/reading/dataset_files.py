@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from mlora_worker.data.errors import DataError
@@ -12,7 +14,7 @@ from mlora_worker.data.reading.columns import Columns
 from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
-from mlora_worker.data.reading.row_types import Chat, Dropped, PlainText, Record
+from mlora_worker.data.reading.row_types import Chat, Dropped, InvalidRow, PlainText, Record
 from mlora_worker.protocol import Dataset, FailureReason, FileFormat
 from mlora_worker.storage.remote.dataset_source import DatasetSource
 
@@ -77,17 +79,45 @@ class DatasetFiles:
             format_of(name, self._dataset.file_format).value,
         ]
 
-    def each(self) -> Iterator[DatasetFile]:
-        dataset = self._dataset
+    def first_rows(self, most: int) -> list[Mapping[str, Any]]:
+        """Those of the first ``most`` that are rows at all, with all their columns. Raises as ``each`` does."""
+        found: list[Mapping[str, Any]] = []
+        seen = 0
+        for name, records in self._first_records(most):
+            try:
+                with closing(records):
+                    for record in islice(records, most - seen):
+                        seen += 1
+                        if not isinstance(record.value, InvalidRow):
+                            found.append(record.value)
+            except Undecodable as error:
+                raise DataError(FailureReason.INVALID_ROW, f"{name} {error}") from None
+            if seen == most:
+                break
+        return found
+
+    def _first_records(self, most: int) -> Iterator[tuple[str, Generator[Record]]]:
         if self._text is not None:
-            reference = dataset.config_map_ref
-            format = format_of(reference.key if reference is not None else "", dataset.file_format)
-            if format is FileFormat.PARQUET:
-                raise DataError(
-                    FailureReason.INVALID_SPEC,
-                    f"{self.name} is text, but Parquet is a binary format: use a uri",
-                )
-            encoded = [self._text.encode("utf-8", "surrogatepass")]
+            yield self.name, _generated(records_of_text(*self._own_text()))
+            return
+        for uri in self._uris:
+            format = format_of(uri, self._dataset.file_format)
+            yield uri, _generated(records_of_file(self._source, uri, format, None, at_once=most))
+
+    def _own_text(self) -> tuple[list[bytes], FileFormat]:
+        assert self._text is not None
+        reference = self._dataset.config_map_ref
+        format = format_of(reference.key if reference is not None else "", self._dataset.file_format)
+        if format is FileFormat.PARQUET:
+            raise DataError(
+                FailureReason.INVALID_SPEC,
+                f"{self.name} is text, but Parquet is a binary format: use a uri",
+            )
+        return [self._text.encode("utf-8", "surrogatepass")], format
+
+    def each(self) -> Iterator[DatasetFile]:
+        if self._text is not None:
+            encoded, format = self._own_text()
             yield self._file(self.name, format, lambda: records_of_text(encoded, format))
             return
         for uri in self._uris:
@@ -126,3 +156,8 @@ class DatasetFiles:
                     return
                 self._rows_left -= 1
             yield row
+
+
+def _generated(records: Iterator[Record]) -> Generator[Record]:
+    """What was opened for them is closed with it."""
+    yield from records

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Final
 
 from mlora_worker.data.reading.compression import unpacked
-from mlora_worker.data.reading.parquet import parquet_rows
+from mlora_worker.data.reading.parquet import MOST_ROWS_AT_ONCE, parquet_rows
 from mlora_worker.data.reading.records import csv_rows, json_array, json_lines
 from mlora_worker.data.reading.row_types import Record
 from mlora_worker.protocol import FileFormat
@@ -42,14 +42,16 @@ def records_of_file(
     source: DatasetSource,
     uri: str,
     format: FileFormat,
-    columns: Collection[str],
+    columns: Collection[str] | None,
     saw: Callable[[Collection[str]], None] = lambda _: None,
+    at_once: int = MOST_ROWS_AT_ONCE,
 ) -> Iterator[Record]:
-    """``saw`` is told all columns of a file that names them by itself.
+    """``columns``: that are read of a file of columns; None: all. ``saw`` is told all columns of a file that names them by
+    itself. ``at_once``: rows of such a file that are read together.
 
     Raises StorageError; Undecodable when it is no such file."""
     if format is FileFormat.PARQUET:
-        return parquet_rows(source, uri, columns, saw=saw)
+        return parquet_rows(source, uri, columns, saw=saw, at_once=at_once)
     return records_of_text(source.pieces(uri), format, uri.lower())
 
 

@@ -21,7 +21,7 @@ from mlora_worker.storage.first_bytes import ENOUGH, named
 from mlora_worker.storage.remote.dataset_source import DatasetSource
 from mlora_worker.storage.remote.line_splitter import LONGEST_LINE
 
-_MOST_ROWS_AT_ONCE = 512
+MOST_ROWS_AT_ONCE = 512
 _BYTES_AT_ONCE = 2**26  # of rows of the file's mean length
 _WHOLE_ROWS_AT_ONCE = 8  # where texts are made whole before they are measured
 _MAGIC: Final = b"PAR1"
@@ -32,12 +32,13 @@ _READ_AHEAD = 2**20  # bytes; the pages of a column lie one after the other
 def parquet_rows(
     source: DatasetSource,
     uri: str,
-    columns: Collection[str],
+    columns: Collection[str] | None,
     longest: int = LONGEST_LINE,
     saw: Callable[[Collection[str]], None] = lambda _: None,
+    at_once: int = MOST_ROWS_AT_ONCE,
 ) -> Iterator[Record]:
-    """Rows are numbered from 1. A column that the file lacks is missing in its rows, too. ``longest``: bytes of one row.
-    ``saw`` is told all columns of the file.
+    """Rows are numbered from 1. A column that the file lacks is missing in its rows, too. ``columns``: None: all.
+    ``longest``: bytes of one row. ``saw`` is told all columns of the file. ``at_once``: most rows that are read together.
 
     Raises StorageError; Undecodable.
     """
@@ -53,11 +54,11 @@ def parquet_rows(
         names = footer.schema_arrow.names
         saw(names)
         # Rows without a known column: their own names are what the message about the missing one needs.
-        there = [name for name in names if name in columns] or names[:10]
+        there = [name for name in names if columns is None or name in columns] or names[:10]
         texts = _texts_of(footer.schema, there)
         whole = _stored_as_differences(footer.metadata, texts)
         file = opened(metadata=footer.metadata, read_dictionary=[text for text in texts if text not in whole])
-        at_once = _rows_at_once(footer.metadata, _WHOLE_ROWS_AT_ONCE if whole else _MOST_ROWS_AT_ONCE)
+        at_once = _rows_at_once(footer.metadata, min(at_once, _WHOLE_ROWS_AT_ONCE if whole else at_once))
         number = 0
         for batch in _batches(file, at_once, there):
             sizes = sum((_sizes(column) for column in batch.columns), np.zeros(len(batch), np.int64))

@@ -40,6 +40,7 @@ Fact = (
 Fingerprint = Mapping[str, Fact]  # all that decides a task's result, by a name that a user understands
 
 DAY = "dataset.date"  # on which its rows were rendered first, where the template writes the date
+DETECTED_FORMAT = "dataset.format"  # of its first rows, where the task names none
 
 
 class CheckpointMismatch(Exception):

@@ -131,7 +131,11 @@ def test_a_model_is_named_by_its_folder_or_its_address(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "words"),
     [
-        ([{"a": "b", "c": "d"}], [], "columns of rows.jsonl (a, c): give --format and --field"),
+        (
+            [{"a": "b", "c": "d"}],
+            [],
+            "keys 'a', 'c'. Formats are promptCompletion (prompt, completion), messages",
+        ),
         ([["a"]], [], "a row must be an object"),
         ([], [], "the file has no rows"),
         ([{"text": "a"}], ["--name", "Not_A_Name"], "metadata.name"),

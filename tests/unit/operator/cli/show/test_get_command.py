@@ -66,6 +66,12 @@ def test_a_waiting_task_says_why_and_which_rows_were_dropped(kube: KubeServer) -
     assert found["adapter"] == "none yet; it will be at s3://adapters/a"
 
 
+def test_a_format_that_was_detected_is_said(kube: KubeServer) -> None:
+    status = {"state": "Training", "data": DROPPED | {"format": "messages"}}
+    kube.task("a", status, dataset={"uri": "s3://d/a.jsonl"})
+    assert lines(mlora("get", "a").out)["data"].startswith("s3://d/a.jsonl (messages, detected)\n")
+
+
 def test_a_finished_task_says_where_its_adapter_is_and_how_to_fetch_it(kube: KubeServer) -> None:
     kube.task(
         "a",

@@ -151,6 +151,7 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
                 first_dropped={"NoAnswer": (2,)},
                 tokens=9,
                 special_tokens=1,
+                format=DatasetFormat.SHAREGPT,
             ),
             longest=5,
             histogram=(HistogramBar(low=0, high=4, rows=1), HistogramBar(low=4, high=8, rows=1)),
@@ -159,6 +160,7 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
     )
     out = capsys.readouterr().out
     assert "2 of 3 rows are used: 9 tokens" in out
+    assert "format: sharegpt" in out
     assert "dropped as NoAnswer: 1 (first in 2)" in out
     assert "with special tokens in their own text: 1" in out
     assert "4 to 7 tokens" in out
