@@ -103,9 +103,21 @@ unit-ranks:
 unit-rest:
 	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(REST)
 
-.PHONY: integration
+# Those with a cluster mostly wait for it, so that what computes shares the two cores with them. All of them are run, also
+# when one has failed.
+WITH_CLUSTER := $(addprefix tests/integration/,operator page bench/test_fuzz.py) $(wildcard tests/integration/test_*.py)
+WITH_RANKS := $(addprefix tests/integration/,bench local preparing storage worker)
+INTEGRATION_PARTS := integration-cluster integration-ranks equivalence
+.PHONY: integration $(INTEGRATION_PARTS)
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
-	$(PYTEST) --durations=15 tests/integration tests/equivalence
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(INTEGRATION_PARTS)
+
+integration-cluster:
+	$(PYTEST) --durations=15 $(WITH_CLUSTER)
+integration-ranks:
+	OMP_NUM_THREADS=1 $(PYTEST) --durations=15 $(WITH_RANKS) --ignore=tests/integration/bench/test_fuzz.py
+equivalence:
+	OMP_NUM_THREADS=1 $(PYTEST) --durations=15 tests/equivalence
 
 .PHONY: e2e
 e2e: $(cluster_for_tests) model ## Tests of the whole path

@@ -17,6 +17,7 @@ from mlora_worker.preparing.messages import Setup
 from mlora_worker.protocol import LoRAConfig, ModelSource, StorageAccess, TaskPlan, Training, WorkerConfig
 from tests.fixtures.served import served
 from tests.fixtures.tiny_model import byte_level_tokenizer
+from tests.fixtures.tiny_tokenizer import tiny_tokenizer
 
 POSITIONS, VOCABULARY = 2048, 300
 SECRET = "a-key-that-nobody-sees"
@@ -121,3 +122,8 @@ def slow_server() -> Iterator[SlowServer]:
             yield slow
         finally:
             slow.go_on.set()
+
+
+@pytest.fixture(scope="session")
+def make_tokenizer() -> Callable[..., Any]:
+    return tiny_tokenizer

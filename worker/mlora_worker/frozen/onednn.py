@@ -6,7 +6,7 @@ that it needs in order as it goes, which costs at most 5 % of a product and 12 %
 one for each direction, would cost twice the weights' memory.
 
 A row's result is the same bits whatever rows are beside it and wherever it lies among them
-(``tests/unit/worker/frozen/test_onednn.py``), so rows of many tasks are multiplied together.
+(``tests/equivalence/test_onednn_products.py``), so rows of many tasks are multiplied together.
 """
 
 from __future__ import annotations

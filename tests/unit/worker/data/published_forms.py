@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from tests.unit.worker.data.conftest import tiny_tokenizer
+from tests.fixtures.tiny_tokenizer import tiny_tokenizer
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Row
 from mlora_worker.data.tokenizing.conversations import MOST_CHARACTERS, MOST_TURNS
 from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
 from mlora_worker.protocol import FailureReason, TrainOn
-from tests.unit.worker.data.conftest import tiny_tokenizer
+from tests.fixtures.tiny_tokenizer import tiny_tokenizer
 from tests.unit.worker.data.published_forms import FORMS, Form, tokenizer_of
 
 MANY = [form for form in FORMS if form.both is not None]

@@ -32,6 +32,8 @@ from mlora_worker.protocol import Dataset, FailureReason, StorageAccess, Trainin
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
 
+pytestmark = pytest.mark.integration
+
 SOURCE = open_sources(open_store(StorageAccess(), allow_files=True), StorageAccess())
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -22,7 +22,9 @@ from mlora_worker.data.tokenizing.sandbox_process import PACKAGES
 from mlora_worker.data.tokenizing.sandboxed_template import OwnTemplate, _environment
 from mlora_worker.runtime import fences
 from mlora_worker.runtime.system_calls import filter_of, packed
-from tests.unit.worker.data.tokenizing.test_sandbox import GOOD
+from tests.integration.preparing.test_sandbox import GOOD
+
+pytestmark = pytest.mark.integration
 
 BEFORE = """
 import ctypes, json, os, socket, sys
