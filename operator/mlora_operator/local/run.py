@@ -32,7 +32,8 @@ async def run(world: RunInputs, place: RunEnvironment, audience: Audience) -> li
     if place.page is None:
         return await _run(world, place, audience, None)
     board = Board()
-    page = PageServer(PageService(board, lambda: "", utc_now), HOST, place.page, hosts=LOOPBACK)
+    service = PageService(board, lambda: "", utc_now, in_cluster=False)
+    page = PageServer(service, HOST, place.page, hosts=LOOPBACK)
     try:
         page.start()
     except OSError as error:

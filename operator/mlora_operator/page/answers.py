@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from math import isfinite
 from typing import Literal
 
 from mlora_operator.api import conditions as c
 from mlora_operator.api.meta import Condition, timestamp
 from mlora_operator.page.board import LastDecision
+from mlora_operator.page.choosing import Choice, chosen
 from mlora_operator.page.curves import Drawn, thinned
 from mlora_operator.page.documents import (
     CurveDocument,
@@ -21,6 +21,8 @@ from mlora_operator.page.documents import (
     TaskDocument,
     TaskList,
 )
+from mlora_operator.page.events import shortened
+from mlora_operator.page.numbers import number, rounded, speed
 from mlora_operator.page.order import TRAINING_STATES, Lists, Standing
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView
@@ -33,8 +35,8 @@ MOST_TASKS = 100  # of one answer
 MOST_PIPELINES = 100
 MOST_NAMESPACES = 500
 MOST_CURVES = 24
-POINTS_SHOWN = 160  # of a curve
-MESSAGE_SHOWN = 500  # characters
+MOST_COMPARED = 8  # curves that are asked for by uid
+POINTS_SHOWN = 160  # of a curve beside many others
 
 ListName = Literal["waiting", "training", "finished"]
 
@@ -50,8 +52,7 @@ _TELLING = {
 
 def overview(sight: LastDecision, lists: Lists, namespace: str | None) -> Overview:
     """Of all namespaces, or what concerns one: its tasks, and the pipelines that it has or uses."""
-    everyone = (*lists.waiting, *lists.training, *lists.finished)
-    ours = [one for one in everyone if namespace is None or one.task.key.namespace == namespace]
+    ours = [one for one in lists.everyone if namespace is None or one.task.key.namespace == namespace]
     used = {one.status.pipeline for one in ours}
     views = [
         view
@@ -59,50 +60,47 @@ def overview(sight: LastDecision, lists: Lists, namespace: str | None) -> Overvi
         if namespace is None or view.pipeline.key.namespace == namespace or str(view.pipeline.key) in used
     ]
     return Overview(
-        namespaces=tuple(sorted({one.task.key.namespace for one in everyone})[:MOST_NAMESPACES])
+        namespaces=tuple(sorted({one.task.key.namespace for one in lists.everyone})[:MOST_NAMESPACES])
         if namespace is None
         else (namespace,),
         states=dict(sorted(Counter(one.state for one in ours).items())),
-        tokens_per_second=_rounded(sum(_speed(one) or 0.0 for one in ours)),
+        tokens_per_second=rounded(sum(speed(one) or 0.0 for one in ours)),
         pipelines=tuple(_pipeline(sight, view, lists, namespace) for view in views[:MOST_PIPELINES]),
         pipelines_total=len(views),
     )
 
 
 def tasks(
-    lists: Lists, colours: Mapping[str, int], name: ListName, namespace: str | None, offset: int, limit: int
+    lists: Lists, colours: Mapping[str, int], name: ListName, choice: Choice, offset: int, limit: int
 ) -> TaskList:
     """``limit`` tasks of a list, from the one at ``offset`` on."""
-    chosen = of_namespace(lists.named(name), namespace)
-    part = chosen[offset : offset + limit]
+    found = chosen(lists.named(name), choice)
+    part = found[offset : offset + limit]
     return TaskList(
         list=name,
-        total=len(chosen),
+        total=len(found),
         offset=offset,
-        tasks=tuple(_task(one, colours.get(one.task.uid)) for one in part),
+        tasks=tuple(task_document(one, colours.get(one.task.uid)) for one in part),
     )
 
 
-def with_curves(lists: Lists, kept: Mapping[str, int], namespace: str | None) -> list[Standing]:
+def with_curves(lists: Lists, kept: Mapping[str, int], choice: Choice) -> list[Standing]:
     """Whose losses are kept: those in training, then those that are waiting again, then the last that finished."""
-    everyone = (*lists.training, *lists.waiting, *lists.finished)
-    return [one for one in of_namespace(everyone, namespace) if one.task.uid in kept]
+    return [one for one in lists.everyone if one.task.uid in kept and choice.takes(one)]
 
 
-def losses(chosen: Iterable[Standing], total: int, curves: Mapping[str, Drawn]) -> Losses:
-    """Of ``chosen``, as far as there are ``curves``; ``total``: how many could have been chosen."""
+def losses(
+    shown: Iterable[Standing], total: int, curves: Mapping[str, Drawn], points: int = POINTS_SHOWN
+) -> Losses:
+    """Of ``shown``, as far as there are ``curves``, with so many points at most; ``total``: how many could be shown."""
     return Losses(
         total=total,
         curves=tuple(
-            _curve(one, thinned(curves[one.task.uid], POINTS_SHOWN))
-            for one in chosen
+            curve_document(one, thinned(curves[one.task.uid], points))
+            for one in shown
             if one.task.uid in curves
         ),
     )
-
-
-def of_namespace(standings: Iterable[Standing], namespace: str | None) -> tuple[Standing, ...]:
-    return tuple(one for one in standings if namespace is None or one.task.key.namespace == namespace)
 
 
 def _pipeline(
@@ -138,7 +136,7 @@ def _pipeline(
         training=len(training),
         waiting=waiting,
         restarts=status.restarts or 0,
-        tokens_per_second=_rounded(sum(_speed(one) or 0.0 for one in training)),
+        tokens_per_second=rounded(sum(speed(one) or 0.0 for one in training)),
         coordinator=coordinator,
         lost_since=timestamp(lost) if lost is not None else None,
         stages=_stages(view, training),
@@ -189,7 +187,7 @@ def _used(report: Report | None) -> dict[int, int]:
     return {one.stage: used for one in samples if (used := one.used_bytes or one.rss_bytes)}
 
 
-def _task(one: Standing, colour: int | None) -> TaskDocument:
+def task_document(one: Standing, colour: int | None) -> TaskDocument:
     task, status, spec = one.task, one.status, one.task.spec
     finished = status.completion_time is not None
     training = one.state in TRAINING_STATES
@@ -212,9 +210,10 @@ def _task(one: Standing, colour: int | None) -> TaskDocument:
         completed=status.completion_time,
         step=status.step,
         total_steps=status.total_steps,
-        loss=_number(status.loss),
-        evaluation_loss=_number(status.evaluation_loss),
-        tokens_per_second=_speed(one),
+        loss=number(status.loss),
+        evaluation_loss=number(status.evaluation_loss),
+        tokens_per_second=speed(one),
+        eta=status.eta if training else None,
         restarts=status.restarts or 0,
         preemptions=status.preemptions or 0,
         adapter=status.adapter.uri if status.adapter is not None and one.state == "Succeeded" else None,
@@ -231,7 +230,7 @@ def _telling(one: Standing) -> Condition | None:
     return condition(held, c.ADMITTED) or accepted
 
 
-def _curve(one: Standing, drawn: Drawn) -> CurveDocument:
+def curve_document(one: Standing, drawn: Drawn) -> CurveDocument:
     key = one.task.key
     return CurveDocument(
         uid=one.task.uid,
@@ -246,24 +245,5 @@ def _curve(one: Standing, drawn: Drawn) -> CurveDocument:
     )
 
 
-def _speed(one: Standing) -> float | None:
-    """Tokens per second, of a task that trains now."""
-    return _number(one.status.tokens_per_second) if one.state in TRAINING_STATES else None
-
-
-def _number(text: str | None) -> float | None:
-    """Numbers stand in a status as text; somebody may have written another one by hand."""
-    try:
-        number = float(text) if text is not None else None
-    except ValueError:
-        return None
-    return number if number is not None and isfinite(number) else None
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.4g}")
-
-
 def _short(telling: Condition | None) -> str:
-    message = telling.message if telling is not None else ""
-    return message if len(message) <= MESSAGE_SHOWN else message[: MESSAGE_SHOWN - 1] + "…"
+    return shortened(telling.message) if telling is not None else ""

@@ -1,4 +1,4 @@
-"""What the reconcile loop's thread leaves for the page's thread: the newest pass, and the losses of all.
+"""What the reconcile loop's thread leaves for the page's thread: the newest pass, and losses and events of all tasks.
 
 The loop only puts references down and notes a few numbers; whatever costs time is done by whoever reads. No Secret and no
 plan is kept: of a contact, its report alone.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.curves import Curves, Drawn
+from mlora_operator.page.events import KeptEvent, TaskEvents
 from mlora_operator.reconcile.ports import Endpoint
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
@@ -48,9 +50,11 @@ class LastDecision:
 class Board:
     """``watch`` is called in the loop's thread, everything else in the page's."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._now = now
         self._lock = threading.Lock()  # held for as long as a few thousand numbers take to copy
         self._curves = Curves()
+        self._events = TaskEvents()
         self._number = 0
         self._heard: dict[Key, Report] = {}  # last noted, so that a report is read once
         self._sight: LastDecision | None = None
@@ -65,6 +69,8 @@ class Board:
         """A pass has decided."""
         with self._lock:
             self._note_losses(snapshot)
+            for event in decision.events:
+                self._events.note(event, self._now())
         self._number += 1
         self._sight = LastDecision(
             number=self._number,
@@ -79,7 +85,7 @@ class Board:
         )
 
     def clear(self) -> None:
-        """This replica leads no longer: what it saw gets old. Losses stay, should it lead again."""
+        """This replica leads no longer: what it saw gets old. Losses and events stay, should it lead again."""
         self._sight = None
         self._heard = {}
 
@@ -95,6 +101,11 @@ class Board:
     def curves(self, uids: Collection[str]) -> Mapping[str, Drawn]:
         with self._lock:
             return {uid: drawn for uid in uids if (drawn := self._curves.drawn(uid)) is not None}
+
+    def events(self, uid: str) -> tuple[KeptEvent, ...]:
+        """Of a task, the oldest first."""
+        with self._lock:
+            return self._events.of(uid)
 
     def _note_losses(self, snapshot: Snapshot) -> None:
         """A report is a word about the tasks of its own pipeline alone."""

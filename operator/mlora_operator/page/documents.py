@@ -58,6 +58,27 @@ class Overview(Message):
     pipelines_total: int
 
 
+class NamespaceDocument(Message):
+    """What one namespace has of the pipelines."""
+
+    namespace: str
+    training: int  # tasks
+    waiting: int
+    succeeded: int
+    failed: int
+    tokens_per_second: float
+    trained_tokens: int  # of all its tasks, by their steps and the tokens of a mean row
+
+
+class NamespaceList(Message):
+    """``GET api/v1/namespaces``"""
+
+    version: Version = "v1"
+    total: int
+    offset: int
+    namespaces: tuple[NamespaceDocument, ...]
+
+
 class TaskDocument(Message):
     uid: str
     namespace: str
@@ -79,6 +100,7 @@ class TaskDocument(Message):
     loss: float | None = None
     evaluation_loss: float | None = None
     tokens_per_second: float | None = None
+    eta: str | None = None  # time to the last step, such as 3m20s, of one that trains
     restarts: int = 0
     preemptions: int = 0
     adapter: str | None = None  # its URI, once it lies there
@@ -112,6 +134,65 @@ class Losses(Message):
     version: Version = "v1"
     total: int  # curves that there are
     curves: tuple[CurveDocument, ...]
+
+
+class SpecField(Message):
+    """A field of a task's spec, by its path, and its value in words."""
+
+    name: str
+    value: str
+
+
+class DroppedRows(Message):
+    rule: str
+    count: int
+    first: tuple[str, ...] = ()  # lines, with their file where there are several
+
+
+class DataDocument(Message):
+    """Rows of a task."""
+
+    rows: int
+    used: int
+    tokens: int
+    supervised_tokens: int
+    truncated: int
+    held_out: int
+    beyond_limit: int
+    special_tokens: int | None = None
+    dropped: tuple[DroppedRows, ...] = ()
+
+
+class ConditionDocument(Message):
+    type: str
+    status: str
+    reason: str
+    message: str
+    since: str
+
+
+class EventDocument(Message):
+    at: str
+    type: str  # Normal or Warning
+    reason: str
+    message: str
+
+
+class TaskDetail(Message):
+    """``GET api/v1/task``"""
+
+    version: Version = "v1"
+    task: TaskDocument
+    spec: tuple[SpecField, ...]
+    data: DataDocument | None = None
+    conditions: tuple[ConditionDocument, ...]
+    events: tuple[EventDocument, ...]
+    curve: CurveDocument | None = None
+    best_step: int | None = None  # with the lowest evaluation loss
+    best_evaluation_loss: float | None = None
+    checkpoint_step: int | None = None
+    resumed_step: int | None = None
+    fetch: str | None = None  # the command that fetches the adapter
 
 
 class TimelineTask(Message):

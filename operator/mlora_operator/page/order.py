@@ -43,6 +43,10 @@ class Lists:
     finished: tuple[Standing, ...]
     views: tuple[PipelineView, ...]
 
+    @property
+    def everyone(self) -> tuple[Standing, ...]:
+        return (*self.training, *self.waiting, *self.finished)
+
     def named(self, name: str) -> tuple[Standing, ...]:
         """``waiting``, ``training`` or ``finished``."""
         return {"waiting": self.waiting, "training": self.training, "finished": self.finished}[name]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from importlib import resources
 from ipaddress import ip_address
+from pathlib import PurePosixPath
 from typing import Literal
 
 from aiohttp import web
@@ -36,11 +37,7 @@ logger = logging.getLogger(__name__)
 
 STOP_WITHIN = 5.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-_FILES = {
-    "/": ("index.html", "text/html"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/page.css": ("page.css", "text/css"),
-}
+_KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -76,12 +73,14 @@ def page_app(
         return _respond(request, service.timeline(key, found, query), "application/json")
 
     app = web.Application(middlewares=[_guard(hosts)], client_max_size=1024)
-    for path, (name, kind) in _FILES.items():
-        app.router.add_get(path, _file(name, kind))
+    for name, kind in _files():
+        app.router.add_get("/" if name == "index.html" else f"/{name}", _file(name, kind))
     app.router.add_get("/favicon.ico", _nothing)
     app.router.add_get("/api/v1/overview", api(service.overview))
-    app.router.add_get("/api/v1/tasks", api(service.tasks, "list", "offset", "limit"))
-    app.router.add_get("/api/v1/losses", api(service.losses, "limit"))
+    app.router.add_get("/api/v1/tasks", api(service.tasks, "list", "state", "search", "offset", "limit"))
+    app.router.add_get("/api/v1/task", api(service.task, "task"))
+    app.router.add_get("/api/v1/losses", api(service.losses, "state", "search", "uids", "limit"))
+    app.router.add_get("/api/v1/namespaces", api(service.namespaces, "offset", "limit"))
     app.router.add_get("/api/v1/timeline", timeline)
     return app
 
@@ -226,6 +225,14 @@ def _respond(request: web.Request, found: PageAnswer, kind: str) -> web.Response
     if asked == "*" or found.etag in (one.strip().removeprefix("W/") for one in asked.split(",")):
         return web.Response(status=304, headers={"ETag": found.etag})
     return web.Response(body=found.body, content_type=kind, charset="utf-8", headers={"ETag": found.etag})
+
+
+def _files() -> Iterator[tuple[str, str]]:
+    """What is in ``files``, by name, and of which kind."""
+    for one in resources.files("mlora_operator.page").joinpath("files").iterdir():
+        kind = _KINDS.get(PurePosixPath(one.name).suffix)
+        if kind is not None:
+            yield one.name, kind
 
 
 def _file(name: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:

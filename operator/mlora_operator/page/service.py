@@ -12,8 +12,11 @@ from typing import cast
 
 from multidict import MultiMapping
 
-from mlora_operator.page import answers
+from mlora_operator.page import answers, usage
 from mlora_operator.page.board import Board, LastDecision
+from mlora_operator.page.choosing import Choice, chosen, words_of
+from mlora_operator.page.curves import POINTS
+from mlora_operator.page.detail import task_detail
 from mlora_operator.page.documents import Trouble
 from mlora_operator.page.order import Lists, arrange
 from mlora_operator.page.timelines import timeline_document
@@ -26,8 +29,11 @@ AT_MOST_EVERY = 0.5  # seconds: passes that follow each other faster are looked 
 KEPT = 64  # answers of the present pass
 LARGEST_OFFSET = 1_000_000
 LONGEST_QUERY = 1024  # characters of all parameters
+LONGEST_SEARCH = 100
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_STATE = re.compile(r"[A-Za-z]{1,40}")
+_UID = re.compile(r"[-.A-Za-z0-9]{1,64}")
 
 
 class RequestError(Exception):
@@ -61,7 +67,9 @@ class _Present:
 
 
 class PageService:
-    """``leader``: who leads while this replica does not; empty where that is not known."""
+    """``leader``: who leads while this replica does not; empty where that is not known. ``in_cluster``: `mlora fetch` finds
+    tasks by their names.
+    """
 
     def __init__(
         self,
@@ -69,7 +77,10 @@ class PageService:
         leader: Callable[[], str],
         now: Callable[[], datetime],
         monotonic: Callable[[], float] = time.monotonic,
+        *,
+        in_cluster: bool = True,
     ) -> None:
+        self._in_cluster = in_cluster
         self._board = board
         self._leader = leader
         self._now = now
@@ -86,43 +97,68 @@ class PageService:
         )
 
     def tasks(self, query: Mapping[str, str]) -> PageAnswer:
-        present, namespace = self._look(), _namespace(query)
+        present, choice = self._look(), _choice(query)
         name = query.get("list", "waiting")
         if name not in ("waiting", "training", "finished"):
             raise _bad("list must be waiting, training or finished")
-        offset = _number(query, "offset", 0, 0, LARGEST_OFFSET)
-        limit = _number(query, "limit", 25, 1, answers.MOST_TASKS)
+        offset, limit = _part(query)
         return self._kept(
-            ("tasks", name, namespace, offset, limit),
+            ("tasks", name, choice, offset, limit),
             lambda: answers.tasks(
                 present.lists,
                 self._board.colours(),
                 cast(answers.ListName, name),
-                namespace,
+                choice,
                 offset,
                 limit,
             ),
         )
 
     def losses(self, query: Mapping[str, str]) -> PageAnswer:
-        present, namespace = self._look(), _namespace(query)
+        """Of those that the reader chose, or of tasks that are named by ``uids``, with all points that there are."""
+        present, choice = self._look(), _choice(query)
         limit = _number(query, "limit", answers.MOST_CURVES, 1, answers.MOST_CURVES)
+        uids = _uids(query)
 
         def made() -> Message:
-            able = answers.with_curves(present.lists, self._board.colours(), namespace)
-            chosen = able[:limit]
-            curves = self._board.curves([one.task.uid for one in chosen])
-            return answers.losses(chosen, len(able), curves)
+            able = answers.with_curves(present.lists, self._board.colours(), choice)
+            if uids:
+                by_uid = {one.task.uid: one for one in able}
+                shown, points = [by_uid[uid] for uid in uids if uid in by_uid], POINTS + 1
+            else:
+                shown, points = able[:limit], answers.POINTS_SHOWN
+            curves = self._board.curves([one.task.uid for one in shown])
+            return answers.losses(shown, len(able), curves, points)
 
-        return self._kept(("losses", namespace, limit), made)
+        return self._kept(("losses", choice, limit, uids), made)
+
+    def namespaces(self, query: Mapping[str, str]) -> PageAnswer:
+        present, namespace = self._look(), _namespace(query)
+        offset, limit = _part(query)
+        return self._kept(
+            ("namespaces", namespace, offset, limit),
+            lambda: usage.namespaces(chosen(present.lists.everyone, Choice(namespace)), offset, limit),
+        )
+
+    def task(self, query: Mapping[str, str]) -> PageAnswer:
+        """Of one task. To a reader of one namespace, the tasks of all others do not exist."""
+        present, namespace = self._look(), _namespace(query)
+        key = _key(query, "task")
+        one = next((one for one in present.lists.everyone if one.task.key == key), None)
+        if one is None or namespace not in (None, key.namespace):
+            raise RequestError(404, Trouble(error="notFound", message="the task does not exist"))
+
+        def made() -> Message:
+            uid = one.task.uid
+            drawn = self._board.curves([uid]).get(uid)
+            return task_detail(one, drawn, self._board.events(uid), by_name=self._in_cluster)
+
+        return self._kept(("task", key), made)
 
     def coordinator(self, query: Mapping[str, str]) -> tuple[Key, Endpoint, int]:
         """Of the pipeline whose timeline is asked for, with its number of stages."""
         present, namespace = self._look(), _namespace(query)
-        parts = query.get("pipeline", "").split("/")
-        if len(parts) != 2 or not _NAMESPACE.fullmatch(parts[0]) or not _NAME.fullmatch(parts[1]):
-            raise _bad("pipeline must be NAMESPACE/NAME")
-        key = Key(*parts)
+        key = _key(query, "pipeline")
         view = next((one for one in present.lists.views if one.pipeline.key == key), None)
         if view is None or view.pipeline.spec is None or not _may_see(view.pipeline.key, namespace, present):
             raise RequestError(404, Trouble(error="notFound", message="the pipeline does not exist"))
@@ -183,9 +219,10 @@ def unreachable(key: Key) -> RequestError:
 def _may_see(key: Key, namespace: str | None, present: _Present) -> bool:
     if namespace is None or key.namespace == namespace:
         return True
-    everyone = (*present.lists.training, *present.lists.waiting, *present.lists.finished)
     here = str(key)
-    return any(one.task.key.namespace == namespace and one.status.pipeline == here for one in everyone)
+    return any(
+        one.task.key.namespace == namespace and one.status.pipeline == here for one in present.lists.everyone
+    )
 
 
 def asked(query: MultiMapping[str], *names: str) -> Mapping[str, str]:
@@ -209,6 +246,40 @@ def _namespace(query: Mapping[str, str]) -> str | None:
     if namespace is not None and not _NAMESPACE.fullmatch(namespace):
         raise _bad("namespace must be the name of a namespace; leave it out to see all")
     return namespace
+
+
+def _choice(query: Mapping[str, str]) -> Choice:
+    state, search = query.get("state"), query.get("search", "")
+    if state is not None and not _STATE.fullmatch(state):
+        raise _bad("state must be a word such as Training; leave it out to see all")
+    if len(search) > LONGEST_SEARCH:
+        raise _bad(f"search must have at most {LONGEST_SEARCH} characters")
+    return Choice(_namespace(query), state, words_of(search))
+
+
+def _part(query: Mapping[str, str]) -> tuple[int, int]:
+    """Offset and limit of a list."""
+    return (
+        _number(query, "offset", 0, 0, LARGEST_OFFSET),
+        _number(query, "limit", 25, 1, answers.MOST_TASKS),
+    )
+
+
+def _uids(query: Mapping[str, str]) -> tuple[str, ...]:
+    text = query.get("uids")
+    if text is None:
+        return ()
+    uids = tuple(dict.fromkeys(text.split(",")))
+    if len(uids) > answers.MOST_COMPARED or not all(_UID.fullmatch(uid) for uid in uids):
+        raise _bad(f"uids must be at most {answers.MOST_COMPARED} uids of tasks, separated by commas")
+    return uids
+
+
+def _key(query: Mapping[str, str], name: str) -> Key:
+    parts = query.get(name, "").split("/")
+    if len(parts) != 2 or not _NAMESPACE.fullmatch(parts[0]) or not _NAME.fullmatch(parts[1]):
+        raise _bad(f"{name} must be NAMESPACE/NAME")
+    return Key(*parts)
 
 
 def _number(query: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:

@@ -12,6 +12,7 @@ from mlora_operator.reconcile.state.snapshot import Snapshot
 from tests.fixtures.page_scene import INJECTED, SMALL
 
 from .conftest import Visit
+from .contrast import LOWEST_CONTRAST
 
 pytestmark = pytest.mark.integration
 
@@ -63,9 +64,9 @@ def test_a_namespace_in_the_address_or_the_choice_filters_all_lists(visit: Open)
         "support/" in row for list_ in ("waiting", "training", "finished") for row in rows(page, list_)
     )
     assert "legal" not in page.locator("main").inner_text()
-    page.get_by_label("Namespace").select_option("")
+    page.locator("#namespace").select_option("")
     expect(page.locator("#training-rows tr")).to_have_count(6)
-    page.get_by_label("Namespace").select_option("legal")
+    page.locator("#namespace").select_option("legal")
     expect(page.locator("#training-rows tr")).to_have_count(1)
     assert page.url.endswith("?namespace=legal")
 
@@ -76,10 +77,11 @@ def test_all_that_can_be_done_can_be_done_with_the_keyboard(visit: Open) -> None
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     reached = []
-    for _ in range(16):
+    for _ in range(24):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("(document.activeElement.id || document.activeElement.textContent)"))
-    assert reached[:5] == ["Pipelines", "Training", "Queue", "Finished", "namespace"]
+    sections = ["Pipelines", "Training", "Queue", "Finished", "Namespaces"]
+    assert reached[:8] == [*sections, "search", "state", "namespace"]
     assert reached.count("Timeline") == 3
     page.locator("summary").first.focus()
     page.keyboard.press("Enter")
@@ -109,7 +111,7 @@ def test_a_screen_reader_finds_landmarks_headers_and_words_for_pictures(visit: O
     page = visit().page
     for role in ("banner", "navigation", "main"):
         assert page.get_by_role(role).count() == 1, role
-    for name in ("Pipelines", "Training", "Queue", "Finished"):
+    for name in ("Pipelines", "Training", "Queue", "Finished", "Namespaces"):
         assert page.get_by_role("heading", name=name).count() >= 1
     assert page.get_by_role("columnheader", name="Why it waits").count() == 1
     assert page.get_by_role("rowheader", name="support/tickets-de").count() == 1
@@ -128,7 +130,7 @@ def test_it_follows_the_reader_s_mode_and_its_words_stand_out(visit: Open, schem
     )
     ground, ink = page.evaluate(f"{brightness}('backgroundColor')"), page.evaluate(f"{brightness}('color')")
     assert (ground < 60 and ink > 200) if scheme == "dark" else (ground > 200 and ink < 60)
-    assert page.evaluate(_LOWEST_CONTRAST) >= 4.5
+    assert page.evaluate(LOWEST_CONTRAST) >= 4.5
 
 
 def test_a_task_has_one_colour_in_table_curve_and_timeline(visit: Open) -> None:
@@ -206,29 +208,30 @@ def test_a_page_that_nothing_happens_to_gets_answers_without_a_body(visit: Open)
     assert set(statuses) == {304}
 
 
-# The lowest contrast of any visible text with what lies behind it (WCAG 2.2, 1.4.3).
-_LOWEST_CONTRAST = """
-() => {
-  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => {
-    const [r, g, b] = parts(colour).map((v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (node) => {
-    for (; node; node = node.parentElement) {
-      const colour = getComputedStyle(node).backgroundColor;
-      if ((parts(colour)[3] ?? 1) > 0) return colour;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  let lowest = 21;
-  for (const node of document.querySelectorAll("main *, header *")) {
-    const words = [...node.childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
-    if (!words || !node.checkVisibility()) continue;
-    if (node.ariaDisabled === "true" || node.closest("svg")) continue;
-    const [a, b] = [light(getComputedStyle(node).color), light(behind(node))];
-    lowest = Math.min(lowest, (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
-  }
-  return lowest;
-}
-"""
+def test_words_and_a_state_filter_all_lists_and_stay_in_the_address(visit: Open) -> None:
+    site = visit(query="?namespace=support")
+    page = site.page
+    page.locator("#search").fill("sweep-000 llama")
+    expect(page.locator("#queue-title")).to_have_text("Queue3")
+    expect(page.get_by_text("No task in training matches.")).to_be_visible()
+    page.locator("#state").select_option("Training")
+    expect(page.locator("#queue-title")).to_have_text("Queue0")
+    page.locator("#state").select_option("Queued")
+    expect(page.locator("#queue-title")).to_have_text("Queue3")
+    assert page.url == f"{site.url}?namespace=support&state=Queued&search=sweep-000+llama"
+    page.reload()
+    expect(page.locator("#queue-title")).to_have_text("Queue3")
+    expect(page.locator("#search")).to_have_value("sweep-000 llama")
+    expect(page.locator("#state")).to_have_value("Queued")
+    page.locator("#search").fill("")
+    page.locator("#state").select_option("")
+    expect(page.locator("#training-rows tr")).to_have_count(3)
+    assert page.url == f"{site.url}?namespace=support"
+    assert site.complaints == []
+
+
+def test_time_to_the_last_step_and_use_by_namespace_are_shown(visit: Open) -> None:
+    page = visit().page
+    assert "1m28s" in next(row for row in rows(page, "training") if "tickets-de" in row)
+    expect(page.locator("#namespaces-title")).to_have_text("Namespaces3")
+    assert rows(page, "namespaces")[0].startswith("support | 3 | ")

@@ -82,7 +82,12 @@ def test_the_queue_is_there_for_who_asks_the_service_often_enough(ask: Callable[
 
 
 def test_the_files_are_in_the_image(ask: Callable[..., Answer]) -> None:
-    for path, begins in (("/", b"<!doctype html>"), ("/page.js", b'"use strict"'), ("/page.css", b":root")):
+    for path, begins in (
+        ("/", b"<!doctype html>"),
+        ("/page.js", b"// "),
+        ("/task.js", b"// "),
+        ("/page.css", b":root"),
+    ):
         status, _, body = ask(path)
         assert status == 200
         assert body.startswith(begins)

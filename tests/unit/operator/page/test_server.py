@@ -70,8 +70,11 @@ def own() -> Iterator[Site]:
     [
         "/",
         "/page.js",
+        "/task.js",
         "/page.css",
         API,
+        "/api/v1/task?task=support/tickets-de",
+        "/api/v1/namespaces",
         "/api/v1/tasks",
         "/api/v1/losses",
         "/nothing",
@@ -89,7 +92,17 @@ def test_every_answer_forbids_what_a_page_could_be_made_to_do(site: Site, path: 
     assert headers["Referrer-Policy"] == "no-referrer"
 
 
-@pytest.mark.parametrize("path", ["/", "/page.js", API, "/api/v1/tasks?list=finished", "/api/v1/losses"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/page.js",
+        API,
+        "/api/v1/tasks?list=finished",
+        "/api/v1/losses",
+        "/api/v1/task?task=legal/contracts-2026",
+    ],
+)
 def test_who_has_the_answer_already_gets_none(site: Site, path: str) -> None:
     status, headers, body = site.ask(path)
     assert (status, len(body) > 100) == (200, True)

@@ -65,9 +65,16 @@ def test_many_questions_take_no_more_memory_than_some(scene: Scene) -> None:
 @pytest.mark.parametrize(("leader", "error"), [("operator-7f-x2", "following"), ("", "starting")])
 def test_without_a_pass_the_reader_is_told_why(leader: str, error: str) -> None:
     service = PageService(Board(), lambda: leader, lambda: NOW)
-    for ask in (service.overview, service.tasks, service.losses, service.coordinator):
+    for ask in (
+        service.overview,
+        service.tasks,
+        service.task,
+        service.losses,
+        service.namespaces,
+        service.coordinator,
+    ):
         with pytest.raises(RequestError) as refused:
-            ask({"pipeline": "a/b"})
+            ask({"pipeline": "a/b", "task": "a/b"})
         assert (refused.value.status, refused.value.trouble.error) == (503, error)
         assert refused.value.trouble.leader == (leader or None)
 
@@ -96,12 +103,54 @@ def test_one_who_leads_no_longer_shows_nothing_old(scene: Scene) -> None:
         {"namespace": "a/b"},
         {"namespace": "<script>"},
         {"namespace": "x" * 64},
+        {"state": ""},
+        {"state": "<b>"},
+        {"state": "x" * 41},
+        {"search": "x" * 101},
     ],
 )
 def test_a_question_out_of_bounds_is_refused(scene: Scene, query: dict[str, str]) -> None:
     with pytest.raises(RequestError) as refused:
         PageService(scene.board(), lambda: "", lambda: NOW).tasks(query)
     assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ({}, 400),
+        ({"task": "support"}, 400),
+        ({"task": "../../x"}, 400),
+        ({"task": "support/<script>"}, 400),
+        ({"task": "support/none"}, 404),
+        ({"task": "legal/contracts-2026", "namespace": "support"}, 404),
+    ],
+)
+def test_a_task_that_is_not_there_or_not_the_reader_s_is_refused_alike(
+    scene: Scene, query: dict[str, str], status: int
+) -> None:
+    service = PageService(scene.board(), lambda: "", lambda: NOW)
+    with pytest.raises(RequestError) as refused:
+        service.task(query)
+    assert refused.value.status == status
+    if status == 404:
+        assert refused.value.trouble.message == "the task does not exist"
+
+
+@pytest.mark.parametrize("uids", ["", "a,,b", "a b", "<script>", ",".join("abcdefghi"), "x" * 65])
+def test_curves_are_asked_for_by_a_few_uids(scene: Scene, uids: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        PageService(scene.board(), lambda: "", lambda: NOW).losses({"uids": uids})
+    assert refused.value.status == 400
+
+
+def test_the_named_curves_come_in_their_order_and_none_of_another_namespace(scene: Scene) -> None:
+    service = PageService(scene.board(), lambda: "", lambda: NOW)
+    uids = "uid-support-tickets-en,uid-legal-contracts-2026,uid-support-tickets-de,gone"
+    found = json.loads(service.losses({"uids": uids}).body)["curves"]
+    assert [one["name"] for one in found] == ["tickets-en", "contracts-2026", "tickets-de"]
+    own = json.loads(service.losses({"uids": uids, "namespace": "support"}).body)["curves"]
+    assert [one["name"] for one in own] == ["tickets-en", "tickets-de"]
 
 
 @pytest.mark.parametrize(
