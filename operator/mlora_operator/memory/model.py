@@ -24,6 +24,7 @@ from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
 from mlora_worker.protocol import LoRAConfig, ModelFacts, Optimizer, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
+    UNPACKING_BYTES,
     ModuleGroup,
     Ranks,
     Shape,
@@ -125,13 +126,14 @@ def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool
 
 
 def dense_bytes(facts: ModelFacts, stage: StageReport) -> int:
-    """The most that quantised matrices take at once while they are dense: those of the largest input group. Where products
-    are taken in a wider type, in both types. On a GPU it is part of what is measured, too."""
+    """The most that quantised matrices take at once while they are dense: those of the largest input group, and what making
+    them takes. Where products are taken in a wider type, in both types. On a GPU it is part of what is measured, too."""
     if not stage.quantized:
         return 0
     wide = product_bytes(facts, stage)
     width = wide if wide == facts.dtype_bytes else wide + facts.dtype_bytes
-    return width * dense_numbers(facts, stage.stage, stage.input_groups)
+    making = 0 if stage.device.startswith("cuda") else UNPACKING_BYTES
+    return width * dense_numbers(facts, stage.stage, stage.input_groups) + making
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight, at_once, uncounted
+from mlora_worker.frozen.quantised import QuantisedWeight, at_once
 
 _BLOCK, _BLOCK_OF_SCALES = 64, 256
 _ASKS_THE_NETWORK = (
@@ -66,7 +66,7 @@ class FourBitWeight(QuantisedWeight):
         """As one row of whole bytes. For more rows the library's CPU kernel (0.50) begins a block with each, which is wrong
         where a row is not whole blocks, and for rows of an odd length it compiles code."""
         packed = self.get_buffer("packed").view(-1, 1)
-        dense = uncounted((2 * len(packed),), self.dtype, packed.device)
+        dense = torch.empty(2 * len(packed), dtype=self.dtype, device=packed.device)
         state = self._state
         whole = state.blocksize * (
             state.state2.blocksize if state.nested else 1
@@ -74,8 +74,9 @@ class FourBitWeight(QuantisedWeight):
         step = max(1, at_once(packed.device) // whole) * whole
         for first in range(0, len(dense), step):
             last = min(first + step, len(dense))
-            part = _library().dequantize_4bit(packed[first // 2 : last // 2], _part_of(state, first, last))
-            dense[first:last] = part.view(-1)
+            of_part = _part_of(state, first, last)
+            # Without a name it is gone before the next part is made.
+            dense[first:last] = _library().dequantize_4bit(packed[first // 2 : last // 2], of_part).view(-1)
         return dense[: math.prod(self.shape)].view(self.shape)
 
 

@@ -1,4 +1,5 @@
-"""8-bit floats with a scale for each block of rows and columns, as checkpoints are published: ``W = w8 * scale``."""
+"""8-bit floats with a scale for each block of rows and columns, as checkpoints are published: ``W = w8 * scale``. A block
+may be a whole row."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight, row_slices, uncounted
+from mlora_worker.frozen.quantised import QuantisedWeight, row_slices
 
 
 class BlockFp8Weight(QuantisedWeight):
@@ -22,12 +23,15 @@ class BlockFp8Weight(QuantisedWeight):
     def unpacked(self) -> Tensor:
         numbers, scales = self.get_buffer("numbers"), self.get_buffer("scales")
         height, width = self._block
-        dense = uncounted(self.shape, self.dtype, numbers.device)
-        for rows in row_slices(self.shape, numbers.device, height):
-            factors = scales[rows.start // height : math.ceil(rows.stop / height)]
-            factors = factors.repeat_interleave(width, 1)[:, : self.shape[1]]
-            factors = factors.repeat_interleave(height, 0)[: rows.stop - rows.start]
-            dense[rows] = numbers[rows].float().mul_(factors)
+        outputs, inputs = self.shape
+        whole = inputs // width * width
+        dense = torch.empty(self.shape, dtype=self.dtype, device=numbers.device)
+        blocks = torch.arange(outputs, device=numbers.device) // height
+        for rows in row_slices(self.shape, numbers.device):
+            factors, part = scales[blocks[rows]], numbers[rows].float()
+            part[:, :whole].unflatten(1, (-1, width)).mul_(factors[:, : whole // width, None])
+            part[:, whole:].mul_(factors[:, whole // width :])
+            dense[rows] = part
         return dense
 
 

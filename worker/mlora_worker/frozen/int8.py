@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.quantised import QuantisedWeight, row_slices, uncounted
+from mlora_worker.frozen.quantised import QuantisedWeight, row_slices
 
 _LARGEST = 127
 
@@ -20,7 +20,7 @@ class Int8Weight(QuantisedWeight):
 
     def unpacked(self) -> Tensor:
         numbers, scales = self.get_buffer("numbers"), self.get_buffer("scales")
-        dense = uncounted(self.shape, self.dtype, numbers.device)
+        dense = torch.empty(self.shape, dtype=self.dtype, device=numbers.device)
         for rows in row_slices(self.shape, numbers.device):
             dense[rows] = numbers[rows].float().mul_(scales[rows, None])
         return dense

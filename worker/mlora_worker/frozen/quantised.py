@@ -7,20 +7,24 @@ row's result depend on how it was packed.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from mlora_worker.frozen.onednn import OneDnnWeight, by_onednn
 from mlora_worker.frozen.plain import DenseMultiplier
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
+from mlora_worker.stream.footprint import UNPACKED_AT_ONCE
 
-# Elements that are float32 for a moment. On a GPU each part is launches of its own.
-_AT_ONCE, _AT_ONCE_ON_GPU = 2**16, 2**26
+# Torch's profiler calls the making of a dense matrix so. What a microbatch takes is learned from what torch gives it, and
+# how much of its peak dense matrices and their making are would depend on where the peak is: they are counted by
+# themselves (``stream.footprint``), and whoever counts blocks passes over those that are taken under this name.
+UNPACKING = "mlora: a frozen matrix becomes dense"
+# Elements to work on at a time, which are float32 for a moment. On a GPU each part is launches of its own.
+_AT_ONCE, _AT_ONCE_ON_GPU = UNPACKED_AT_ONCE, 2**26
 
 
 class QuantisedWeight(FrozenWeight):
@@ -36,22 +40,12 @@ class QuantisedWeight(FrozenWeight):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Rounded to the stage's type first, also where products are taken in a wider one: as a plain base would be."""
-        dense = self.unpacked()
-        return dense if dtype == self.dtype else uncounted(dense.shape, dtype, dense.device).copy_(dense)
+        with record_function(UNPACKING):
+            return self.unpacked().to(dtype)
 
     def multiplier(self, dtype: torch.dtype) -> Multiplier:
         dense = self.dense(dtype)
         return by_onednn(dense) if self.library == OneDnnWeight.library else DenseMultiplier(dense)
-
-
-def uncounted(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """For a dense matrix. On a CPU its memory is not torch's: what a microbatch takes is learned from what torch gives, and
-    how much of its peak dense matrices are would depend on where the peak is. They are counted by themselves.
-    """
-    if device.type != "cpu":
-        return torch.empty(*shape, dtype=dtype, device=device)
-    raw = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(*shape)
 
 
 def at_once(device: torch.device) -> int:
@@ -59,8 +53,8 @@ def at_once(device: torch.device) -> int:
     return _AT_ONCE if device.type == "cpu" else _AT_ONCE_ON_GPU
 
 
-def row_slices(shape: tuple[int, int], device: torch.device, step: int = 1) -> Iterator[slice]:
-    """Rows of a matrix to work on at a time, each a multiple of ``step`` from the start."""
+def row_slices(shape: tuple[int, int], device: torch.device) -> Iterator[slice]:
+    """Rows of a matrix to work on at a time."""
     rows, columns = shape
-    height = max(step, at_once(device) // max(columns, 1) // step * step)
+    height = max(1, at_once(device) // max(columns, 1))
     return (slice(first, min(first + height, rows)) for first in range(0, rows, height))

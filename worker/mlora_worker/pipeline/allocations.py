@@ -32,6 +32,8 @@ from torch._C._profiler import (
     _ExperimentalConfig,
 )
 
+from mlora_worker.frozen.quantised import UNPACKING
+
 _ACTIVITIES = {ProfilerActivity.CPU}
 _ONE_AT_A_TIME = threading.Lock()  # torch has one profiler in a process
 
@@ -134,11 +136,14 @@ def _config() -> ProfilerConfig:
 
 
 def _blocks(result: Any) -> list[tuple[int, int]]:
-    """Address and bytes of each block that was given (positive) or taken back (negative), in the order of time."""
+    """Address and bytes of each block that was given (positive) or taken back (negative), in the order of time. Without
+    those for dense matrices, which are counted by themselves."""
     found: list[tuple[int, int, int]] = []
     waiting = list(result.experimental_event_tree())
     while waiting:
         event = waiting.pop()
+        if event.name == UNPACKING:
+            continue
         waiting.extend(event.children)
         if event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
             found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))

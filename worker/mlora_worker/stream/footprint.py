@@ -23,6 +23,10 @@ Ranks = Mapping[
 # enough for what the head's weight costs to read.
 CHUNK_LOGITS = 16 * 2**20
 CHUNK_LOGITS_CUDA = 128 * 2**20
+# Elements of a quantised matrix that are made dense at a time, on a CPU, and the bytes that this takes beside the matrix:
+# no more than four numbers of 4 bytes for each of them.
+UNPACKED_AT_ONCE = 2**16
+UNPACKING_BYTES = 4 * 4 * UNPACKED_AT_ONCE
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
 FEWEST_LOSS_ROWS = 16
 

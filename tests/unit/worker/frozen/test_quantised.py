@@ -16,6 +16,8 @@ from mlora_worker.frozen.four_bits import four_bit_bytes, nf4
 from mlora_worker.frozen.fp8 import BlockFp8Weight, block_fp8_bytes, scales_of
 from mlora_worker.frozen.int8 import int8, int8_bytes
 from mlora_worker.frozen.quantised import QuantisedWeight
+from mlora_worker.pipeline.allocations import CpuLedger
+from mlora_worker.stream.footprint import UNPACKING_BYTES
 
 SHAPES = [(192, 64), (33, 7), (97, 130)]  # whole blocks; an odd number of weights; a last block that is short
 FP8 = (16, 32)
@@ -70,6 +72,29 @@ def test_a_matrix_of_many_parts_is_put_together_whole(monkeypatch: pytest.Monkey
     assert torch.equal(int8(matrix).dense(torch.float32), wanted[0])
     for one, dense in zip(whole, wanted, strict=True):
         assert torch.equal(one.dense(torch.float32), dense)
+
+
+def test_what_making_a_matrix_dense_takes_beside_it_is_no_more_than_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ledger passes over it, so here it counts under another name."""
+    monkeypatch.setattr("mlora_worker.pipeline.allocations.UNPACKING", "")
+    matrix = torch.randn(700, 390, generator=torch.Generator().manual_seed(0))
+    scales = matrix.abs().amax(1, keepdim=True) / 448
+    by_channel = BlockFp8Weight((matrix / scales).to(torch.float8_e4m3fn), scales, (1, 390), torch.float32)
+    for weight in (
+        nf4(matrix, double=True),
+        nf4(matrix, double=False),
+        int8(matrix),
+        fp8(matrix),
+        by_channel,
+    ):
+        weight.unpacked()
+        ledger = CpuLedger()
+        with ledger.follow("forward"):
+            dense = weight.dense(torch.float32)
+        assert ledger.held >= dense.nbytes
+        assert 0 < ledger.peak("forward") - dense.nbytes <= UNPACKING_BYTES
 
 
 def test_a_row_of_zeros_stays_one() -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from mlora_worker.frozen.four_bits import nf4
+from mlora_worker.frozen.int8 import int8
+from mlora_worker.frozen.linear import Freeze
+from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.load import load_stage
 from mlora_worker.pipeline.allocations import CpuLedger
 from mlora_worker.pipeline.calibrate import TASK, calibrate
@@ -23,8 +28,10 @@ from tests.fixtures.stage_steps import TASKS, train
 CPU = torch.device("cpu")
 
 
-def engine_of(saved: Any, deliver: Callable[[MemorySample], None] | None) -> StageEngine:
-    stage = load_stage(saved.folder, saved, 0, 1, torch.float32, CPU)
+def engine_of(
+    saved: Any, deliver: Callable[[MemorySample], None] | None, freeze: Freeze = PlainWeight
+) -> StageEngine:
+    stage = load_stage(saved.folder, saved, 0, 1, torch.float32, CPU, freeze)
     engine = StageEngine(stage) if deliver is None else MeteredEngine(stage, deliver)
     for seed, (task, lora) in enumerate(TASKS.items()):
         engine.load(Load(number=0, task=task, lora=lora, training=Training(seed=seed)))
@@ -51,6 +58,23 @@ def test_blocks_that_were_there_before_are_not_counted() -> None:
     with ledger.follow("forward"):
         before.clear()
     assert (ledger.peak("forward"), ledger.held) == (0, 0)
+
+
+@pytest.mark.parametrize("freeze", [partial(nf4, double=True), int8], ids=["nf4", "int8"])
+def test_a_quantised_base_is_measured_as_the_plain_one_for_dense_matrices_are_counted_by_themselves(
+    small_model: Callable[..., Any],  # noqa: F811
+    freeze: Freeze,
+) -> None:
+    saved, samples = small_model(), dict[Freeze, list[MemorySample]]()
+    for kind in (PlainWeight, freeze):
+        samples[kind] = []
+        train(engine_of(saved, samples[kind].append, kind), 2)
+    plain, quantised = (
+        [(one.kept_bytes, one.forward_bytes, one.backward_bytes) for one in samples[kind]]
+        for kind in (PlainWeight, freeze)
+    )
+    assert plain[1:] == quantised[1:], "the first one of a process also compiles kernels"
+    assert len(plain) > 1
 
 
 def test_measuring_changes_nothing_that_is_trained(small_model: Callable[..., Any]) -> None:  # noqa: F811
