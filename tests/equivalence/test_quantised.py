@@ -50,7 +50,7 @@ def assert_equal(found: Trained, wanted: Trained) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("freeze", [NF4, int8], ids=["nf4", "int8"])
 def test_training_equals_training_on_a_plain_base_with_the_same_values_bit_for_bit(
     base: Base, rows: Callable[..., list[Row]], freeze: Freeze, stages: int, dtype: torch.dtype

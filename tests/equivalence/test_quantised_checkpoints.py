@@ -68,21 +68,31 @@ def test_eight_bits_of_transformers_have_its_values(plain: Base, tmp_path: Path)
         assert (value - matrix).norm() < 0.02 * matrix.norm()
 
 
-def test_fp8_by_blocks_has_the_values_that_transformers_makes_of_it(plain: Base, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [BLOCK, None, "channel"], ids=["by block", "by tensor", "by channel"])
+def test_fp8_has_the_values_that_transformers_makes_of_it(
+    plain: Base, tmp_path: Path, block: tuple[int, int] | str | None
+) -> None:
     tensors: dict[str, Tensor] = {}
     for name, matrix in load_file(plain.folder / "model.safetensors").items():
         if not isinstance(plain.model.get_submodule(name.removesuffix(".weight")), nn.Linear):
             tensors[name] = matrix
             continue
-        scales = torch.rand(scales_of((matrix.shape[0], matrix.shape[1]), BLOCK)) / 100
-        wide = scales.repeat_interleave(BLOCK[0], 0).repeat_interleave(BLOCK[1], 1)
+        if isinstance(block, tuple):
+            scales = torch.rand(scales_of((matrix.shape[0], matrix.shape[1]), block)) / 100
+            wide = scales.repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)
+        else:
+            scales = wide = torch.rand(() if block is None else (len(matrix), 1)) / 100
         tensors[f"{name}_scale_inv"] = scales
         tensors[name] = (matrix / wide).clamp(-448, 448).to(torch.float8_e4m3fn)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    said = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"}
+    said: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None}
+    if isinstance(block, tuple):
+        said["weight_block_size"] = list(block)
     config = json.loads((plain.folder / "config.json").read_text()) | {"quantization_config": said}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    theirs = loaded(tmp_path, FineGrainedFP8Config(dequantize=True))
+    theirs = loaded(
+        tmp_path, FineGrainedFP8Config(dequantize=True, weight_block_size=said["weight_block_size"])
+    )
     found = matrices(whole_stage(tmp_path, torch.float32))
     for path, value in found.items():
         torch.testing.assert_close(value, theirs.get_submodule(path).weight.detach(), rtol=1e-6, atol=1e-8)

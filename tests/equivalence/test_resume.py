@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mlora_worker.frozen.four_bits import nf4
+from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.protocol import FailureReason, LoRAConfig, Schedule, TaskPhase, Training
@@ -114,13 +115,19 @@ def test_a_task_goes_on_after_a_crash_from_its_newest_checkpoint_bit_for_bit(
     assert_bit_identical(second, undisturbed, "subject")
 
 
-def test_a_task_on_a_quantised_base_goes_on_as_on_a_plain_one(base: Base, subject: Task) -> None:
-    freeze = partial(nf4, double=True)
-    undisturbed = whole(play(base, 2, [subject], freeze=freeze), subject)
+QUANTISED = pytest.mark.parametrize("freeze", [partial(nf4, double=True), int8], ids=["nf4", "int8"])
+
+
+@QUANTISED
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_task_on_a_quantised_base_goes_on_as_on_a_plain_one(
+    base: Base, subject: Task, stages: int, freeze: Freeze
+) -> None:
+    undisturbed = whole(play(base, stages, [subject], freeze=freeze), subject)
     store = MemoryStore()
-    first = play(base, 2, [subject], store=store, script=crash_at(12, saved=10), freeze=freeze)
+    first = play(base, stages, [subject], store=store, script=crash_at(12, saved=10), freeze=freeze)
     assert isinstance(first.error, Crashed)
-    second = whole(play(base, 2, [subject], store=store, freeze=freeze), subject)
+    second = whole(play(base, stages, [subject], store=store, freeze=freeze), subject)
     assert second.tasks["subject"].checkpoint.resumed_step == 10
     assert_bit_identical(second, undisturbed, "subject")
 
@@ -200,6 +207,18 @@ def test_a_preempted_task_comes_back_bit_for_bit(base: Base, subject: Task, forg
     assert_bit_identical(found, undisturbed, "subject")
     reads = [uri for action, uri in found.store.calls if action == "read" and uri.endswith(".safetensors")]
     assert bool(reads) is forget
+
+
+@QUANTISED
+@pytest.mark.parametrize("forget", [False, True], ids=["from memory", "from the store"])
+def test_a_preempted_task_on_a_quantised_base_comes_back_bit_for_bit_on_three_stages(
+    base: Base, subject: Task, forget: bool, freeze: Freeze
+) -> None:
+    undisturbed = whole(play(base, 3, [subject], freeze=freeze), subject)
+    script = preempt_between(7, lambda _: True, forget=forget)
+    found = whole(play(base, 3, [subject], script=script, freeze=freeze), subject)
+    assert found.tasks["subject"].checkpoint.resumed_step == 7
+    assert_bit_identical(found, undisturbed, "subject")
 
 
 @pytest.mark.parametrize("stages", [1, 2])

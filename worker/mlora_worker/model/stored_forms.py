@@ -122,16 +122,17 @@ class EightBits:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockFp8:
-    """``fp8`` with a scale for each block, as Qwen3 and DeepSeek-V3 are published."""
+class Fp8:
+    """``fp8`` with a scale for each block, as Qwen3 and DeepSeek-V3 are published, or, where ``block`` is None, with one
+    for each output or for the whole matrix: that is kept as one for each output, too."""
 
-    block: tuple[int, int]
+    block: tuple[int, int] | None
     name: str = "fp8"
     needs_library: bool = False
     beside: tuple[str, ...] = (".weight_scale_inv", ".input_scale", ".activation_scale")
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
-        return block_fp8_bytes(outputs, inputs, self.block)
+        return block_fp8_bytes(outputs, inputs, self._block(inputs))
 
     def weight(
         self, tensors: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
@@ -140,8 +141,20 @@ class BlockFp8:
         if scale not in tensors.names():
             return None
         numbers = _of_type(tensors.stored(name, shape), torch.float8_e4m3fn, name)
-        scales = tensors.stored(scale, scales_of(shape, self.block)).float()
-        return BlockFp8Weight(_own(numbers, device), _own(scales, device), self.block, dtype)
+        block = self._block(shape[1])
+        grid = scales_of(shape, block)
+        found = tensors.stored(scale, None if self.block is None else grid)
+        if self.block is None and tuple(found.shape) in ((), (1,), (1, 1), grid[:1]):
+            found = found.reshape(-1, 1).expand(grid)
+        if tuple(found.shape) != grid or not found.is_floating_point():
+            raise IncompleteModel(
+                f"tensor {scale} is of type {str(found.dtype).removeprefix('torch.')} and shape {list(found.shape)} in the "
+                f"model's files, but must be floats, one for each of {shape[0]} outputs or one for all"
+            )
+        return BlockFp8Weight(_own(numbers, device), _own(found.float(), device), block, dtype)
+
+    def _block(self, inputs: int) -> tuple[int, int]:
+        return (1, inputs) if self.block is None else self.block
 
 
 def form_of(quantization_config: object) -> StoredForm | None:
@@ -180,16 +193,18 @@ def _bitsandbytes(said: Mapping[str, Any]) -> StoredForm:
 
 def _fp8(said: Mapping[str, Any]) -> StoredForm:
     block = said.get("weight_block_size")
+    if block is None:
+        return Fp8(None)
     if not (
         isinstance(block, list | tuple)
         and len(block) == 2
         and all(isinstance(n, int) and n > 0 for n in block)
     ):
         raise UnsupportedModel(
-            f"the base model is quantised (fp8) without scales by block (weight_block_size), which has not been "
-            f"compared: {_INSTEAD}"
+            f"the base model is quantised (fp8) with weight_block_size {block!r}, which must be two positive numbers or "
+            f"nothing: {_INSTEAD}"
         )
-    return BlockFp8((block[0], block[1]))
+    return Fp8((block[0], block[1]))
 
 
 _KNOWN: Mapping[str, Callable[[Mapping[str, Any]], StoredForm]] = {"bitsandbytes": _bitsandbytes, "fp8": _fp8}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mlora_worker.frozen.four_bits import nf4
+from mlora_worker.frozen.fp8 import BlockFp8Weight
 from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.model import quantisation
@@ -46,6 +47,25 @@ def as_fp8(name: str, matrix: Tensor) -> tuple[dict[str, Tensor], QuantisedWeigh
     return {name: made.get_buffer("numbers"), f"{name}_scale_inv": made.get_buffer("scales")}, made
 
 
+def as_fp8_by_channel(name: str, matrix: Tensor) -> tuple[dict[str, Tensor], QuantisedWeight]:
+    scales = matrix.abs().amax(1, keepdim=True) / 448
+    made = BlockFp8Weight(
+        (matrix / scales).to(torch.float8_e4m3fn), scales, (1, matrix.shape[1]), matrix.dtype
+    )
+    return {name: made.get_buffer("numbers"), f"{name}_scale_inv": scales}, made
+
+
+def as_fp8_by_tensor(name: str, matrix: Tensor) -> tuple[dict[str, Tensor], QuantisedWeight]:
+    scale = matrix.abs().max() / 448
+    made = BlockFp8Weight(
+        (matrix / scale).to(torch.float8_e4m3fn),
+        scale.expand(len(matrix), 1),
+        (1, matrix.shape[1]),
+        matrix.dtype,
+    )
+    return {name: made.get_buffer("numbers"), f"{name}_scale_inv": scale}, made
+
+
 def as_eight_bits(name: str, matrix: Tensor) -> tuple[dict[str, Tensor], QuantisedWeight]:
     made = int8(matrix)
     path = name.removesuffix(".weight")
@@ -69,6 +89,8 @@ FORMS: dict[
     str, tuple[Callable[[str, Tensor], tuple[dict[str, Tensor], QuantisedWeight]], dict[str, Any]]
 ] = {
     "fp8": (as_fp8, {"quant_method": "fp8", "weight_block_size": list(FP8), "activation_scheme": "dynamic"}),
+    "fp8 by channel": (as_fp8_by_channel, {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "fp8 by tensor": (as_fp8_by_tensor, {"quant_method": "fp8", "weight_block_size": None}),
     "8 bits": (as_eight_bits, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
     "4 bits": (
         as_four_bits,
@@ -154,6 +176,16 @@ def test_without_the_library_4_bits_are_refused_before_anything_is_read(
     [
         ("fp8", {f"{FIRST}_scale_inv": torch.ones(1, 1)}, r"scale_inv has shape \[1, 1\]"),
         ("fp8", {FIRST: torch.zeros(32, 32)}, "is of type float32 in the model's files"),
+        (
+            "fp8 by channel",
+            {f"{FIRST}_scale_inv": torch.ones(7)},
+            r"shape \[7\] .* one for each of 32 outputs",
+        ),
+        (
+            "fp8 by tensor",
+            {f"{FIRST}_scale_inv": torch.ones((), dtype=torch.uint8)},
+            "of type uint8 and shape",
+        ),
         ("8 bits", {FIRST.replace("weight", "SCB"): torch.ones(7)}, r"SCB has shape \[7\]"),
         (
             "4 bits",
@@ -189,7 +221,8 @@ def test_packed_numbers_without_scales_are_not_taken_for_values(files: Any) -> N
         ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\)"),
         ({"quant_method": "mxfp4"}, r"\(mxfp4\)"),
         ({"quant_method": "hqq"}, r"\(hqq\), and it has not been compared"),
-        ({"quant_method": "fp8"}, "without scales by block"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, r"\(fp8\) with weight_block_size \[128\]"),
+        ({"quant_method": "fbgemm_fp8"}, r"\(fbgemm_fp8\), and it has not been compared: use .* plain float"),
         ({"bits": 4}, r"\(without a name\)"),
     ],
 )
