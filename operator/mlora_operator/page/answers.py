@@ -74,7 +74,7 @@ def tasks(
     lists: Lists, colours: Mapping[str, int], name: ListName, choice: Choice, offset: int, limit: int
 ) -> TaskList:
     """``limit`` tasks of a list, from the one at ``offset`` on."""
-    found = chosen(lists.named(name), choice)
+    found = chosen(lists, lists.named(name), choice)
     part = found[offset : offset + limit]
     return TaskList(
         list=name,
@@ -86,7 +86,7 @@ def tasks(
 
 def with_curves(lists: Lists, kept: Mapping[str, int], choice: Choice) -> list[Standing]:
     """Whose losses are kept: those in training, then those that are waiting again, then the last that finished."""
-    return [one for one in lists.everyone if one.task.uid in kept and choice.takes(one)]
+    return [one for one in lists.everyone if one.task.uid in kept and choice.takes(one, lists)]
 
 
 def losses(

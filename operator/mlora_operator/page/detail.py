@@ -24,7 +24,7 @@ from mlora_operator.page.documents import (
 from mlora_operator.page.events import KeptEvent, shortened
 from mlora_operator.page.numbers import number
 from mlora_operator.page.order import Standing
-from mlora_worker.protocol import DataCounts, Dataset, Message, without_credentials
+from mlora_worker.protocol import DataCounts, DatasetSpec, Message, without_credentials
 
 MOST_FIELDS = 200  # of a spec
 MOST_RULES = 32  # by which rows were dropped
@@ -93,7 +93,7 @@ def spec_fields(spec: LoRATaskSpec) -> Iterator[SpecField]:
     )
 
 
-def _dataset(dataset: Dataset) -> Iterator[SpecField]:
+def _dataset(dataset: DatasetSpec) -> Iterator[SpecField]:
     """Rows and templates are not for every reader; names of columns are shown where they are not the usual ones."""
     for name, text in (("inline", dataset.inline), ("chatTemplate", dataset.chat_template)):
         if text is not None:
@@ -138,6 +138,7 @@ def _data(counts: DataCounts) -> DataDocument:
         held_out=counts.held_out,
         beyond_limit=counts.beyond_limit,
         special_tokens=counts.special_tokens,
+        format=counts.format.value if counts.format is not None else None,
         dropped=tuple(
             DroppedRows(rule=rule, count=count, first=_first(counts, rule))
             for rule, count in list(counts.dropped.items())[:MOST_RULES]

@@ -160,6 +160,7 @@ class DataDocument(Message):
     held_out: int
     beyond_limit: int
     special_tokens: int | None = None
+    format: str | None = None  # of the rows, as the spec says or as it was detected
     dropped: tuple[DroppedRows, ...] = ()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.page.board import LastDecision
@@ -46,6 +47,11 @@ class Lists:
     @property
     def everyone(self) -> tuple[Standing, ...]:
         return (*self.training, *self.waiting, *self.finished)
+
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """By uid, in lower case: what is searched for words."""
+        return {one.task.uid: _searched(one) for one in self.everyone}
 
     def named(self, name: str) -> tuple[Standing, ...]:
         """``waiting``, ``training`` or ``finished``."""
@@ -125,6 +131,12 @@ def _by_policy(view: PipelineView, own: Sequence[Standing], now: datetime) -> li
     except Exception as error:  # of this pipeline alone, whose condition says why
         logger.debug("no order of %s can be worked out: %r", view.pipeline.key, error)
         return [*sorted(valid.values(), key=lambda one: one.task.candidate.key), *rest]
+
+
+def _searched(one: Standing) -> str:
+    task, status = one.task, one.status
+    model = task.spec.base_model if task.spec is not None else ""
+    return f"{task.key} {model} {status.pipeline or ''} {status.reason or ''}".lower()
 
 
 def _without_pipeline(one: Standing) -> tuple[int, datetime, str, str]:

@@ -25,7 +25,8 @@ from mlora_operator.reconcile.state.snapshot import Key
 from mlora_worker.protocol import Message
 from mlora_worker.stream.timeline import Timeline
 
-AT_MOST_EVERY = 0.5  # seconds: passes that follow each other faster are looked at no faster
+AT_MOST_EVERY = 0.5  # seconds: passes that follow each other faster are looked at no faster ...
+CALM = 4  # ... nor before this many times as long has passed as to put the tasks in order took
 KEPT = 64  # answers of the present pass
 LARGEST_OFFSET = 1_000_000
 LONGEST_QUERY = 1024  # characters of all parameters
@@ -61,7 +62,7 @@ def tagged(body: bytes) -> PageAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    taken: float
+    until: float  # a newer pass is not looked at before
     sight: LastDecision
     lists: Lists
 
@@ -137,7 +138,9 @@ class PageService:
         offset, limit = _part(query)
         return self._kept(
             ("namespaces", namespace, offset, limit),
-            lambda: usage.namespaces(chosen(present.lists.everyone, Choice(namespace)), offset, limit),
+            lambda: usage.namespaces(
+                chosen(present.lists, present.lists.everyone, Choice(namespace)), offset, limit
+            ),
         )
 
     def task(self, query: Mapping[str, str]) -> PageAnswer:
@@ -195,9 +198,10 @@ class PageService:
                 ),
             )
         present, moment = self._present, self._monotonic()
-        newer = present is None or present.sight.number != sight.number
-        if present is None or (newer and moment - present.taken >= AT_MOST_EVERY):
-            present = self._present = _Present(moment, sight, arrange(sight, self._now()))
+        if present is None or (present.sight.number != sight.number and moment >= present.until):
+            lists = arrange(sight, self._now())
+            rest = max(AT_MOST_EVERY, CALM * (self._monotonic() - moment))
+            present = self._present = _Present(moment + rest, sight, lists)
             self._made.clear()
         return present
 

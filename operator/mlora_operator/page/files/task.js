@@ -139,7 +139,8 @@ function dataTable(data) {
     ["Tokens of the rows used", data.tokens], ["Supervised tokens of these", data.supervisedTokens],
   ].filter(([, value], index) => index < 2 || value);
   const dropped = data.dropped.map((one) => [`Dropped as ${one.rule}`, number(one.count), one.first.length ? `first in line ${one.first.join(", ")}` : ""]);
-  const rows = [...counts.map(([name, value]) => [name, number(value), ""]), ...dropped];
+  const format = data.format ? [["Format", data.format, ""]] : [];
+  const rows = [...format, ...counts.map(([name, value]) => [name, number(value), ""]), ...dropped];
   return table("Data", ["Rows", "Number", dropped.length ? "Where" : ""], rows, "");
 }
 

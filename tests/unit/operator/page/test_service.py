@@ -55,6 +55,22 @@ def test_passes_that_follow_each_other_fast_are_looked_at_no_faster(scene: Scene
     assert service.overview({}) != first
 
 
+def test_a_crowd_of_tasks_that_takes_long_to_put_in_order_is_looked_at_less_often(scene: Scene) -> None:
+    board, clock = scene.board(), Clock()
+
+    def slow() -> datetime:  # asked once for each order
+        clock.moment += 1.0
+        return NOW
+
+    service = PageService(board, lambda: "", slow, clock)
+    first = service.overview({})
+    for waited, same in ((2.0, True), (2.0, False)):
+        scene.tasks = scene.tasks[1:]
+        scene.watch(board)
+        clock.moment += waited
+        assert (service.overview({}) is first) is same
+
+
 def test_many_questions_take_no_more_memory_than_some(scene: Scene) -> None:
     service = PageService(scene.board(), lambda: "", lambda: NOW)
     for offset in range(500):
