@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.media import MEDIA_COLUMNS, media_of_content, media_of_row
 from mlora_worker.data.reading.row_types import (
     ASSISTANT,
     SYSTEM,
@@ -158,9 +159,9 @@ def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]
         case DatasetFormat.PROMPT_COMPLETION:
             return fields.prompt, fields.completion
         case DatasetFormat.MESSAGES:
-            return fields.messages, *_TOOL_COLUMNS
+            return fields.messages, *_TOOL_COLUMNS, *MEDIA_COLUMNS
         case DatasetFormat.SHAREGPT:
-            return fields.conversations, fields.system, *_TOOL_COLUMNS
+            return fields.conversations, fields.system, *_TOOL_COLUMNS, *MEDIA_COLUMNS
         case DatasetFormat.ALPACA:
             return fields.instruction, fields.input, fields.output, fields.system, "history"
         case DatasetFormat.TEXT:
@@ -197,6 +198,9 @@ def _turns(
         if role == ASSISTANT and content is None:
             blank = True
             continue
+        media = media_of_content(content)
+        if media is not None:
+            raise _Invalid(f"{content_key} of {where} {media}")
         learnt = role != ASSISTANT or _is_learnt(message.get("weight"), where)
         weightless |= not learnt
         turns.append(Turn(role, _text(content, f"{content_key} of {where}"), learnt))
@@ -220,6 +224,9 @@ def _is_learnt(weight: Any, where: str) -> bool:
 
 
 def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
+    media = media_of_row(row)
+    if media is not None:
+        raise _Invalid(media)
     messages = _column(row, column, field)
     if not isinstance(messages, list):
         raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")

@@ -173,12 +173,26 @@ def test_an_invalid_row_names_the_file_the_line_and_the_flaw(line: bytes, told: 
         ),
         ([user(None), assistant()], "content of turn 1 is null, not text"),
         ([user([{"type": "text", "text": "hi"}]), assistant()], "content of turn 1 is a list, not text"),
+        (
+            [user([{"type": "text", "text": "hi"}, {"type": "image", "image": "a.png"}]), assistant()],
+            "content of turn 1 has a part of type image, and rows are text alone: remove the row",
+        ),
+        ([user(), assistant([{"type": "input_audio"}])], "content of turn 2 has a part of type input_audio"),
+        ([user([{"type": "video_url"}]), assistant()], "content of turn 1 has a part of type video_url"),
         ([user(), assistant(3)], "content of turn 2 is a number, not text"),
         ([user(), assistant("x", weight=0.5)], "turn 2 has weight 0.5; that of a turn is 0 or 1"),
     ],
 )
 def test_an_invalid_turn_is_named(turns: object, told: str) -> None:
     assert told in failure([json.dumps({"messages": turns}).encode()], MESSAGES)
+
+
+@pytest.mark.parametrize("column", ["images", "videos", "audios"])
+def test_a_conversation_with_pictures_beside_it_is_refused_by_the_column(column: str) -> None:
+    row = {"messages": [user("<image>What is it?"), assistant()], column: ["a.png"]}
+    told = failure([json.dumps(row).encode()], MESSAGES)
+    assert f"has a column '{column}', and rows are text alone: remove the row" in told
+    assert len(rows([json.dumps(row | {column: []}).encode()], MESSAGES)) == 1
 
 
 def test_only_the_first_ten_invalid_rows_are_listed_and_reading_stops_there() -> None:
