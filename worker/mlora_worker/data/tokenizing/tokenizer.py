@@ -9,6 +9,9 @@ from transformers import AutoTokenizer
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.protocol import FailureReason
+from mlora_worker.storage.versioned_json import plain_json
+
+_PROCESSORS_TEMPLATE = "chat_template.json"
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -29,4 +32,23 @@ def load_tokenizer(folder: Path) -> Any:
             FailureReason.INVALID_SPEC,
             "the base model's folder has no tokenizer.json; save its fast tokenizer there",
         )
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = _processors_template(folder)
     return tokenizer
+
+
+def _processors_template(folder: Path) -> str | None:
+    """Models that also read images may have it in a file of their processor alone, which tokenizers do not read. Raises
+    DataError where that file is damaged."""
+    try:
+        template = plain_json((folder / _PROCESSORS_TEMPLATE).read_bytes())["chat_template"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        template = None
+    if not isinstance(template, str):
+        raise DataError(
+            FailureReason.INVALID_SPEC,
+            f"{_PROCESSORS_TEMPLATE} in the base model's folder has no chat_template: correct it, or remove the file",
+        )
+    return template

@@ -37,3 +37,33 @@ def test_a_broken_tokenizer_is_told(tiny_model: Path, tmp_path: Path, name: str,
     with pytest.raises(DataError, match="the base model's folder has no") as caught:
         load_tokenizer(tmp_path)
     assert caught.value.reason is FailureReason.INVALID_SPEC
+
+
+def without_template(model: Path, folder: Path) -> None:
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, folder)
+    settings = folder / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    content.pop("chat_template", None)
+    settings.write_text(json.dumps(content))
+
+
+def test_a_template_that_only_the_processor_has_is_the_models(tiny_model: Path, tmp_path: Path) -> None:
+    without_template(tiny_model, tmp_path)
+    assert load_tokenizer(tmp_path).chat_template is None
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    assert load_tokenizer(tmp_path).chat_template == "{{ messages[0].content }}"
+    (tmp_path / "chat_template.jinja").write_text("{{ 'the tokenizer has one' }}")
+    assert load_tokenizer(tmp_path).chat_template == "{{ 'the tokenizer has one' }}"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"chat_template": 3}', "[" * 1000])
+def test_a_broken_file_of_the_processors_template_is_told(
+    tiny_model: Path, tmp_path: Path, content: str
+) -> None:
+    without_template(tiny_model, tmp_path)
+    (tmp_path / "chat_template.json").write_text(content)
+    with pytest.raises(
+        DataError, match=r"chat_template\.json in the base model's folder has no chat_template"
+    ):
+        load_tokenizer(tmp_path)
