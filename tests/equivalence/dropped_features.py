@@ -6,7 +6,7 @@ Each function takes a stage that has just been read and gives it back without wh
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from mlora_worker.frozen.plain import PlainWeight
+from mlora_worker.model.attention import PackedRows
+from mlora_worker.model.recurrent import PackedDeltaNet, PackedShortConv
 from mlora_worker.model.rotary import LongRope
 from mlora_worker.model.stage import Stage
 
@@ -155,3 +157,48 @@ def factor_of_logits(stage: Stage) -> Stage:
 
 def capped_logits(stage: Stage) -> Stage:
     return replace(stage, logit_cap=None)
+
+
+def _modules_of(stage: Stage, kind: type[nn.Module]) -> Iterator[Any]:
+    return (one for one in stage.layers.modules() if isinstance(one, kind))
+
+
+def _as_one_row(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def taken_for_one(hidden_states: torch.Tensor, *, packed: PackedRows, **_: Any) -> torch.Tensor:
+        return forward(hidden_states, packed=PackedRows((packed.tokens,), packed.device))
+
+    return taken_for_one
+
+
+def states_of_their_own(stage: Stage) -> Stage:
+    """Rows are taken for one where a state is carried, and nowhere else."""
+    for one in (*_modules_of(stage, PackedDeltaNet), *_modules_of(stage, PackedShortConv)):
+        one.forward = _as_one_row(one.forward)
+    return stage
+
+
+def convolutions(stage: Stage) -> Stage:
+    for one in _modules_of(stage, nn.Conv1d):
+        weight = torch.zeros_like(one.weight)
+        weight[..., -1] = one.weight[..., -1]  # the token itself alone
+        one.weight = nn.Parameter(weight, requires_grad=False)
+    return stage
+
+
+def decay_of_states(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedDeltaNet):
+        one.A_log = nn.Parameter(torch.full_like(one.A_log, -1000.0), requires_grad=False)
+    return stage
+
+
+def bias_of_decay(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedDeltaNet):
+        one.dt_bias = nn.Parameter(torch.zeros_like(one.dt_bias), requires_grad=False)
+    return stage
+
+
+def gates_of_states(stage: Stage) -> Stage:
+    for path, linear in stage.linears.items():
+        if path.endswith("in_proj_z"):
+            linear.weight = PlainWeight(torch.zeros(linear.out_features, linear.in_features))
+    return stage

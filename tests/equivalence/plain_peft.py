@@ -44,6 +44,15 @@ def _first_of_group(path: str) -> str:
     return f"{parent}.{first.get(name, name)}"
 
 
+def _targets(task: Task, start: Mapping[str, Tensor]) -> str | list[str]:
+    """In PEFT's words. Of a model that also reads images, ``all-linear`` would have its towers, too: there, what is adapted
+    is named one by one."""
+    if task.lora.target_modules != ("all-linear",):
+        return list(task.lora.target_modules)
+    paths = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in start}
+    return sorted(paths) if any(".language_model." in path for path in paths) else "all-linear"
+
+
 class PeftTask:
     """One task as Hugging Face PEFT has it: padded mini-batches, plain autograd, dropout by ``SameMask``."""
 
@@ -59,9 +68,7 @@ class PeftTask:
         config = config or LoraConfig(
             r=task.lora.rank,
             lora_alpha=task.lora.alpha,
-            target_modules=task.lora.target_modules[0]
-            if task.lora.target_modules == ("all-linear",)
-            else list(task.lora.target_modules),
+            target_modules=_targets(task, start),
             task_type="CAUSAL_LM",
         )
         # Not in training mode: a base's own dropout, where it has any, stays off on both sides.

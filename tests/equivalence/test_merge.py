@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from typer.testing import CliRunner
 
 from mlora_operator.cli.app import app
@@ -53,6 +55,25 @@ def test_it_computes_what_base_and_adapter_compute(tiny_model: Path, adapter: Pa
     assert (wanted - plain).abs().max() > 1e-2
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab()
     assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+def test_a_model_that_also_reads_images_is_merged_whole(small_model: Any) -> None:
+    saved = small_model("mistral3")
+    base, adapter = saved.folder / "base", saved.folder / "adapter"
+    saved.model.save_pretrained(base)
+    path = "model.language_model.layers.1.self_attn.q_proj"
+    model = get_peft_model(copy.deepcopy(saved.model), LoraConfig(r=2, target_modules=[path]))
+    torch.nn.init.normal_(model.get_submodule(f"base_model.model.{path}.lora_B.default").weight)
+    model.save_pretrained(adapter)
+    answer = ask(adapter, base, saved.folder / "merged")
+    assert answer.failure is None
+    merged = AutoModelForImageTextToText.from_pretrained(saved.folder / "merged", dtype=torch.float32)
+    with torch.no_grad():
+        wanted, plain = model(input_ids=IDS).logits, saved.model(input_ids=IDS).logits
+        torch.testing.assert_close(merged(input_ids=IDS).logits, wanted, rtol=1e-4, atol=1e-5)
+    assert (wanted - plain).abs().max() > 1e-2
+    files = [load_file(folder / "model.safetensors") for folder in (base, saved.folder / "merged")]
+    assert files[0].keys() == files[1].keys()
 
 
 def test_the_sum_is_rounded_once_to_the_type_that_was_asked_for(

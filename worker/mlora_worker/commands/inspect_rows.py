@@ -20,6 +20,7 @@ from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows
 from mlora_worker.model.architecture import read_config
 from mlora_worker.model.errors import ModelError
+from mlora_worker.model.text_part import text_config
 from mlora_worker.protocol import FailureReason, HistogramBar, LookAnswer, LookQuestion, ShownPart
 from mlora_worker.storage.base_model.model_source import open_model
 from mlora_worker.storage.errors import StorageError
@@ -46,7 +47,7 @@ def look(question: LookQuestion) -> LookAnswer:
             allowed_networks=ALL_NETWORKS,
             hub_endpoint=question.hub_endpoint,
         )
-        config = read_config(folder)
+        config = text_config(read_config(folder))
         longest = int(config.max_position_embeddings)
         prepared = prepare(
             question.dataset,

@@ -17,6 +17,7 @@ import torch
 
 from mlora_worker.commands.adapter_check import UnusableAdapter, check_adapter, json_object
 from mlora_worker.commands.stdio import reply
+from mlora_worker.model.text_part import TEXT_PARTS
 from mlora_worker.protocol import (
     MANIFEST_NAME,
     AdapterManifest,
@@ -91,14 +92,15 @@ def check_folders(adapter: Path, base: Path, target: Path) -> frozenset[str]:
 def _merged(adapter: Path, base: Path, made: Path, wished: str | None) -> str:
     """Writes the weights; the type that they have."""
     from peft import PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     if getattr(config, "quantization_config", None) is not None:
         raise UnusableAdapter("the base model is quantised: use the model with plain float weights")
     stored = str(getattr(config, "dtype", None) or "float32").removeprefix("torch.")
     dtype = wished or stored
-    model = AutoModelForCausalLM.from_pretrained(
+    kind = AutoModelForImageTextToText if config.model_type in TEXT_PARTS else AutoModelForCausalLM
+    model = kind.from_pretrained(
         base, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
     )
     _check_shapes(model, adapter)

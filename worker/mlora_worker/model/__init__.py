@@ -3,6 +3,7 @@
 ``errors``        what is refused, with the reason for the Failed condition
 ``partition``     pure: which layers go to which stage
 ``families``      which types are supported, and where the parts of each lie
+``text_part``     of a model that also reads images: which text parts are supported, under the whole model's names
 ``architecture``  the shape of a model from the configuration alone
 ``facts``         what the operator and the coordinator need to know of a model (which modules to adapt: ``stream.targets``)
 ``load``          reads the tensors of one stage
@@ -11,6 +12,7 @@
 ``fusing``        one pass or kernel for a norm, a gated activation, a rotary embedding, where it equals the model's own
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows
+``recurrent``     layers that carry a state, which begins at each packed row
 ``loss``          cross entropy over supervised positions, in chunks
 
 Knows nothing of adapters: ``lora`` adds them to the linear modules from outside.

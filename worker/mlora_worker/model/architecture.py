@@ -18,12 +18,14 @@ from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.families import FAMILIES, REFUSED, Family
+from mlora_worker.model.recurrent import begin_at_each_row
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
+from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part
 from mlora_worker.model.transposed import StoredTransposed, unify_linears
 from mlora_worker.stream.costs import embed_cost, head_cost
 
-SUPPORTED_TYPES = tuple(sorted(FAMILIES))
+SUPPORTED_TYPES = tuple(sorted({*FAMILIES, *TEXT_PARTS}))
 
 
 # What is counted with, under the names that all configurations know.
@@ -65,6 +67,7 @@ class Architecture:
     linears: tuple[Linear, ...]  # by layer, in the order of the layer's own modules
     stored_form: str | None = None  # how the checkpoint has quantised their weights; None: it has not
     transposed: bool = False  # the checkpoint has their weights as [in, out]
+    is_part: bool = False  # the whole model has towers beside, whose modules may have the same names
 
     def layer_costs(self) -> list[float]:
         """Multiply-adds per token of each layer's linear modules."""
@@ -87,9 +90,9 @@ def read_config(folder: Path) -> PretrainedConfig:
     with _understood():
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         family_of(config)
-        _check_sizes(config)
+        _check_sizes(text_config(config))
         form_of(getattr(config, "quantization_config", None))
-        check_rope(config)
+        check_rope(text_config(config))
         return config
 
 
@@ -118,6 +121,8 @@ def _understood() -> Iterator[None]:
 
 def family_of(config: PretrainedConfig) -> Family:
     """Raises UnsupportedModel, with the reason where it is known."""
+    if config.model_type in TEXT_PARTS:
+        return _family_within(config)
     known = FAMILIES.get(config.model_type)
     if known is None:
         why = REFUSED.get(config.model_type)
@@ -128,20 +133,35 @@ def family_of(config: PretrainedConfig) -> Family:
     return known
 
 
+def _family_within(config: PretrainedConfig) -> Family:
+    known, text = TEXT_PARTS[config.model_type], text_config(config).model_type
+    if text not in known:
+        raise UnsupportedModel(
+            f"the text part of this {config.model_type} model is of type {text}, which is not supported there; "
+            f"supported types: {', '.join(known)}"
+        )
+    return known[text]
+
+
 def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | None = None) -> PreTrainedModel:
-    """The whole causal LM on the meta device, with packed attention, frozen, in eval mode. ``family``: another than its
-    type's. Raises UnsupportedModel.
+    """The whole causal LM on the meta device, with packed attention, frozen, in eval mode; of a model that also reads
+    images its text part. ``family``: another than its type's. Raises UnsupportedModel.
     """
     family = family or family_of(config)
     with _understood(), torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(
-                config, dtype=dtype, attn_implementation=PACKED_ATTENTION
+            model = (
+                text_part(config, dtype, PACKED_ATTENTION)
+                if config.model_type in TEXT_PARTS
+                else AutoModelForCausalLM.from_config(
+                    config, dtype=dtype, attn_implementation=PACKED_ATTENTION
+                )
             )
         except ValueError as error:
             words = str(error).partition("\n")[0][:300]
             raise UnsupportedModel(f"{config.model_type} is not a causal language model: {words}") from error
     unify_linears(model)
+    begin_at_each_row(model, dtype)
     parts, head = parts_of(model, family), model.get_output_embeddings()
     missing = [attribute for attribute, part in parts.items() if part is None]
     layers = parts[family.layers]
@@ -178,7 +198,7 @@ def layer_prefix(model: PreTrainedModel, layer: int) -> str:
 
 def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
-    config, layers = model.config, decoder_layers(model)
+    config, layers = text_config(model.config), decoder_layers(model)
     linears = tuple(
         Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features, name)
         for index, layer in enumerate(layers)
@@ -192,7 +212,7 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
             ", ".join(f"{name} is {sizes[name]}" for name in nothing) or "its layers have no linear modules"
         )
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}")
-    form = form_of(getattr(config, "quantization_config", None))
+    form = form_of(getattr(model.config, "quantization_config", None))
     return Architecture(
         hidden_size=config.hidden_size,
         intermediate_size=linears[-1].in_features,  # a layer ends with the product that narrows again
@@ -201,9 +221,10 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
         stored_form=None if form is None else form.name,
-        tied_head=bool(config.tie_word_embeddings),
+        tied_head=bool(model.config.tie_word_embeddings),
         linears=linears,
         transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),
+        is_part=isinstance(model, TextPart),
     )
 
 

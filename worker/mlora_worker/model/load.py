@@ -33,6 +33,7 @@ from mlora_worker.model.quantisation import need_library, stored_form
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.stored_forms import StoredForm
+from mlora_worker.model.text_part import TextTensors, text_config
 from mlora_worker.model.transposed import StoredTransposed
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def load_stage(
     """
     model = meta_model(read_config(folder), dtype)
     config, family = model.config, family_of(model.config)
+    text = text_config(config)
     parts = parts_of(model, family)
     architecture, decoder = architecture_of(model), decoder_layers(model)
     layer_range = stage_layers(architecture, stages)[stage]
@@ -75,6 +77,8 @@ def load_stage(
     form = stored_form(config)
     if form is not None and form.needs_library:
         need_library("this checkpoint, which is quantised by bitsandbytes,")
+    if architecture.is_part:
+        source = TextTensors(source)
     reader = _Reader(source, root, dtype, device, form)
     dropped = leftovers(model, reader.plain_names, [name for name in (family.old_head_name,) if name])
     first, last = stage == 0, stage == stages - 1
@@ -114,15 +118,15 @@ def load_stage(
         layers=layers,
         rotary=None if rotary is None else make_rotary(rotary).to(device),
         layer_types=tuple(
-            config.layer_types[index] if family.rotary_by_layer_type else None for index in layer_range
+            text.layer_types[index] if family.rotary_by_layer_type else None for index in layer_range
         ),
         embedding=embedding,
         positions=positions,
         norm=end[0] if last else None,
         head_weight=None if head_weight is None else freeze_head(head_weight),
-        logit_cap=getattr(config, family.logit_cap) if family.logit_cap else None,
-        embedding_factor=embedding_factor_of(family, config),
-        logit_factor=logit_factor_of(family, config),
+        logit_cap=getattr(text, family.logit_cap) if family.logit_cap else None,
+        embedding_factor=embedding_factor_of(family, text),
+        logit_factor=logit_factor_of(family, text),
         linears={
             layer_prefix(model, index) + name: module
             for index in layer_range

@@ -129,14 +129,19 @@ def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
         return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
 
 
-def published_names(facts: ModelFacts, targets: Iterable[Target]) -> tuple[str, ...]:
+def published_names(
+    facts: ModelFacts, targets: Iterable[Target], *, is_part: bool = False
+) -> tuple[str, ...]:
     """The shortest ``target_modules`` with which PEFT adapts exactly these modules, sorted.
 
     A module's bare name where all modules of that name are adapted; else its path in the layer where it is adapted in every
-    layer; else its whole path.
+    layer; else its whole path. ``is_part``: the whole model has other modules, too, whose names nobody knows here, so
+    whole paths alone are sure.
     """
     modules = modules_of(facts)
     paths = {target.path for target in targets}
+    if is_part:
+        return tuple(sorted(paths))
     names = Counter(module.name for module in modules)
     insides = Counter(module.inside for module in modules)
     own = [module for module in modules if module.path in paths]

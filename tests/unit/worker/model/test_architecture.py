@@ -121,7 +121,12 @@ def tiny(model_type: str, **options: Any) -> Any:
     ("story", "config", "told"),
     [
         ("an unknown type", tiny("phi", intermediate_size=48), "model type phi is not supported"),
-        ("its text part is another type", AutoConfig.for_model("gemma3"), "gemma3 .*: it also reads images"),
+        (
+            "its text part is another type",
+            AutoConfig.for_model("llava", text_config={"model_type": "gpt2"}),
+            "text part of this llava model is of type gpt2.*; supported types: llama, mistral, qwen2",
+        ),
+        ("experts beside a tower", AutoConfig.for_model("qwen3_vl_moe"), "qwen3_vl_moe .*: .* experts"),
         ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
 )

@@ -16,7 +16,9 @@ from mlora_worker.stream.libraries import KERNEL_BYTES
 from tests.fixtures.model_options import FAMILY
 
 
-@pytest.mark.parametrize("model_type", ["llama", "phi3", "gemma2", "gemma3_text", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "phi3", "gemma2", "gemma3_text", "gemma3", "qwen3_vl", "gpt_neox", "gpt2"]
+)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_bytes_are_those_that_a_loaded_stage_measures(
     small_model: Any, model_type: str, tied: bool

@@ -93,7 +93,7 @@ def prepare_task(
             f"available: create the ConfigMap again",
         )
     adapted = resolve_targets(base.facts, task.lora)
-    targets = published_names(base.facts, adapted)
+    targets = published_names(base.facts, adapted, is_part=base.architecture.is_part)
     finished = spool.adapter(task.uid, fingerprint(task))
     config = adapter_config(
         task.lora,

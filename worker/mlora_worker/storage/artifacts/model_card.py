@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlora_worker.protocol import DataCounts, EvaluationRecord, Optimizer, OptimizerType, TaskPlan
@@ -28,6 +28,9 @@ _QUANTISED = (
     "outputs differ a little from those that it was trained on."
 )
 
+_MOST_MODULES = 20  # that the card names
+_TEXT_PART = "model.language_model."  # how paths begin in models that also read images
+
 
 def model_card(
     *,
@@ -44,12 +47,14 @@ def model_card(
     """
     name, revision = config["base_model_name_or_path"], config["revision"]
     base = json.dumps(name, ensure_ascii=False)
+    within = any(path.startswith(_TEXT_PART) for path in config["target_modules"])
+    loader = "AutoModelForImageTextToText" if within else "AutoModelForCausalLM"
     pinned = f", revision={json.dumps(revision, ensure_ascii=False)}" if revision else ""
     parts = [
         f"---\nbase_model: {base}\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---",
         f"# {task.name}\n\nA LoRA adapter for `{name}`, trained by the mLoRA operator.",
-        "## Use\n\n```python\nfrom peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n\n"
-        f"base = AutoModelForCausalLM.from_pretrained({base}{pinned})\n"
+        f"## Use\n\n```python\nfrom peft import PeftModel\nfrom transformers import {loader}\n\n"
+        f"base = {loader}.from_pretrained({base}{pinned})\n"
         'model = PeftModel.from_pretrained(base, "path/to/this/folder")\n```',
         "## Result\n\n"
         + _table({"optimizer steps": step, "loss of the last step": loss} | _scores(evaluation)),
@@ -69,7 +74,7 @@ def model_card(
         "alpha": config["lora_alpha"],
         "smallest --max-lora-rank of vLLM": task.lora.served_rank,
         "dropout": config["lora_dropout"],
-        "target modules": ", ".join(config["target_modules"]),
+        "target modules": _listed(config["target_modules"]),
         "weights' type": task.output_dtype.value,
         "base model revision": revision,
         "base model quantisation": quantization,
@@ -110,6 +115,12 @@ def perplexity(loss: float) -> float | None:
         return math.exp(loss)
     except OverflowError:
         return None
+
+
+def _listed(modules: Sequence[str]) -> str:
+    more = len(modules) - _MOST_MODULES
+    shown = ", ".join(modules[:_MOST_MODULES])
+    return shown if more <= 0 else f"{shown} and {more} more, in adapter_config.json"
 
 
 def _table(rows: Mapping[str, Any]) -> str:

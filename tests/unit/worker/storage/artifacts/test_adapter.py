@@ -39,6 +39,7 @@ from mlora_worker.storage.artifacts.adapter import (
     save_weights,
 )
 from mlora_worker.storage.artifacts.existing_output import MARK_NAME
+from mlora_worker.storage.artifacts.model_card import model_card
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.scratch import scratch_folder
 from mlora_worker.storage.object_store.store import open_store
@@ -379,6 +380,17 @@ def test_the_model_card_tells_base_data_and_settings_but_no_key(memory: Any, tas
     assert "\nlicense:" not in card, "nobody here can say what it is"
     assert "topsecret" not in str(memory.objects)
     assert "AKIDKEY" not in str(memory.objects)
+
+
+def test_the_model_card_of_a_text_part_loads_the_whole_model_and_names_some_of_many_modules(
+    task: TaskPlan,
+) -> None:
+    paths = [f"model.language_model.layers.{layer}.self_attn.q_proj" for layer in range(30)]
+    card = model_card(
+        task=task, config=adapter_config(task.lora, "acme/sees", None, paths), step=1, loss=0.5, data=None
+    )
+    assert 'base = AutoModelForImageTextToText.from_pretrained("acme/sees")' in card
+    assert "and 10 more, in adapter_config.json |" in card
 
 
 def test_the_model_card_tells_the_scores_of_what_is_published_and_how_to_load_a_pinned_base(

@@ -1,0 +1,112 @@
+"""The text part of a model that also reads images: its decoder and head, under the names that they have in the whole model.
+
+The towers for images are never built, so they cost nothing, and no adapter can reach them. What the whole model does to
+text alone is said in ``TEXT_PARTS``, as ``families`` says it of text models: a test compares each with the whole model's
+own forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel, PretrainedConfig, PreTrainedModel
+
+from mlora_worker.model.families import FAMILIES, Family
+
+DECODER: Final = "model.language_model"
+_HEAD: Final = "lm_head"
+_TOWERS: Final = ("vision_tower", "multi_modal_projector", "image_newline", "visual")
+# Beginnings of names in files, the first that fits, and what they are in the model.
+_STORED: Final = (
+    (f"{DECODER}.", f"{DECODER}."),
+    ("language_model.model.", f"{DECODER}."),
+    ("language_model.lm_head.", f"{_HEAD}."),
+    ("language_model.", f"{DECODER}."),
+    ("model.", f"{DECODER}."),  # Qwen2.5-VL's: its tower lies beside
+)
+
+_PLAIN = Family()
+_LLAVA = {kind: FAMILIES[kind] for kind in ("llama", "mistral", "qwen2")}
+
+# By the type of the whole model and that of its text part. Some have no type of their own for that.
+TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
+    # The whole model does not cap logits, whatever its text part's configuration says.
+    "gemma3": {"gemma3_text": replace(FAMILIES["gemma3_text"], logit_cap=None)},
+    "llava": _LLAVA,
+    "llava_next": _LLAVA,
+    "mistral3": {"mistral": FAMILIES["mistral"]},
+    "qwen2_5_vl": {"qwen2_5_vl_text": _PLAIN},
+    "qwen3_5": {"qwen3_5_text": FAMILIES["qwen3_5_text"]},
+    "qwen3_vl": {"qwen3_vl_text": _PLAIN},
+}
+
+
+class Source(Protocol):
+    def names(self) -> Collection[str]: ...
+    def tensor(self, name: str) -> Tensor: ...
+
+
+def text_config(config: PretrainedConfig) -> PretrainedConfig:
+    """Sizes of the decoder: ``config`` itself where there is nothing else."""
+    return config.text_config if config.model_type in TEXT_PARTS else config
+
+
+class TextPart(PreTrainedModel):  # type: ignore[misc]  # transformers' classes have no types
+    """``decoder`` and ``head`` where the whole model has them; to look at and to take apart, never to be called."""
+
+    base_model_prefix = DECODER
+    _supports_attention_backend = True
+
+    def __init__(self, config: PretrainedConfig, decoder: PreTrainedModel, head: nn.Linear) -> None:
+        super().__init__(config)
+        self.model = nn.Module()
+        self.model.language_model = decoder
+        self.lm_head = head
+
+    @property
+    def base_model(self) -> nn.Module:
+        decoder: nn.Module = self.get_submodule(DECODER)
+        return decoder
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def _init_weights(self, module: nn.Module) -> None:
+        self.base_model._init_weights(module)  # type: ignore[operator]
+
+
+def text_part(config: PretrainedConfig, dtype: torch.dtype, attention: str) -> TextPart:
+    """Of the whole model's ``config``, with random weights, on torch's default device."""
+    text = text_config(config)
+    decoder = AutoModel.from_config(text, dtype=dtype, attn_implementation=attention)
+    return TextPart(config, decoder, nn.Linear(text.hidden_size, text.vocab_size, bias=False, dtype=dtype))
+
+
+class TextTensors:
+    """The tensors of the text part in the files of a whole model, by their names in the model. Those of the towers are
+    left out; what is neither keeps its name."""
+
+    def __init__(self, source: Source) -> None:
+        self._tensor: Callable[[str], Tensor] = source.tensor
+        self._stored = {_in_model(name): name for name in source.names() if not _is_tower(name)}
+
+    def names(self) -> Collection[str]:
+        return self._stored.keys()
+
+    def tensor(self, name: str) -> Tensor:
+        return self._tensor(self._stored[name])
+
+
+def _in_model(stored: str) -> str:
+    for beginning, model in _STORED:
+        if stored.startswith(beginning):
+            return model + stored.removeprefix(beginning)
+    return stored
+
+
+def _is_tower(stored: str) -> bool:
+    return stored.removeprefix("model.").partition(".")[0] in _TOWERS
