@@ -17,6 +17,7 @@ from rich.text import Text
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.options import (
+    AllNamespacesOption,
     ContextOption,
     KubeconfigOption,
     NamespaceOption,
@@ -36,17 +37,18 @@ def outcome(rows: Iterable[TaskRow], wanted: frozenset[str]) -> int | None:
     return exit_codes.FAILED if any(one.failed for one in shown) else exit_codes.OK
 
 
-def table(rows: Iterable[TaskRow]) -> RenderableType:
-    """Running tasks by priority, then the others."""
+def table(rows: Iterable[TaskRow], *, everywhere: bool = False) -> RenderableType:
+    """Running tasks by priority, then the others. ``everywhere``: with their namespaces."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("NAME", "STATE", "REASON"):
+    for name in (*(("NAMESPACE",) if everywhere else ()), "NAME", "STATE", "REASON"):
         shown.add_column(name)
     for name in ("PRIORITY", "PROGRESS", "LOSS", "TOKENS/S", "ETA"):
         shown.add_column(name, justify="right")
-    for one in sorted(rows, key=lambda one: (one.finished, -one.priority, one.name)):
+    for one in sorted(rows, key=lambda one: (one.finished, -one.priority, one.namespace, one.name)):
         style = "red" if one.failed else "green" if one.succeeded else ""
         progress = f"{one.step}/{one.total_steps}" if one.total_steps else ""
         shown.add_row(
+            *((Text(one_line(one.namespace)),) if everywhere else ()),
             Text(one_line(one.name)),
             Text(one_line(one.state), style=style),
             Text(one_line(one.reason)),
@@ -64,6 +66,7 @@ def watch(
         list[str] | None, typer.Argument(metavar="NAME", help="Tasks to watch. Default: all.")
     ] = None,
     namespace: NamespaceOption = None,
+    all_namespaces: AllNamespacesOption = False,
     context: ContextOption = None,
     kubeconfig: KubeconfigOption = None,
     timeout: TimeoutOption = None,
@@ -74,9 +77,14 @@ def watch(
     The exit code is 0 when all tasks succeeded, and 1 when one failed.
     """
     wanted = frozenset(names or ())
-    view: WatchView = JsonRows() if output is OutputFormat.JSON else Screen()
+    if wanted and all_namespaces:
+        raise CommandError(
+            "-A watches all tasks: leave the names out, or name the namespace with -n", exit_codes.INVALID
+        )
+    view: WatchView = JsonRows() if output is OutputFormat.JSON else Screen(everywhere=all_namespaces)
+    choice = ClusterChoice(namespace, context, kubeconfig)
     try:
-        code = asyncio.run(_watch(wanted, ClusterChoice(namespace, context, kubeconfig), timeout, view))
+        code = asyncio.run(_watch(wanted, choice, timeout, view, everywhere=all_namespaces))
     except TimeoutError:
         message = f"not all tasks finished within {timeout:g} seconds"
         raise CommandError(message, exit_codes.TIMEOUT) from None
@@ -91,7 +99,7 @@ class WatchView(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def show(self, rows: Mapping[str, TaskRow]) -> None:
-        """The rows by name as they are now."""
+        """The rows by name, or by namespace/name, as they are now."""
 
 
 class JsonRows:
@@ -110,15 +118,17 @@ class JsonRows:
         for name, one in rows.items():
             if one != self._shown.get(name):
                 print_json(as_json(one))
-        for name in self._shown.keys() - rows.keys():
-            print_json({"namespace": self._shown[name].namespace, "name": name, "deleted": True})
+        for key in self._shown.keys() - rows.keys():
+            gone = self._shown[key]
+            print_json({"namespace": gone.namespace, "name": gone.name, "deleted": True})
         self._shown = rows
 
 
 class Screen:
     """A table, redrawn in place on a terminal; in a log file it is printed once, at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, everywhere: bool = False) -> None:
+        self._everywhere = everywhere
         self._live = Live(console=stdout(), refresh_per_second=4)
         self._rows: Mapping[str, TaskRow] = {}
 
@@ -130,15 +140,16 @@ class Screen:
         self._live.stop()
         for one in self._rows.values():
             if one.failed:
-                stderr().print(Text(headed(f"{one.name}: {one.reason}: {one.message}"), style="red"))
+                called = f"{one.namespace}/{one.name}" if self._everywhere else one.name
+                stderr().print(Text(headed(f"{called}: {one.reason}: {one.message}"), style="red"))
 
     def show(self, rows: Mapping[str, TaskRow]) -> None:
-        self._live.update(table(rows.values()))
+        self._live.update(table(rows.values(), everywhere=self._everywhere))
         self._rows = rows
 
 
 async def _watch(
-    wanted: frozenset[str], choice: ClusterChoice, seconds: float | None, view: WatchView
+    wanted: frozenset[str], choice: ClusterChoice, seconds: float | None, view: WatchView, *, everywhere: bool
 ) -> int:
     from mlora_operator.cli.kube.cluster import connect
     from mlora_operator.cli.kube.retry import RetryTimeouts
@@ -146,12 +157,13 @@ async def _watch(
 
     async with asyncio.timeout(seconds), connect(choice) as cluster:
         name = next(iter(wanted)) if len(wanted) == 1 else None
-        tasks = follow(cluster, cluster.namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
+        namespace = None if everywhere else cluster.namespace
+        tasks = follow(cluster, namespace, name, RetryTimeouts(), time.monotonic, asyncio.sleep)
         with view:
             async with aclosing(tasks):
                 async for known in tasks:
                     rows = {name: row(one) for name, one in known.items()}
-                    _check_there(rows, wanted, cluster.namespace)
+                    _check_there(rows, wanted, namespace)
                     shown = _only(rows, wanted)
                     view.show(shown)
                     code = outcome(shown.values(), wanted)
@@ -164,10 +176,11 @@ def _only(rows: Mapping[str, TaskRow], wanted: frozenset[str]) -> dict[str, Task
     return {name: one for name, one in rows.items() if not wanted or name in wanted}
 
 
-def _check_there(rows: Mapping[str, TaskRow], wanted: frozenset[str], namespace: str) -> None:
+def _check_there(rows: Mapping[str, TaskRow], wanted: frozenset[str], namespace: str | None) -> None:
+    where = "any namespace" if namespace is None else f"namespace {namespace!r}"
     missing = sorted(wanted - rows.keys())
     if missing:
-        message = f"no loratask {', '.join(missing)} in namespace {namespace!r}"
+        message = f"no loratask {', '.join(missing)} in {where}"
         raise CommandError(message, exit_codes.NOT_FOUND)
     if not rows:
-        raise CommandError(f"there are no loratasks in namespace {namespace!r}", exit_codes.NOT_FOUND)
+        raise CommandError(f"there are no loratasks in {where}", exit_codes.NOT_FOUND)

@@ -51,12 +51,15 @@ class KubeCluster:
                 return None
             raise
 
-    async def tasks(self, namespace: str, name: str | None = None) -> tuple[list[JSON], str]:
-        """All tasks of a namespace, or the one of a name; and the version to watch from."""
-        found = await self._api.request("GET", _task_path(namespace), _selected(name))
+    async def tasks(self, namespace: str | None, name: str | None = None) -> tuple[list[JSON], str]:
+        """All tasks of a namespace, or of all, or the one of a name; and the version to watch from."""
+        path = collection(API_VERSION, task.PLURAL, namespace)
+        found = await self._api.request("GET", path, _selected(name))
         return found["items"], found["metadata"]["resourceVersion"]
 
-    async def task_events(self, namespace: str, version: str, name: str | None = None) -> AsyncIterator[JSON]:
+    async def task_events(
+        self, namespace: str | None, version: str, name: str | None = None
+    ) -> AsyncIterator[JSON]:
         """Changes after ``version``, until the server closes the watch. Raises ApiError, too old a version's too."""
         query = _selected(name) | {
             "watch": "true",
@@ -64,7 +67,8 @@ class KubeCluster:
             "resourceVersion": version,
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        async for event in self._api.lines(_task_path(namespace), query, _WATCH_SECONDS + _WATCH_GRACE):
+        path = collection(API_VERSION, task.PLURAL, namespace)
+        async for event in self._api.lines(path, query, _WATCH_SECONDS + _WATCH_GRACE):
             if event["type"] == "ERROR":
                 status = event["object"]
                 raise KubeError(
@@ -188,9 +192,7 @@ def _root(api_version: str) -> str:
     return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
-def _task_path(namespace: str, name: str | None = None) -> str:
-    if name is None:
-        return collection(API_VERSION, task.PLURAL, namespace)
+def _task_path(namespace: str, name: str) -> str:
     return item(API_VERSION, task.PLURAL, namespace, name)
 
 

@@ -15,15 +15,23 @@ class TaskSource(Protocol):
 
     async def renew(self) -> None: ...
 
-    async def tasks(self, namespace: str, name: str | None = None) -> tuple[list[JSON], str]: ...
+    async def tasks(self, namespace: str | None, name: str | None = None) -> tuple[list[JSON], str]: ...
 
-    def task_events(self, namespace: str, version: str, name: str | None = None) -> AsyncIterator[JSON]: ...
+    def task_events(
+        self, namespace: str | None, version: str, name: str | None = None
+    ) -> AsyncIterator[JSON]: ...
 
 
 async def follow(
-    source: TaskSource, namespace: str, name: str | None, patience: RetryTimeouts, now: Clock, sleep: Sleep
+    source: TaskSource,
+    namespace: str | None,
+    name: str | None,
+    patience: RetryTimeouts,
+    now: Clock,
+    sleep: Sleep,
 ) -> AsyncGenerator[dict[str, JSON], None]:
-    """All tasks of ``namespace`` by name (or the one called ``name``) after each change. Never ends by itself.
+    """All tasks of ``namespace`` by name (or the one called ``name``) after each change; of all namespaces, where it is
+    None, by namespace/name. Never ends by itself.
 
     1. Tasks are listed, then watched from the list's version on. A watch that ends is opened again where it ended.
     2. After a refusal, such as that the version is too old (410 Gone), they are listed anew.
@@ -32,6 +40,11 @@ async def follow(
     4. After the first good answer each refusal may pass, too: an API server that starts does not know its
        resources (404) nor who may what (403) for some seconds. For a 401 the kubeconfig is read again.
     """
+
+    def called(task: JSON) -> str:
+        meta = task["metadata"]
+        return str(meta["name"]) if namespace is not None else f"{meta['namespace']}/{meta['name']}"
+
     known: dict[str, JSON] = {}
     version: str | None = None
     answered = False
@@ -41,7 +54,7 @@ async def follow(
         try:
             if version is None:
                 items, version = await source.tasks(namespace, name)
-                known = {one["metadata"]["name"]: one for one in items}
+                known = {called(one): one for one in items}
                 answered, last_answer = True, now()
                 yield dict(known)
             opened = now()
@@ -52,9 +65,9 @@ async def follow(
                 if event["type"] == "BOOKMARK":
                     continue
                 if event["type"] == "DELETED":
-                    known.pop(changed["metadata"]["name"], None)
+                    known.pop(called(changed), None)
                 else:
-                    known[changed["metadata"]["name"]] = changed
+                    known[called(changed)] = changed
                 yield dict(known)
             last_answer = now()
             if last_answer - opened > 1:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.output import CommandError
 from mlora_operator.cli.task_table import TaskRow, as_json, row
-from mlora_operator.cli.watch import outcome, table
+from mlora_operator.cli.watch import JsonRows, outcome, table, watch
 
 
 def task(name: str = "a", **status: Any) -> dict[str, Any]:
@@ -88,3 +89,26 @@ def test_the_table_shows_running_tasks_first_and_takes_names_literally() -> None
     assert lines[0].split() == ["NAME", "STATE", "REASON", "PRIORITY", "PROGRESS", "LOSS", "TOKENS/S", "ETA"]
     assert lines[1].split() == ["[bold]z", "Training", "3", "1/4", "0.5", "50", "1m"]
     assert lines[2].split() == ["a", "Succeeded", "R", "3", "12/12"]
+
+
+def test_the_table_of_all_namespaces_names_them() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(table([row(TRAINING)], everywhere=True))
+    lines = console.export_text().splitlines()
+    assert [line.split()[:3] for line in lines] == [
+        ["NAMESPACE", "NAME", "STATE"],
+        ["default", "a", "Training"],
+    ]
+
+
+def test_names_are_of_one_namespace() -> None:
+    with pytest.raises(CommandError, match="leave the names out"):
+        watch(names=["a"], all_namespaces=True)
+
+
+def test_a_task_that_is_deleted_is_told_of_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    view = JsonRows()
+    view.show({"default/a": row(TRAINING)})
+    view.show({})
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last == {"namespace": "default", "name": "a", "deleted": True}

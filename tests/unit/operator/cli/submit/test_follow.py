@@ -19,8 +19,8 @@ REFUSED = ConnectionRefusedError("connection refused")
 GONE = KubeError(410, "too old resource version", "Expired")
 
 
-def task(name: str, version: int, state: str = "Training") -> dict[str, Any]:
-    meta = {"name": name, "namespace": "n", "resourceVersion": str(version)}
+def task(name: str, version: int, state: str = "Training", namespace: str = "n") -> dict[str, Any]:
+    meta = {"name": name, "namespace": namespace, "resourceVersion": str(version)}
     return {"metadata": meta, "spec": {}, "status": {"state": state}}
 
 
@@ -62,13 +62,13 @@ class Source:
     async def renew(self) -> None:
         self.asked.append("renew")
 
-    async def tasks(self, namespace: str, name: str | None = None) -> tuple[list[dict[str, Any]], str]:
+    async def tasks(self, namespace: str | None, name: str | None = None) -> tuple[list[dict[str, Any]], str]:
         self.asked.append(f"list {namespace} {name}")
         return self._next(list), "10"
 
     async def task_events(
         self,
-        namespace: str,  # noqa: ARG002 - the protocol's signature
+        namespace: str | None,  # noqa: ARG002 - the protocol's signature
         version: str,
         name: str | None = None,  # noqa: ARG002
     ) -> AsyncIterator[dict[str, Any]]:
@@ -87,13 +87,15 @@ class ScriptEnded(BaseException):
 PATIENCE = RetryTimeouts(first=5, later=50)
 
 
-def play(*script: Any, patience: RetryTimeouts = PATIENCE) -> tuple[list[str], Source, Clock]:
+def play(
+    *script: Any, patience: RetryTimeouts = PATIENCE, namespace: str | None = "n"
+) -> tuple[list[str], Source, Clock]:
     """What was seen, each time as ``name=state ...``, until the script ends."""
     clock = Clock()
     source, seen = Source(clock, *script), list[str]()
 
     async def run() -> None:
-        tasks = follow(source, "n", None, patience, clock.now, clock.sleep)
+        tasks = follow(source, namespace, None, patience, clock.now, clock.sleep)
         async with aclosing(tasks):
             async for known in tasks:
                 seen.append(" ".join(f"{name}={one['status']['state']}" for name, one in known.items()))
@@ -112,6 +114,13 @@ def test_a_list_then_its_changes() -> None:
     )
     assert seen == ["a=Training b=Training", "a=Saving b=Training", "a=Saving", "a=Saving c=Training"]
     assert source.asked == ["list n None", "watch 10", "watch 13"]
+
+
+def test_tasks_of_all_namespaces_are_told_apart_though_their_names_are_the_same() -> None:
+    gone = {"type": "DELETED", "object": task("a", 11, namespace="m")}
+    seen, source, _ = play([task("a", 1), task("a", 2, "Queued", "m")], (gone,), namespace=None)
+    assert seen == ["n/a=Training m/a=Queued", "n/a=Training"]
+    assert source.asked[0] == "list None None"
 
 
 def test_a_watch_that_is_cut_goes_on_where_it_was() -> None:
