@@ -223,8 +223,10 @@ def test_words_and_a_state_filter_all_lists_and_stay_in_the_address(visit: Open)
     expect(page.locator("#queue-title")).to_have_text("Queue3")
     expect(page.locator("#search")).to_have_value("sweep-000 llama")
     expect(page.locator("#state")).to_have_value("Queued")
-    page.locator("#search").fill("")
-    page.locator("#state").select_option("")
+    expect(page.get_by_text("Only tasks in state Queued with “sweep-000 llama” are listed.")).to_be_visible()
+    page.get_by_role("button", name="Show all").click()
+    expect(page.locator("#search")).to_be_focused()
+    expect(page.locator("#search")).to_have_value("")
     expect(page.locator("#training-rows tr")).to_have_count(3)
     assert page.url == f"{site.url}?namespace=support"
     assert site.complaints == []

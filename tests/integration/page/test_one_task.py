@@ -63,6 +63,7 @@ def test_it_shows_progress_spec_data_conditions_events_and_its_part_of_the_timel
     assert "Admitted" in page.locator(".wide[aria-label=Events]").inner_text()
     expect(page.locator("#task-view .timeline svg")).to_be_visible()
     assert page.locator("#task-view .timeline .other").count() > 0
+    assert "In the last 2032 ms of this pipeline" in page.locator("#task-view .timeline").inner_text()
     assert "12 forward, 12 backward" in page.locator("#task-view .timeline").inner_text()
     assert {url for url in site.requests if not url.startswith(site.url)} == set()
 

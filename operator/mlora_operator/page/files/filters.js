@@ -28,6 +28,23 @@ export function showFilters(overview) {
   offer("namespace", namespaces);
   if (overview || here().state) offer("state", overview ? Object.keys(overview.states) : []);
   if (document.activeElement !== byId("search")) byId("search").value = here().search;
+  tellWhatIsLeftOut();
+}
+
+function tellWhatIsLeftOut() {
+  const note = byId("filtered");
+  note.hidden = !filtered();
+  if (note.hidden) return;
+  if (!note.firstChild) {
+    const all = el("button", { type: "button" }, "Show all");
+    all.addEventListener("click", () => {
+      stay({ state: "", search: "" });
+      byId("search").focus();
+    });
+    note.append(el("span", { role: "status" }), all);
+  }
+  const parts = [here().state && `in state ${here().state}`, here().search && `with “${here().search}”`].filter(Boolean);
+  note.firstChild.textContent = `Only tasks ${parts.join(" ")} are listed.`;
 }
 
 export function listenToFilters() {

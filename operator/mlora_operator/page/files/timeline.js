@@ -32,14 +32,20 @@ async function draw(place, name, only) {
   }
 }
 
+// Microseconds of a timeline that is `length` long.
+function span(microseconds, length) {
+  if (length >= 1e7) return `${(microseconds / 1e6).toFixed(1)} s`;
+  return `${(microseconds / 1000).toFixed(length < 1e6 ? 1 : 0)} ms`;
+}
+
 // The same in words.
 function share(timeline, only) {
-  const own = timeline.spans.filter((span) => span.tasks.some((index) => timeline.tasks[index].name === only));
-  const counts = KINDS.map((kind) => [kind, own.filter((span) => span.kind === kind).length]).filter(([, found]) => found);
-  const span = `In the last ${(timeline.length / 1000).toFixed(0)} ms of this pipeline`;
-  if (!counts.length) return el("p", { class: "muted" }, `${span}, no stage computed anything for this task.`);
+  const own = timeline.spans.filter((one) => one.tasks.some((index) => timeline.tasks[index].name === only));
+  const counts = KINDS.map((kind) => [kind, own.filter((one) => one.kind === kind).length]).filter(([, found]) => found);
+  const lately = `In the last ${span(timeline.length, timeline.length)} of this pipeline`;
+  if (!counts.length) return el("p", { class: "muted" }, `${lately}, no stage computed anything for this task.`);
   const words = counts.map(([kind, found]) => `${number(found)} ${kind}`).join(", ");
-  return el("p", { class: "muted" }, `${span}, the stages computed for this task: ${words}.`);
+  return el("p", { class: "muted" }, `${lately}, the stages computed for this task: ${words}.`);
 }
 
 function timelineChart(timeline, only) {
@@ -48,7 +54,7 @@ function timelineChart(timeline, only) {
   const width = 1320;
   const height = timeline.stages * (lane + gap) + axis;
   const scale = (width - left - right) / Math.max(1, timeline.length);
-  const who = (span) => span.tasks.map((index) => timeline.tasks[index].name || "a task of another namespace").join(", ");
+  const who = (one) => one.tasks.map((index) => timeline.tasks[index].name || "a task of another namespace").join(", ");
   const parts = [];
   for (let stage = 0; stage < timeline.stages; stage += 1) {
     const y = stage * (lane + gap);
@@ -57,18 +63,19 @@ function timelineChart(timeline, only) {
       svg("text", { x: left - 10, y: y + 17, "text-anchor": "end" }, `${Math.round(100 * timeline.busy[stage])} %`),
       svg("rect", { class: "lane", x: left, y, width: timeline.length * scale, height: lane, rx: 2 }));
   }
-  for (const span of timeline.spans) {
-    const x = left + span.start * scale;
-    const wide = Math.max(0.5, (span.end - span.start) * scale - 0.7);
-    const words = `${span.kind} ${span.number}: ${who(span)}, ${number(span.tokens)} tokens, ${((span.end - span.start) / 1000).toFixed(1)} ms`;
-    const strips = span.kind === "update" || !span.tasks.length ? [null] : span.tasks;
+  for (const one of timeline.spans) {
+    const x = left + one.start * scale;
+    const wide = Math.max(0.5, (one.end - one.start) * scale - 0.7);
+    const words = `${one.kind} ${one.number}: ${who(one)}, ${number(one.tokens)} tokens, ${span(one.end - one.start, one.end - one.start)}`;
+    const strips = one.kind === "update" || !one.tasks.length ? [null] : one.tasks;
     const group = svg("g", {}, svg("title", {}, words));
+    const owned = (index) => !only || timeline.tasks[index].name === only;
     strips.forEach((index, place) => {
-      const mine = !only || (index !== null && timeline.tasks[index].name === only);
+      const mine = index === null ? !one.tasks.length || one.tasks.some(owned) : owned(index);
       const hue = index === null || !mine ? "" : colour(timeline.tasks[index].colour) || (only ? "mine" : "");
       group.append(svg("rect", {
-        class: `${span.kind} ${hue || "nobody"}${mine ? "" : " other"}`, x: x.toFixed(2), width: wide.toFixed(2),
-        y: (span.stage * (lane + gap) + (lane * place) / strips.length).toFixed(2), height: (lane / strips.length).toFixed(2),
+        class: `${one.kind} ${hue || "nobody"}${mine ? "" : " other"}`, x: x.toFixed(2), width: wide.toFixed(2),
+        y: (one.stage * (lane + gap) + (lane * place) / strips.length).toFixed(2), height: (lane / strips.length).toFixed(2),
       }));
     });
     parts.push(group);
@@ -77,10 +84,10 @@ function timelineChart(timeline, only) {
   for (let tick = 0; tick <= ticks; tick += 1) {
     const moment = (timeline.length * tick) / ticks;
     parts.push(svg("text", { x: left + moment * scale, y: height - 4, "text-anchor": tick === ticks ? "end" : tick ? "middle" : "start" },
-      `${(moment / 1000).toFixed(moment < 1e5 ? 1 : 0)} ms`));
+      span(moment, timeline.length)));
   }
   const busy = timeline.busy.map((part, stage) => `stage ${stage} ${Math.round(100 * part)} %`).join(", ");
-  const label = `Timeline of ${timeline.pipeline}, the last ${(timeline.length / 1000).toFixed(0)} milliseconds. Busy: ${busy}.`;
+  const label = `Timeline of ${timeline.pipeline}, the last ${span(timeline.length, timeline.length)}. Busy: ${busy}.`;
   return [
     svg("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, parts),
     el("ul", { class: "legend" },
