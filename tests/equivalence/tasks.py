@@ -32,11 +32,13 @@ VOCABULARY = 211
 
 @dataclass(frozen=True)
 class Row:
-    """``labels[i]`` is the target at position i, -100 where nothing is predicted."""
+    """``labels[i]`` is the target at position i, -100 where nothing is predicted. A pair has two sequences, of which the
+    chosen one has ``split`` tokens."""
 
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     weight: float = 1.0
+    split: int = 0
 
     @property
     def masked(self) -> Row:
@@ -49,7 +51,8 @@ class Row:
 
     @property
     def tokens(self) -> TokenRow:
-        return TokenRow(np.array(self.ids, np.int32), np.array(self.labels, np.int32), self.weight)
+        ids, labels = np.array(self.ids, np.int32), np.array(self.labels, np.int32)
+        return TokenRow(ids, labels, self.weight, self.split)
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,24 @@ def tiny_llama(folder: Path, *, tied: bool, hidden_size: int = 48, intermediate_
     model = LlamaForCausalLM(config).eval()
     config.save_pretrained(folder)
     return Base(folder, model)
+
+
+def random_pairs(count: int, seed: int, shortest: int = 3, longest: int = 12) -> list[Row]:
+    """Prompts of ``shortest`` to ``longest`` random tokens, each with two answers as long."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def some() -> list[int]:
+        length = int(torch.randint(shortest, longest + 1, (), generator=generator))
+        return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
+
+    return [pair_of(some(), some(), some()) for _ in range(count)]
+
+
+def pair_of(prompt: list[int], chosen: list[int], rejected: list[int], weight: float = 1.0) -> Row:
+    labels: list[int] = []
+    for answer in (chosen, rejected):
+        labels += [IGNORED] * (len(prompt) - 1) + answer + [IGNORED]
+    return Row((*prompt, *chosen, *prompt, *rejected), tuple(labels), weight, split=len(prompt) + len(chosen))
 
 
 def random_rows(

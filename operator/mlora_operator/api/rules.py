@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker import addresses
-from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY, ROW_SHAPES, DatasetFields
+from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY, OBJECTIVE_FLAWS, ROW_SHAPES, DatasetFields
 
 Path = tuple[str, ...]
 
@@ -111,6 +111,63 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
             dataset.get("format", formats[0]) in formats or dataset["fields"][field] == field
         ),
     )
+
+
+# What pydantic checks of an objective by itself has no Python form here.
+OBJECTIVE_RULES: tuple[Rule, ...] = (
+    Rule(
+        path=("training", "objective"),
+        cel="self.type != 'sft' || !has(self.beta)",
+        message=OBJECTIVE_FLAWS["beta"],
+    ),
+    Rule(
+        path=("training", "objective"),
+        cel="!has(self.lossType) || self.type == 'dpo' || (self.type == 'cpo' && self.lossType != 'robust')",
+        message=OBJECTIVE_FLAWS["lossType"],
+    ),
+    Rule(
+        path=("training", "objective"),
+        cel="!has(self.labelSmoothing) || self.type == 'simpo' || "
+        "(self.type == 'dpo' && has(self.lossType) && self.lossType == 'robust') || "
+        "(self.type == 'cpo' && (!has(self.lossType) || self.lossType == 'sigmoid'))",
+        message=OBJECTIVE_FLAWS["labelSmoothing"],
+    ),
+    Rule(
+        path=("training", "objective"),
+        cel="!has(self.cpoAlpha) || self.type in ['cpo', 'simpo']",
+        message=OBJECTIVE_FLAWS["cpoAlpha"],
+    ),
+    Rule(
+        path=("training", "objective"),
+        cel="!has(self.simpoGamma) || self.type == 'simpo'",
+        message=OBJECTIVE_FLAWS["simpoGamma"],
+    ),
+    Rule(
+        path=(),
+        cel="!has(self.dataset.format) || self.dataset.format != 'preference' || "
+        "(has(self.training.objective) && self.training.objective.type != 'sft')",
+        message="rows of format preference have two answers each: set training.objective.type to dpo, cpo, simpo or orpo",
+        holds=lambda spec: spec["dataset"].get("format") != "preference" or _prefers(spec),
+    ),
+    Rule(
+        path=(),
+        cel="!has(self.training.objective) || self.training.objective.type == 'sft' || "
+        "!has(self.dataset.format) || self.dataset.format == 'preference'",
+        message="training.objective.type other than sft takes rows with a chosen and a rejected answer: remove "
+        "dataset.format, or set it to preference",
+        holds=lambda spec: spec["dataset"].get("format", "preference") == "preference" or not _prefers(spec),
+    ),
+    Rule(
+        path=(),
+        cel="!has(self.training.objective) || self.training.objective.type == 'sft' || !has(self.dataset.trainOn)",
+        message="of rows with a chosen and a rejected answer both are compared: remove dataset.trainOn",
+        holds=lambda spec: "trainOn" not in spec["dataset"] or not _prefers(spec),
+    ),
+)
+
+
+def _prefers(spec: Mapping[str, Any]) -> bool:
+    return bool(spec["training"].get("objective", {}).get("type", "sft") != "sft")
 
 
 # Of both kinds.
@@ -239,6 +296,7 @@ TASK_RULES: tuple[Rule, ...] = (
         "tasks share, and eva needs a pass over the rows before training",
         holds=lambda lora: lora["initLoraWeights"] not in ("pissa", "olora", "eva"),
     ),
+    *OBJECTIVE_RULES,
     _KEY_OF_KMS,
 )
 

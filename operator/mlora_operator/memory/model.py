@@ -45,7 +45,7 @@ WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one task asks for. Worst case: every row as long as it may be."""
+    """What one task asks for. Worst case: every row, or each of a pair, as long as it may be."""
 
     lora: LoRAConfig
     step_tokens: int
@@ -55,6 +55,8 @@ class Demand:
 
 def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Demand:
     longest = min(training.max_seq_length, max_positions)
+    if training.preference is not None:  # two rows, which travel together
+        longest *= 2
     rows = training.batch_size * training.gradient_accumulation_steps
     moments = (training.optimizer or Optimizer()).moments
     return Demand(lora, rows * longest, longest, moments)

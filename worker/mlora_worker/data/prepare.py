@@ -24,7 +24,7 @@ from mlora_worker.data.reading.tally import Tally, nothing_left, selected_counts
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRejected
 from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate
-from mlora_worker.data.tokenizing.tokenize import encoded_rows
+from mlora_worker.data.tokenizing.tokenize import EncodedPair, encoded_rows
 from mlora_worker.data.training_rows.row_cache import RowCache, key_of, tokenizer_hash
 from mlora_worker.data.training_rows.token_rows import (
     IGNORED,
@@ -52,6 +52,9 @@ __all__ = ["IGNORED", "Prepared", "TokenRow", "TokenRows", "labels_of", "prepare
 
 
 log = logging.getLogger(__name__)
+
+# Formats whose rows a tokenizer without a chat template takes; of pairs, those that are texts.
+_PLAIN_TOO = (DatasetFormat.PROMPT_COMPLETION, DatasetFormat.PREFERENCE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,10 @@ def prepare(
     when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
     """
     day = day or date.today()
+    if dataset.detect_format and training.preference is not None:  # there is one such format
+        dataset = dataset.with_format(DatasetFormat.PREFERENCE)
     dataset = with_format(dataset, source, text, own_template=template is not None)
+    _check_objective(dataset.format, training)
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)
@@ -108,6 +114,23 @@ def prepare(
     held_out = rows.chosen(chosen.held_out)
     counts = selected_counts(counts, train, len(held_out), chosen.beyond)
     return Prepared(train, held_out, counts.model_copy(update={"format": dataset.format}), files.whole)
+
+
+def _check_objective(format: DatasetFormat, training: Training) -> None:
+    """Raises DataError where the rows are not those of what shall be learnt."""
+    pairs = format is DatasetFormat.PREFERENCE
+    if pairs and training.preference is None:
+        raise DataError(
+            FailureReason.INVALID_SPEC,
+            "the rows have a chosen and a rejected answer each: set training.objective.type to dpo, cpo, simpo or orpo; to "
+            "learn the chosen answers alone, set dataset.format and dataset.fields",
+        )
+    if training.preference is not None and not pairs:
+        raise DataError(
+            FailureReason.INVALID_SPEC,
+            f"training.objective.type is {training.preference.type.value}, which takes rows of dataset.format preference, "
+            f"and the rows have format {format.value}",
+        )
 
 
 def _renderer_hash(tokenizer: Any, template: str | None, day: date) -> str:
@@ -150,7 +173,7 @@ def _checked_encoder(
     with closing(encoder):
         if dataset.format is DatasetFormat.TEXT:
             encoder.check_plain()
-        elif dataset.format is not DatasetFormat.PROMPT_COMPLETION and not encoder.has_template:
+        elif dataset.format not in _PLAIN_TOO and not encoder.has_template:
             raise DataError(
                 FailureReason.INVALID_SPEC,
                 f"dataset.format is {dataset.format.value}, but the base model's tokenizer has no chat template; use "
@@ -213,13 +236,13 @@ def _tokenised(
         try:
             with closing(encoded_rows(file.rows(), encoder)) as encoded:
                 for line, result in encoded:
-                    made = result if isinstance(result, Drop) else _trainable(result, training, encoder.bos)
+                    made = _made(result, training, encoder.bos)
                     if isinstance(made, Drop):
                         tally.drop(made, line, shown)
                         continue
                     if vocabulary is not None and made.ids.max() >= vocabulary:
                         raise RowRejected(line, _unknown_token(made.ids, vocabulary, encoder))
-                    writer.add(made.ids, made.supervised, made.labels, made.count, made.weight)
+                    writer.add(made.ids, made.supervised, made.labels, made.count, made.weight, made.split)
                     tally.use(truncated=made.truncated, special=made.special)
                     if tally.used == files.most_used:
                         break
@@ -252,6 +275,30 @@ class _Trainable:
     truncated: bool
     weight: float
     special: bool
+    split: int = 0  # of a pair, tokens of the chosen row
+
+
+def _made(result: Encoded | EncodedPair | Drop, training: Training, bos: int | None) -> _Trainable | Drop:
+    """The length policy holds for each row of a pair; what drops one of them drops both."""
+    if isinstance(result, Drop):
+        return result
+    if isinstance(result, Encoded):
+        return _trainable(result, training, bos)
+    chosen, rejected = (_trainable(row, training, bos) for row in result)
+    if isinstance(chosen, Drop):
+        return chosen
+    if isinstance(rejected, Drop):
+        return rejected
+    return _Trainable(
+        np.concatenate([chosen.ids, rejected.ids]),
+        np.concatenate([chosen.supervised, rejected.supervised]),
+        np.concatenate([chosen.labels, rejected.labels]),
+        chosen.count + rejected.count,
+        chosen.truncated or rejected.truncated,
+        chosen.weight,
+        chosen.special or rejected.special,
+        len(chosen.ids),
+    )
 
 
 def _trainable(row: Encoded, training: Training, bos: int | None) -> _Trainable | Drop:

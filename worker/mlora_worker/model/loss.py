@@ -33,7 +33,8 @@ def segment_losses(
     logit_cap: float | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``.
+    """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``. What is called
+    a segment here may be any part of one, such as a row: each has a sum of its own.
 
     hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory: the
     target at each position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in
@@ -63,6 +64,14 @@ def segment_losses(
         None if weights is None else to_device(weights[positions], device),
     )
     return losses
+
+
+def supervised_of_parts(labels: Tensor, part_tokens: Sequence[int]) -> list[int]:
+    """Supervised positions of each part; ``labels`` as above."""
+    ends = torch.tensor(part_tokens, dtype=torch.int64).cumsum(0)
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), (labels != IGNORED).cumsum(0)])[ends]
+    counts: list[int] = torch.diff(before, prepend=torch.zeros(1, dtype=torch.int64)).tolist()
+    return counts
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -107,11 +116,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         gradient, owners, weights = ctx.saved_tensors
-        if weights is None:
-            factors = grad_outputs[0].to(gradient.dtype)[owners]
-            return gradient * factors[:, None], None, None, None, None, None, None, None
+        factors = grad_outputs[0][owners] if weights is None else grad_outputs[0][owners] * weights
         # Rounded to the gradient's type once, at the end.
-        exact = (grad_outputs[0][owners] * weights).to(torch.promote_types(gradient.dtype, torch.float32))
+        exact = factors.to(torch.promote_types(gradient.dtype, torch.float32))
         weighted = torch.mul(gradient, exact[:, None], out=torch.empty_like(gradient))
         return weighted, None, None, None, None, None, None, None
 

@@ -164,7 +164,8 @@ class Stage:
         segment_tokens: tuple[int, ...],
         weights: Tensor | None = None,
     ) -> Tensor:
-        """[segments] float64: sums of cross entropies over each segment's supervised positions; see ``segment_losses``."""
+        """[segments] float64: sums of cross entropies over each segment's supervised positions, or over those of any other
+        parts; see ``segment_losses``."""
         assert self.head_weight is not None
         return segment_losses(
             hidden, labels, segment_tokens, self.normed, self.head_weight, self.logit_cap, weights

@@ -18,11 +18,12 @@ from mlora_worker.lora.linear import Bound, adapt_linears
 from mlora_worker.lora.select import products_for
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.facts import facts_of
-from mlora_worker.model.scores import scores
+from mlora_worker.model.scores import part_scores
 from mlora_worker.model.stage import Stage
 from mlora_worker.model.transfer import to_device
 from mlora_worker.pipeline.binding import bound_groups, position_weights
 from mlora_worker.pipeline.loaded import LoadedTask, load_task
+from mlora_worker.pipeline.objective_losses import answers_correct, segment_losses_of, summed_parts
 from mlora_worker.pipeline.results import Backwarded, Evaluated, Forwarded, OutOfOrder, StageState
 from mlora_worker.runtime.allocator import give_back_small_blocks
 from mlora_worker.storage.artifacts.aside import Aside
@@ -151,18 +152,18 @@ class StageEngine:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
         assert labels is not None
-        losses = stage.losses(
-            output, labels, tuple(s.tokens for s in item.segments), position_weights(item.segments)
-        )
+        sums = stage.losses(output, labels, summed_parts(item.segments), position_weights(item.segments))
+        found = segment_losses_of(item.segments, [task.preference for task in tasks], sums, labels)
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
-        self._flights[item.number] = _Flight(source, losses.sum(), item.segments, tasks)
-        return Forwarded(losses=losses.detach())
+        self._flights[item.number] = _Flight(source, found.losses.sum(), item.segments, tasks)
+        return Forwarded(losses=found.losses.detach(), rewards=found.rewards)
 
     @torch.no_grad()
     def evaluate(
         self, item: Evaluate, *, token_ids: Tensor | None, hidden: Tensor | None, labels: Tensor | None
     ) -> Evaluated:
-        """Apply the update that comes along, then run one microbatch forward, without dropout. Arguments as ``forward``."""
+        """Apply the update that comes along, then run one microbatch forward, without dropout; of the base's own reference,
+        without the adapter, too. Arguments as ``forward``."""
         if item.update is not None:
             self.apply(item.task, item.update)
         stage, rows = self.stage, PackedRows(item.lengths, self.stage.device)
@@ -172,20 +173,33 @@ class StageEngine:
         else:
             assert hidden is not None
             source = hidden.to(stage.device, stage.dtype)
-        segment = Segment(
-            task=item.task, step=0, lengths=item.lengths, first_row=0, weight=0.0, closes_step=False
-        )
-        self._binder([segment], [self._task(item.task)], evaluating=True)()
+        if item.reference == "base":
+            self._bound.groups = ()
+        else:
+            self._binder([_evaluated(item)], [self._task(item.task)], evaluating=True)()
         output = stage.run_layers(source, rows)
         if not stage.last:
             return Evaluated(hidden=output)
         assert labels is not None
+        return Evaluated(scores=self._scores(item, output, labels))
+
+    def _scores(self, item: Evaluate, output: Tensor, labels: Tensor) -> Tensor:
+        """See ``Evaluated``."""
+        stage, segment = self.stage, _evaluated(item)
         assert stage.norm is not None
         assert stage.head_weight is not None
-        weights = position_weights([segment.model_copy(update={"row_weights": item.row_weights})])
-        return Evaluated(
-            scores=scores(output, labels, stage.normed, stage.head_weight, stage.logit_cap, weights)
-        )
+        parts = item.lengths if item.reference is not None else summed_parts([segment])
+        weights = position_weights([segment]) if item.reference is None else None
+        sums, correct = part_scores(
+            output, labels, parts, stage.normed, stage.head_weight, stage.logit_cap, weights
+        ).T
+        if item.reference is not None:
+            return -sums
+        found = segment_losses_of([segment], [self._task(item.task).preference], sums.contiguous(), labels)
+        if found.rewards is None:
+            return torch.stack([found.losses[0], correct.sum()])
+        correct = answers_correct(segment, correct.contiguous())
+        return torch.cat([found.losses, correct[None], found.rewards[0]])
 
     @torch.no_grad()
     def logits(self, item: Train, token_ids: Tensor) -> Tensor:
@@ -252,3 +266,17 @@ class StageEngine:
             self._bound.groups = prepared
 
         return bind
+
+
+def _evaluated(item: Evaluate) -> Segment:
+    """What is evaluated, as a segment of no step."""
+    return Segment(
+        task=item.task,
+        step=0,
+        lengths=item.lengths,
+        first_row=0,
+        weight=0.0,
+        row_weights=item.row_weights,
+        pairs=item.pairs,
+        closes_step=False,
+    )

@@ -14,7 +14,7 @@ from mlora_worker.lora.linear import InputGroup
 from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.results import OutOfOrder, StageState
-from mlora_worker.protocol import LoRAConfig, ModelFacts
+from mlora_worker.protocol import LoRAConfig, ModelFacts, Objective
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Load
@@ -38,6 +38,7 @@ class LoadedTask:
     optimizer: TaskOptimizer
     targets: tuple[Adapted, ...]  # in the order of the adapter's groups
     products: TaskProducts
+    preference: Objective | None = None  # of a task whose rows come in pairs
 
     @property
     def bytes(self) -> int:
@@ -100,6 +101,7 @@ def load_task(
         optimizer,
         targets,
         _products(adapter, targets, groups, load.lora.dropout),
+        load.training.preference,
     )
 
 

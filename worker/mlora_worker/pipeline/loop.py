@@ -42,12 +42,12 @@ class Neighbours(Protocol):
     def send_backward(self, gradient: Tensor, stats: Tensor) -> None: ...
 
 
-# Rank 0: number, stats [segments, STATS] float64 on the device: loss sum, squared gradient norm, faults of the microbatch.
+# Rank 0: number, stats [segments, STATS] float64 on the device, see there.
 OnReturned = Callable[[int, Tensor], None]
 OnExported = Callable[[str, dict[str, Tensor]], None]  # task, this stage's part of the adapter on the CPU
 OnEvaluated = Callable[
     [int, Tensor], None
-]  # last stage: number, [2] float64 on the device: sum of losses, correct predictions
+]  # last stage: number, scores float64 on the device, see ``Evaluated``
 OnKept = Callable[[Keep, dict[str, Tensor]], None]  # this stage's part of the adapter on the CPU
 OnCheckpoint = Callable[[Checkpoint, StageState], None]  # this stage's part of the task's state
 
@@ -149,6 +149,8 @@ class StageLoop:
         if out is not None:
             assert out.losses is not None
             stats[:, 0] = out.losses
+            if out.rewards is not None:
+                stats[:, 3:] = out.rewards
         self._backward(item.number, None, stats)
 
     def _evaluate(self, item: Evaluate, entry: Entry) -> None:

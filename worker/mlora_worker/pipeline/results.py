@@ -14,19 +14,20 @@ class OutOfOrder(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class Forwarded:
     """What a forward hands on: ``hidden`` [tokens, size] to the next stage, or ``losses`` [segments] float64
-    on the last.
+    on the last, with ``rewards`` [segments, REWARDS] where there are pairs.
 
-    A segment's loss is the sum over its supervised tokens.
+    A segment's loss is the sum over its supervised tokens, or over its pairs.
     """
 
     hidden: Tensor | None = None
     losses: Tensor | None = None
+    rewards: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """``hidden`` [tokens, size] for the next stage, or on the last ``scores`` [2] float64: sum of cross entropies, correct
-    predictions."""
+    """``hidden`` [tokens, size] for the next stage, or on the last ``scores`` float64: [2] sum of losses, correct
+    predictions; [2 + REWARDS] where rows come in pairs; [rows] log-probabilities where a reference is asked for."""
 
     hidden: Tensor | None = None
     scores: Tensor | None = None

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from mlora_worker.model.objectives import REWARDS
 from mlora_worker.pipeline.faults import is_out_of_memory
 from mlora_worker.pipeline.frames import LinkClosed
 from mlora_worker.pipeline.lanes import Lane, Moment, device_of
@@ -39,7 +40,8 @@ _PATIENCE = timedelta(hours=6)
 
 _PAUSE, _TRIES = 0.1, 300  # seconds between tries to get memory for what arrives, and how many
 
-STATS = 3  # of a segment: loss sum, squared gradient norm, faults of the microbatch
+# Of a segment: loss sum, squared gradient norm, faults of the microbatch; then sums of a pair's rewards, where it has any.
+STATS = 3 + REWARDS
 
 
 @dataclass(frozen=True, slots=True)

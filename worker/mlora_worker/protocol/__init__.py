@@ -25,6 +25,7 @@ Its files:
 ``dataset``        The rows that a user names (part of the LoRATask spec)
 ``row_shapes``     Which format rows have, as their keys tell
 ``training``       How a user's task is trained and evaluated (part of the LoRATask spec)
+``objective``      What an adapter is trained for (part of the LoRATask spec)
 ``plan``           The plan: operator to coordinator
 ``quantization``   How the frozen matrices of a base are kept (part of the LoRAPipeline spec)
 ``model``          The shape of a base model, and its stages
@@ -80,6 +81,7 @@ from mlora_worker.protocol.message import (
 )
 from mlora_worker.protocol.model import ModelFacts, ModelSource, ModuleShape, StageReport
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
+from mlora_worker.protocol.objective import OBJECTIVE_FLAWS, Objective, ObjectiveType, PreferenceLoss
 from mlora_worker.protocol.plan import (
     KMS_KEY,
     Addressing,
@@ -118,6 +120,7 @@ from mlora_worker.protocol.report import (
     FailureReason,
     MemoryExhausted,
     MemorySample,
+    PreferenceRecord,
     Report,
     StepRecord,
     TaskPhase,
@@ -158,6 +161,7 @@ __all__ = [
     "METADATA_SERVICES",
     "MOST_SAMPLES",
     "MOST_SHOWN",
+    "OBJECTIVE_FLAWS",
     "PROTOCOL_VERSION",
     "REPORT_FORMAT",
     "REPORT_HEADER",
@@ -213,10 +217,14 @@ __all__ = [
     "ModuleShape",
     "NamedFormat",
     "ObjectName",
+    "Objective",
+    "ObjectiveType",
     "Optimizer",
     "OptimizerType",
     "Overlong",
     "Plan",
+    "PreferenceLoss",
+    "PreferenceRecord",
     "Quantization",
     "QuantizationType",
     "Rank",

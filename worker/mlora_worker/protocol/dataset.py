@@ -21,6 +21,7 @@ class DatasetFormat(StrEnum):
     SHAREGPT = "sharegpt"
     ALPACA = "alpaca"
     TEXT = "text"
+    PREFERENCE = "preference"
 
 
 class FileFormat(StrEnum):
@@ -47,7 +48,9 @@ class DatasetFields(Message):
     """Names of the columns, where they differ from the format's own."""
 
     prompt: ColumnName = Field(
-        default="prompt", description="promptCompletion: the column with the user's turn."
+        default="prompt",
+        description="promptCompletion: the column with the user's turn. preference: that with the prompt; it may be "
+        "absent where both answers begin with it.",
     )
     completion: ColumnName = Field(
         default="completion", description="promptCompletion: the column with the answer to train on."
@@ -73,6 +76,12 @@ class DatasetFields(Message):
         description="alpaca, sharegpt: the column with a system turn; it may be absent or empty.",
     )
     text: ColumnName = Field(default="text", description="text: the column with the text to train on.")
+    chosen: ColumnName = Field(
+        default="chosen", description="preference: the column with the answer that is preferred."
+    )
+    rejected: ColumnName = Field(
+        default="rejected", description="preference: the column with the answer that is not."
+    )
     weight: ColumnName | None = Field(
         default=None,
         description="The column with the weight of the row's loss, a number of at least 0. Absent: all rows "
@@ -171,8 +180,8 @@ class DatasetSpec(DatasetSettings):
 
     format: DatasetFormat | None = Field(
         default=None,
-        description="promptCompletion, messages, sharegpt, alpaca or text. Absent: the keys of the first rows decide, and "
-        "status.data.format says which it is.",
+        description="promptCompletion, messages, sharegpt, alpaca, text or preference. Absent: the keys of the first rows "
+        "decide, and status.data.format says which it is.",
     )
 
     def for_plan(self) -> Dataset:

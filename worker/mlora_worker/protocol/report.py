@@ -125,23 +125,41 @@ class AdapterInfo(Message):
     )
 
 
+class PreferenceRecord(Message):
+    """Means over the pairs of a step or an evaluation. A reward is beta times an answer's log-probability, less that under
+    the reference where there is one."""
+
+    chosen_reward: Real
+    rejected_reward: Real
+    margin: Real  # of the former over the latter
+    accuracy: Real  # part of the pairs whose chosen answer has the higher reward
+    chosen_logps: Real  # log-probabilities of the answers; of simpo, orpo and cpo's ipo, per token
+    rejected_logps: Real
+
+
 class StepRecord(Message):
-    """One finished optimizer step. ``loss`` is the mean over the step's supervised tokens, before the update."""
+    """One finished optimizer step. ``loss`` is the mean over the step's supervised tokens, or over its pairs, before the
+    update."""
 
     step: Count
     loss: Real | None  # None: the step had no supervised token
     learning_rate: Real
     grad_norm: Real | None
     tokens: Amount
+    preference: PreferenceRecord | None = None  # of a step of pairs
 
 
 class EvaluationRecord(Message):
     """The adapter after ``step`` steps, on rows that it was not trained on, without dropout."""
 
     step: Amount  # 0: before the first one
-    loss: Real  # mean cross entropy over the evaluation rows' supervised tokens
-    token_accuracy: Real  # part of these tokens that the model thinks most likely
+    loss: Real  # mean cross entropy over the evaluation rows' supervised tokens, or mean of the objective over its pairs
+    token_accuracy: (
+        Real  # part of these tokens, of pairs the chosen answers' ones, that the model thinks most likely
+    )
     tokens: Count  # supervised
+    # From report format 8 on, or left out: of evaluation rows that are pairs.
+    preference: PreferenceRecord | None = None
 
 
 class TaskReport(Message):
@@ -152,6 +170,8 @@ class TaskReport(Message):
     loss: Real | None = None
     evaluation: EvaluationRecord | None = None  # the newest
     best: EvaluationRecord | None = None  # the lowest loss so far
+    # From format 8 on, or left out: of the last step, of a task whose rows are pairs.
+    preference: PreferenceRecord | None = None
     tokens_per_second: Real | None = None
     data: DataCounts | None = None
     adapter: AdapterInfo | None = None
@@ -289,6 +309,13 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
     unknown = [name for name, since in fields_since if format < since]
     if unknown and task.data is not None:
         later["data"] = task.data.model_copy(update=dict.fromkeys(unknown))
+    if format < 8:
+        later |= {"preference": None} if task.preference is not None else {}
+        later |= {
+            field: record.model_copy(update={"preference": None})
+            for field, record in (("evaluation", task.evaluation), ("best", task.best))
+            if record is not None and record.preference is not None
+        }
     if format < 4:
         later |= {
             field: told.model_copy(update={"reason": FailureReason.UPLOAD_FAILED})

@@ -44,6 +44,7 @@ ROW_SHAPES: Final = (
     RowShape(DatasetFormat.MESSAGES, ("messages",)),
     RowShape(DatasetFormat.ALPACA, ("instruction", "output"), optional=("input", "system")),
     RowShape(DatasetFormat.SHAREGPT, ("conversations",), optional=("system",)),
+    RowShape(DatasetFormat.PREFERENCE, ("chosen", "rejected"), optional=("prompt",)),
     RowShape(DatasetFormat.TEXT, ("text",), fallback=True),
 )
 

@@ -10,6 +10,7 @@ from pydantic import (
 )
 
 from mlora_worker.protocol.message import DatasetUri, Message
+from mlora_worker.protocol.objective import Objective
 
 
 class Schedule(StrEnum):
@@ -84,6 +85,9 @@ class TrainingSettings(Message):
     """How to train; the names are those of transformers' TrainingArguments where it has one. What a user writes and what a
     plan says have this in common."""
 
+    objective: Objective | None = Field(
+        default=None, description="What is learnt. Absent: the answers of the rows (type: sft)."
+    )
     batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         default=8, description="Rows per mini-batch."
     )
@@ -132,6 +136,11 @@ class TrainingSettings(Message):
         description="Optimizer steps between two checkpoints, which limit how many steps a failure repeats. "
         "0: only when the task is preempted or its worker ends.",
     )
+
+    @property
+    def preference(self) -> Objective | None:
+        """The objective of a task whose rows are pairs of answers."""
+        return self.objective if self.objective is not None and self.objective.prefers else None
 
 
 class Training(TrainingSettings):

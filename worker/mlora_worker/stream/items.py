@@ -25,6 +25,15 @@ class Update(Message):
     clip: float  # in (0, 1]
 
 
+class Pairs(Message):
+    """Of rows that come in pairs, the preferred one first: what their objective needs beside their own sums."""
+
+    # What the chosen rows' cross entropy counts beside the loss of a pair, once the segment's weight is applied.
+    likelihood: float = 0.0
+    prompts: tuple[int, ...] | None = None  # of each chosen row, tokens whose labels are its prompt's
+    reference: tuple[float, ...] | None = None  # of each row, log-probability of its answer there
+
+
 class Segment(Message):
     """One task's part of a microbatch."""
 
@@ -32,8 +41,10 @@ class Segment(Message):
     step: int  # 1-based optimizer step to which the gradients belong
     lengths: tuple[int, ...]  # tokens of each row
     first_row: int  # ordinal of the first row within the whole step: dropout masks depend on it, not on the splitting
-    weight: float  # 1 / supervised tokens of the whole step, each as its row weighs; 0 when it has none
-    row_weights: tuple[float, ...] | None = None  # of each row's loss, at most 1; None: all are 1
+    # 1 / supervised tokens of the whole step, or 1 / its pairs, each as it weighs; 0 when it has none.
+    weight: float
+    row_weights: tuple[float, ...] | None = None  # of each row's or pair's loss, at most 1; None: all are 1
+    pairs: Pairs | None = None  # None: each row is learnt for itself
     closes_step: (
         bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
     )
@@ -60,13 +71,17 @@ class Train(Message):
 
 
 class Evaluate(Message):
-    """Forward of one microbatch of evaluation rows of one task, without dropout; the last stage tells rank 0 its scores."""
+    """Forward of one microbatch of rows of one task, without dropout; the last stage tells rank 0 its scores: of evaluation
+    rows sums over all of them, of a ``reference`` each row's log-probability."""
 
     kind: Literal["evaluate"] = "evaluate"
     number: int
     task: str  # uid
     lengths: tuple[int, ...]  # tokens of each row
     row_weights: tuple[float, ...] | None = None  # as of a segment
+    pairs: Pairs | None = None  # as of a segment
+    # Whose log-probabilities are asked for: the frozen base's, or those of the adapter as it is now.
+    reference: Literal["base", "adapter"] | None = None
     update: Update | None = None  # of the last step, to be applied before
 
     @property

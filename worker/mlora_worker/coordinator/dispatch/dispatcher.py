@@ -7,7 +7,7 @@
 3. load what is admitted and prepared, or has its checkpoint at hand,
 4. take the checkpoint of a task that is due,
 5. the step of a task that is on trial, alone,
-6. the next microbatch that the issue rule allows, or one of an evaluation: they take turns.
+6. the next microbatch that the issue rule allows, or one of an evaluation or for a reference: they take turns.
 
 So a task joins, is saved and leaves between microbatches of the others, which never wait for it.
 
@@ -31,6 +31,7 @@ from torch import Tensor
 from mlora_worker.coordinator.dispatch.evaluations import Evaluations
 from mlora_worker.coordinator.dispatch.evictions import Evictions
 from mlora_worker.coordinator.dispatch.issuing import Announce, InStream, Issuer
+from mlora_worker.coordinator.dispatch.reference_forwards import ReferenceForwards
 from mlora_worker.coordinator.task.fault_attribution import Charge, Trials
 from mlora_worker.coordinator.task.fault_message import explain
 from mlora_worker.coordinator.task.probe import PROBE, probe_task
@@ -87,6 +88,7 @@ class Dispatcher:
             clock=clock,
         )
         self._evaluations = Evaluations(stages, self._rule, self._inside, self._issuer)
+        self._references = ReferenceForwards(stages, self._rule, self._inside, self._issuer)
         self._evictions = Evictions(self._inside, self._issuer, held, look_again, clock)
         self._on_change, self._clock = on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
@@ -127,6 +129,7 @@ class Dispatcher:
         for task in self._tasks.values():
             # The first two are plain fields, and false for most of those that wait.
             if task.plan.admitted and not task.in_stream and task.may_load and self._is_at_hand(task):
+                self._references.join(task)
                 return self._issuer.load(task)
         for task in self._inside:
             if task.checkpoint_is_due and self._rule.is_idle(task.uid):
@@ -159,7 +162,7 @@ class Dispatcher:
         return self._stopped
 
     def returned(self, number: int, stats: Tensor) -> None:
-        """Microbatch ``number`` is back on rank 0 with stats [segments, 3] of (loss sum, squared gradient norm, faults)."""
+        """Microbatch ``number`` is back on rank 0 with stats [segments, STATS], see ``pipeline.transport``."""
         faults = self._faults.get(number, [])
         if len(faults) < int(stats[0, 2]):
             self._unexplained[number] = stats  # the links bring the rest
@@ -169,11 +172,12 @@ class Dispatcher:
         if not faults:
             self.microbatches += 1
             self.tokens += train.tokens
-        for segment, (loss_sum, squared_norm, _) in zip(train.segments, stats.tolist(), strict=True):
+        for segment, (loss_sum, squared_norm, _, *rewards) in zip(
+            train.segments, stats.tolist(), strict=True
+        ):
             step = self._run(segment.task).flight.step
             assert step is not None
-            step.loss_sum += loss_sum
-            step.squared_norm += squared_norm
+            step.add(loss_sum, squared_norm, rewards)
             step.void |= bool(faults)
             for fault in faults:
                 if fault.task == segment.task != PROBE:
@@ -186,8 +190,10 @@ class Dispatcher:
         self._on_change()
 
     def evaluated(self, number: int, scores: Tensor) -> None:
-        """A microbatch of an evaluation has come to the end, with scores [2]: sum of losses, correct predictions."""
-        self.microbatches += self._evaluations.returned(number, scores)
+        """A microbatch of an evaluation, or of a reference, has come to the end with its scores."""
+        self.microbatches += self._references.returned(number, scores) or self._evaluations.returned(
+            number, scores
+        )
         self._on_change()
 
     def keep(self, stage: int, uid: str, number: int, tensors: dict[str, Tensor]) -> None:
@@ -205,6 +211,7 @@ class Dispatcher:
     def faulted(self, fault: Fault) -> None:
         """A stage tells of a fault. That of a microbatch counts when the microbatch is back."""
         self._evaluations.lost(fault.number)
+        self._references.lost(fault.number)
         if fault.number in self._trains:
             self._faults.setdefault(fault.number, []).append(fault)
             stats = self._unexplained.pop(fault.number, None)
@@ -357,6 +364,6 @@ class Dispatcher:
         return entry
 
     def _evaluate(self) -> Entry | None:
-        entry = self._evaluations.next()
+        entry = self._evaluations.next() or self._references.next()
         self._evaluated_last |= entry is not None
         return entry

@@ -25,6 +25,8 @@ class Evaluations:
         for task in self._inside:
             if task.leaving or not self._rule.is_idle(task.uid):
                 continue
+            if task.evaluation_is_due and not (task.references is None or task.references.may_evaluate()):
+                continue
             if task.evaluation_is_due:
                 assert task.prepared is not None
                 assert task.prepared.evaluation is not None
@@ -37,7 +39,7 @@ class Evaluations:
         return None
 
     def returned(self, number: int, scores: Tensor) -> bool:
-        """With scores [2]: sum of losses, correct predictions. False for one that nothing is known of any more."""
+        """With scores, see ``EvaluationInFlight.add``. False for one that nothing is known of any more."""
         found = self._out.pop(number, None)
         if found is not None:
             found.add(scores)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from mlora_worker.coordinator.task.evaluation import Best, EvaluationInFlight
@@ -14,9 +14,11 @@ from mlora_worker.coordinator.task.in_flight import InFlight
 from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.probe import PROBE
 from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.data.training_rows.pairs import labels_for, prompt_labels
+from mlora_worker.data.training_rows.token_rows import TokenRow
 from mlora_worker.pipeline.frames import Payload
 from mlora_worker.pipeline.mailbox import Entry
-from mlora_worker.protocol import TaskPhase
+from mlora_worker.protocol import Objective, TaskPhase
 from mlora_worker.runtime.log_lines import fields_of
 from mlora_worker.stream.grouping import Part
 from mlora_worker.stream.items import (
@@ -25,6 +27,7 @@ from mlora_worker.stream.items import (
     Item,
     Keep,
     Load,
+    Pairs,
     Save,
     Segment,
     Stop,
@@ -86,8 +89,16 @@ class Issuer:
         task.load_number = self._next_number()
         item = Load(number=task.load_number, task=task.uid, lora=task.plan.lora, training=task.plan.training)
         restoration = task.checkpoint.restoration
-        if restoration is None and task.prepared.initial is not None:
-            item, initial = item.model_copy(update={"updates": 0}), task.prepared.initial
+        initial = task.prepared.initial
+        references = task.references
+        task.flight.refers = (
+            restoration is not None
+            and references is not None
+            and references.whole
+            and not references.complete
+        )
+        if initial is not None and (restoration is None or task.flight.refers):
+            item = item.model_copy(update={"updates": 0})
             self._tell(item, initial.payloads)
             return Entry(item, state=initial.own)
         if restoration is None:
@@ -154,15 +165,21 @@ class Issuer:
         item = Evaluate(
             number=self._next_number(),
             task=task.uid,
-            lengths=tuple(len(row.ids) for row in rows),
+            lengths=lengths_of(rows),
             row_weights=weights,
+            pairs=_pairs(task, rows, indices, found.likelihood, of_evaluation=True),
             update=task.flight.take_update(),
         )
-        return item, self._announced(item, [row.ids for row in rows], [row.labels for row in rows])
+        return item, self._announced(item, rows, [task.plan.training.preference] * len(rows))
+
+    def refer(self, task: TaskRun, rows: Sequence[TokenRow], of: Literal["base", "adapter"]) -> Entry:
+        """Log-probabilities of ``rows`` are asked for."""
+        item = Evaluate(number=self._next_number(), task=task.uid, lengths=lengths_of(rows), reference=of)
+        return self._announced(item, rows, [None] * len(rows))
 
     def train(self, parts: tuple[Part, ...], run_of: Callable[[str], TaskRun]) -> tuple[Train, Entry]:
         """One microbatch of the parts' rows."""
-        segments, ids, labels = [], [], []
+        segments, rows, preferences = [], [], []
         for part in parts:
             task = run_of(part.task)
             step = task.flight.step
@@ -172,24 +189,26 @@ class Issuer:
             if part.first_row == 0:
                 step.issued = self._clock()
                 update, discard = task.flight.take_update(), task.flight.take_discard()
+            indices = step.rows[part.first_row : part.first_row + len(part.lengths)]
+            own = [task.prepared.rows[index] for index in indices]
             segments.append(
                 Segment(
                     task=task.uid,
                     step=step.step,
-                    lengths=part.lengths,
-                    first_row=part.first_row,
+                    lengths=lengths_of(own),
+                    first_row=part.first_row * len(own[0].lengths),
                     weight=step.weight,
                     row_weights=step.weights_of(part.first_row, len(part.lengths)),
+                    pairs=_pairs(task, own, indices, step.likelihood),
                     closes_step=part.closes_step,
                     update=update,
                     discard=discard,
                 )
             )
-            for index in step.rows[part.first_row : part.first_row + len(part.lengths)]:
-                ids.append(task.prepared.rows[index].ids)
-                labels.append(task.prepared.rows[index].labels)
+            rows += own
+            preferences += [task.plan.training.preference] * len(own)
         item = Train(number=self._next_number(), segments=tuple(segments))
-        return item, self._announced(item, ids, labels)
+        return item, self._announced(item, rows, preferences)
 
     def stop(self) -> Entry:
         return self._issue(Stop(number=self._next_number()))
@@ -197,15 +216,16 @@ class Issuer:
     def _announced(
         self,
         item: Train | Evaluate,
-        ids: Sequence[npt.NDArray[np.int32]],
-        labels: Sequence[npt.NDArray[np.int32]],
+        rows: Sequence[TokenRow],
+        preferences: Sequence[Objective | None],
     ) -> Entry:
-        """``ids`` and ``labels``: of each row."""
+        """``preferences``: of each row, the objective that decides its labels."""
+        labels = [labels_for(row, preference) for row, preference in zip(rows, preferences, strict=True)]
         targets = np.concatenate(labels).astype(np.int64)
         self._announce(item, {} if self._stages == 1 else {self._stages - 1: targets.tobytes()})
         return Entry(
             item,
-            token_ids=torch.from_numpy(np.concatenate(ids).astype(np.int64)),
+            token_ids=torch.from_numpy(np.concatenate([row.ids for row in rows]).astype(np.int64)),
             labels=torch.from_numpy(targets) if self._stages == 1 else None,
         )
 
@@ -222,3 +242,29 @@ class Issuer:
     def _tell(self, item: Item, payloads: Mapping[int, Payload]) -> None:
         self._announce(item, payloads)
         self._on_change()
+
+
+def lengths_of(rows: Sequence[TokenRow]) -> tuple[int, ...]:
+    """Tokens of each sequence: of a pair there are two."""
+    return tuple(length for row in rows for length in row.lengths)
+
+
+def _pairs(
+    task: TaskRun,
+    rows: Sequence[TokenRow],
+    indices: Sequence[int],
+    likelihood: float | None,
+    *,
+    of_evaluation: bool = False,
+) -> Pairs | None:
+    """``indices``: of ``rows`` among those that are trained on, or evaluated on. ``likelihood`` None: they are no pairs."""
+    preference = task.plan.training.preference
+    if likelihood is None or preference is None:
+        return None
+    reference = None
+    if task.references is not None:
+        table = task.references.evaluation if of_evaluation else task.references.train
+        assert table is not None
+        reference = table.of_rows(indices)
+    prompts = tuple(map(prompt_labels, rows)) if preference.learns_prompts else None
+    return Pairs(likelihood=likelihood, prompts=prompts, reference=reference)

@@ -18,14 +18,15 @@ from mlora_worker.protocol import (
     LoRAConfig,
     ModelFacts,
     ModelSource,
+    Objective,
     Optimizer,
     Training,
 )
 from mlora_worker.storage.artifacts.task_state import DAY, DETECTED_FORMAT, Fact, Fingerprint
 
 # How often checkpoints are taken changes nothing; epochs and maxSteps decide the number of steps, which is a fact itself.
-# What differs in an optimizer is named below.
-_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps", "optimizer"}
+# What differs in an optimizer or an objective is named below.
+_NO_FACTS = {"checkpoint_every_steps", "epochs", "max_steps", "optimizer", "objective"}
 
 
 def day_in(facts: Fingerprint) -> date | None:
@@ -90,4 +91,7 @@ def fingerprint_of(
     numbers = training.optimizer or Optimizer()
     for name, value in numbers.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
         facts[f"training.optimizer.{name}"] = value
+    objective = training.objective or Objective()
+    for name, value in objective.model_dump(mode="json", by_alias=True, exclude_defaults=True).items():
+        facts[f"training.objective.{name}"] = value
     return facts | {f"training.{name}": value for name, value in settings.items()}

@@ -118,7 +118,7 @@ def prepare_task(
     made = rows.make(asked, today, wanted)
     evaluation = None
     if task.evaluation is not None and made.evaluation is not None:
-        evaluation = EvaluationRows(task.evaluation, made.evaluation)
+        evaluation = EvaluationRows(task.evaluation, made.evaluation, task.training.preference)
     steps = StepPlan(len(made.train), task.training)
     _check_warmup(task, steps.total_steps)
     facts = fingerprint_of(
@@ -142,6 +142,7 @@ def prepare_task(
         fingerprint=facts,
         evaluation=evaluation,
         initial=initial.state if initial is not None else None,
+        reference_sha256=initial.sha256 if initial is not None else None,
         load=made.load,
     )
 

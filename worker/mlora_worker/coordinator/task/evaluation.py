@@ -15,9 +15,11 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.bounds import is_within
+from mlora_worker.coordinator.task.preference import preference_of
+from mlora_worker.data.training_rows.pairs import answer_tokens, likelihood_of
 from mlora_worker.data.training_rows.row_weights import relative, weighted_sum
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
-from mlora_worker.protocol import Evaluation, EvaluationRecord
+from mlora_worker.protocol import Evaluation, EvaluationRecord, Objective
 from mlora_worker.storage.artifacts.task_state import EvaluationProgress, Fact
 
 
@@ -29,19 +31,30 @@ class EvaluationRows:
 
     spec: Evaluation
     rows: Sequence[TokenRow]
+    preference: Objective | None = None  # of a task whose rows are pairs
     _sizes: _Sizes = field(init=False)
     _cut: tuple[int, tuple[tuple[int, ...], ...]] | None = field(init=False, default=None)  # for which budget
 
     def __post_init__(self) -> None:
-        self._sizes = _sizes_of(self.rows)
+        self._sizes = _sizes_of(self.rows, self.preference)
 
-    def begin(self, step: int, budget: int) -> EvaluationInFlight:
-        """An evaluation after ``step``. ``budget``: most tokens of a microbatch; a longer row travels alone."""
+    def microbatches(self, budget: int) -> tuple[tuple[int, ...], ...]:
+        """Indices of the rows of each. ``budget``: most tokens of a microbatch; a longer row travels alone."""
         if self._cut is None or self._cut[0] != budget:
             self._cut = budget, _cut(self._sizes.lengths, budget)
+        return self._cut[1]
+
+    def begin(self, step: int, budget: int) -> EvaluationInFlight:
+        """An evaluation after ``step``. ``budget``: as above."""
         sizes = self._sizes
         return EvaluationInFlight(
-            step, list(reversed(self._cut[1])), sizes.supervised, sizes.weighted, sizes.row_weights
+            step,
+            list(reversed(self.microbatches(budget))),
+            sizes.supervised,
+            sizes.weighted,
+            sizes.row_weights,
+            sizes.likelihood,
+            sizes.answers,
         )
 
     def is_due(self, step: int, total_steps: int, last: EvaluationRecord | None) -> bool:
@@ -72,22 +85,27 @@ class EvaluationInFlight:
     step: int
     left: list[tuple[int, ...]]  # microbatches that have not entered yet, the next one last; indices of rows
     supervised: int
-    weighted: float  # supervised tokens, each as its row weighs
+    weighted: float  # supervised tokens, or pairs, each as its row weighs
     row_weights: tuple[float, ...] | None = None  # of all rows, the largest 1; None: all are 1
+    likelihood: float | None = None  # of pairs, see ``stream.items.Pairs``; None: its rows are none
+    answers: float = 0.0  # tokens of the chosen answers of pairs, each as it weighs
     outstanding: int = 0
     loss_sum: float = 0.0
     correct: float = 0.0
+    rewards: list[float] = field(default_factory=list)  # sums over pairs
 
     @property
     def complete(self) -> bool:
         return not self.left and not self.outstanding
 
     def add(self, found: Tensor) -> None:
-        """[2]: sum of cross entropies, correct predictions of a microbatch that is back."""
+        """Of a microbatch that is back: sum of losses, correct predictions; of pairs their rewards, too."""
         self.outstanding -= 1
-        loss_sum, correct = found.tolist()
+        loss_sum, correct, *rewards = found.tolist()
         self.loss_sum += loss_sum
         self.correct += correct
+        before = self.rewards or [0.0] * len(rewards)
+        self.rewards = [one + other for one, other in zip(before, rewards, strict=True)]
 
     def record(self) -> EvaluationRecord | None:
         """None when the loss is no number."""
@@ -97,8 +115,9 @@ class EvaluationInFlight:
         return EvaluationRecord(
             step=self.step,
             loss=loss,
-            token_accuracy=self.correct / self.weighted,
+            token_accuracy=self.correct / (self.weighted if self.likelihood is None else self.answers),
             tokens=self.supervised,
+            preference=preference_of(self.rewards, self.weighted) if self.rewards else None,
         )
 
 
@@ -108,9 +127,11 @@ class _Sizes:
     supervised: int  # labels of all rows
     weighted: float
     row_weights: tuple[float, ...] | None
+    likelihood: float | None = None
+    answers: float = 0.0
 
 
-def _sizes_of(rows: Sequence[TokenRow]) -> _Sizes:
+def _sizes_of(rows: Sequence[TokenRow], preference: Objective | None) -> _Sizes:
     if isinstance(rows, TokenRows):  # they are known without a look at any row
         lengths, counts, weights = rows.lengths.tolist(), rows.supervised.tolist(), rows.weights.tolist()
     else:
@@ -118,7 +139,11 @@ def _sizes_of(rows: Sequence[TokenRow]) -> _Sizes:
         counts = [int(np.count_nonzero(row.labels >= 0)) for row in rows]
         weights = [row.weight for row in rows]
     compared = relative(weights)
-    return _Sizes(lengths, sum(counts), weighted_sum(counts, compared), compared)
+    if preference is None:
+        return _Sizes(lengths, sum(counts), weighted_sum(counts, compared), compared)
+    pairs, likelihood = likelihood_of(rows, preference, compared)
+    answers = weighted_sum([answer_tokens(row) for row in rows], compared)
+    return _Sizes(lengths, sum(counts), pairs, compared, likelihood, answers)
 
 
 def _cut(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:

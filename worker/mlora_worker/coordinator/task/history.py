@@ -2,6 +2,8 @@
 
 One JSON object a line: ``{"step", "loss", "learningRate", "gradNorm", "tokens"}`` for a training step (no loss: it had no
 supervised token), ``{"step", "evaluationLoss", "perplexity", "tokenAccuracy", "tokens"}`` for an evaluation after it.
+Rows that are pairs have ``{"chosenReward", "rejectedReward", "margin", "accuracy", "chosenLogps", "rejectedLogps"}`` in
+each, and no perplexity.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_worker.protocol import EvaluationRecord, StepRecord
+from mlora_worker.protocol import EvaluationRecord, PreferenceRecord, StepRecord
 from mlora_worker.storage.artifacts.model_card import perplexity
 from mlora_worker.storage.versioned_json import plain_json
 
@@ -44,6 +46,7 @@ class History:
             learningRate=record.learning_rate,
             gradNorm=record.grad_norm,
             tokens=record.tokens,
+            **_preference(record.preference),
         )
         self._steps, self._stride = _thinned(self._steps, self._most, self._stride)
 
@@ -51,9 +54,10 @@ class History:
         self._evaluations[record.step] = _line(
             step=record.step,
             evaluationLoss=record.loss,
-            perplexity=perplexity(record.loss),
+            perplexity=perplexity(record.loss) if record.preference is None else None,
             tokenAccuracy=record.token_accuracy,
             tokens=record.tokens,
+            **_preference(record.preference),
         )
         self._evaluations, _ = _thinned(self._evaluations, self._most, 1)
 
@@ -92,6 +96,11 @@ def _read(line: str, until: int | None) -> tuple[int, bool]:
     if not isinstance(step, int) or step < 0 or (until is not None and step > until):
         raise ValueError(f"{line[:100]} does not belong to a step up to {until}")
     return step, "evaluationLoss" in found
+
+
+def _preference(record: PreferenceRecord | None) -> Mapping[str, float]:
+    found: Mapping[str, float] = {} if record is None else record.model_dump(by_alias=True)
+    return found
 
 
 def _line(**facts: Any) -> str:

@@ -23,6 +23,9 @@ class InFlight:
     assessment: EvaluationInFlight | None = None  # the evaluation that is in the pipeline
     keep_is_due: bool = False  # the stages shall send their parts of the best adapter
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter
+    refers: bool = (
+        False  # with the adapter that it began with, to learn what that thinks of its rows; then it resumes
+    )
     broken: bool = False  # a stage holds wrong tensors of it: it leaves without a checkpoint
 
     def seconds(self, now: float) -> float:

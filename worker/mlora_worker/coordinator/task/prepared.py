@@ -31,6 +31,9 @@ class PreparedTask:
     fingerprint: Fingerprint = field(default_factory=dict)  # a checkpoint of other facts is not its own
     evaluation: EvaluationRows | None = None
     initial: InitialState | None = None  # it goes on from another adapter
+    reference_sha256: str | None = (
+        None  # of that adapter, where it is the reference; None: the frozen base would be
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def report_of(task: TaskRun) -> TaskReport:
         "loss": last.loss if last else None,
         "evaluation": evaluated.last,
         "best": evaluated.best,
+        "preference": last.preference if last else None,
         "tokens_per_second": _rate(task),
         "data": _counts(task),
         "adapter": task.adapter,

@@ -32,6 +32,7 @@ from mlora_worker.coordinator.task.in_flight import InFlight
 from mlora_worker.coordinator.task.outcome import TrainingResult
 from mlora_worker.coordinator.task.prepared import PreparedTask, Restoration
 from mlora_worker.coordinator.task.progress import TrainingProgress, progress_of
+from mlora_worker.coordinator.task.references import References
 from mlora_worker.coordinator.task.step import StepInFlight, step_of
 from mlora_worker.data.training_rows.learning_rate import learning_rate
 from mlora_worker.protocol import (
@@ -61,6 +62,9 @@ class TaskRun:
     withdrawn: bool = False  # the plan lists it no longer
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     history: History = field(default_factory=History)
+    references: References | None = (
+        None  # of a task that compares its rows with a reference, once it was loaded
+    )
     best: Best | None = None  # the adapter to publish, where that is not simply the last one
     flight: InFlight = field(default_factory=InFlight)
     checkpoint: CheckpointState = field(default_factory=CheckpointState)
@@ -149,7 +153,9 @@ class TaskRun:
     def may_step(self) -> bool:
         """It may enter the pipeline with its next step."""
         wants = self.progress.step < self.total_steps and not self.progress.evaluated.stopped
-        return self.phase is TaskPhase.TRAINING and not self.leaving and wants and not self.is_evaluating
+        free = self.phase is TaskPhase.TRAINING and not self.leaving and wants and not self.is_evaluating
+        known = self.references is None or self.references.ready(self.progress.step + 1) if free else False
+        return known and not self.flight.refers
 
     @property
     def leaving(self) -> bool:
@@ -158,13 +164,16 @@ class TaskRun:
             return False
         if self.withdrawn or self.phase is not TaskPhase.TRAINING or self.flight.broken:
             return True
+        if self.flight.refers and self.references is not None and self.references.complete:
+            return True
         return (not self.plan.admitted or self.eviction is not None) and not self.at_end
 
     def begin_step(self) -> StepInFlight:
         """The next step's rows; asked again before it returned, the same step."""
         if self.flight.step is None:
             assert self.prepared is not None
-            self.flight.step = step_of(self.prepared, self.progress.step + 1)
+            preference = self.plan.training.preference
+            self.flight.step = step_of(self.prepared, self.progress.step + 1, preference)
         return self.flight.step
 
     def finish_step(self, now: float) -> None:
@@ -191,6 +200,7 @@ class TaskRun:
             learning_rate=rate,
             grad_norm=step.norm if step.trains else None,
             tokens=step.tokens,
+            preference=step.preference,
         )
         self.progress = self.progress.after_step(record, seconds=self.flight.seconds(now))
         self.history.add_step(record)
@@ -249,6 +259,9 @@ class TaskRun:
 
     def step_out(self) -> None:
         """It left the stream before its end, with all its steps in a checkpoint, if it has made any."""
+        if self.flight.refers:  # its checkpoint still waits to be taken up
+            self.phase, self.flight = TaskPhase.PREPARED, InFlight()
+            return
         if self.progress.step == 0:
             self.restart()
             return

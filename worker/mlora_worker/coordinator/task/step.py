@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from mlora_worker.bounds import is_within
 from mlora_worker.coordinator.task.fault_attribution import Charge
+from mlora_worker.coordinator.task.preference import preference_of
 from mlora_worker.coordinator.task.prepared import PreparedTask
+from mlora_worker.data.training_rows.pairs import likelihood_of
 from mlora_worker.data.training_rows.row_weights import relative_weights, weighted_sum
 from mlora_worker.pipeline.faults import Fault
+from mlora_worker.protocol import Objective, PreferenceRecord
 
 
 @dataclass(slots=True)
@@ -22,10 +26,12 @@ class StepInFlight:
     rows: tuple[int, ...]  # indices into the prepared rows
     supervised: int
     tokens: int
-    weighted: float  # supervised tokens, each as its row weighs
+    weighted: float  # supervised tokens, or pairs, each as its row weighs
     row_weights: tuple[float, ...] | None = None  # of its rows, the largest 1; None: all are 1
+    likelihood: float | None = None  # of pairs, see ``stream.items.Pairs``; None: its rows are none
     issued: float | None = None  # monotonic seconds: when its first microbatch was
     loss_sum: float = 0.0
+    rewards: Sequence[float] | None = None  # sums over its pairs
     squared_norm: float = 0.0
     void: bool = False  # a microbatch of it came back with a fault
     own_fault: Fault | None = None  # of this very task: its adapter is broken on a stage
@@ -38,16 +44,28 @@ class StepInFlight:
 
     @property
     def weight(self) -> float:
-        """Factor that makes a mean over the step's supervised tokens of a sum."""
+        """Factor that makes a mean over the step's supervised tokens, or pairs, of a sum."""
         return 1.0 / self.weighted if self.weighted else 0.0
 
     def weights_of(self, first: int, count: int) -> tuple[float, ...] | None:
         """Of ``count`` of its rows, from row ``first`` on."""
         return None if self.row_weights is None else self.row_weights[first : first + count]
 
+    def add(self, loss_sum: float, squared_norm: float, rewards: Sequence[float]) -> None:
+        """What a microbatch of it brought back."""
+        self.loss_sum += loss_sum
+        self.squared_norm += squared_norm
+        if self.likelihood is not None:
+            before = self.rewards if self.rewards is not None else [0.0] * len(rewards)
+            self.rewards = [one + other for one, other in zip(before, rewards, strict=True)]
+
     @property
     def loss(self) -> float:
         return self.loss_sum * self.weight
+
+    @property
+    def preference(self) -> PreferenceRecord | None:
+        return preference_of(self.rewards, self.weighted) if self.rewards is not None else None
 
     @property
     def norm(self) -> float:
@@ -69,20 +87,31 @@ class StepInFlight:
     def again(self) -> StepInFlight:
         """The same rows, of which nothing is back."""
         return StepInFlight(
-            self.step, self.rows, self.supervised, self.tokens, self.weighted, self.row_weights
+            self.step,
+            self.rows,
+            self.supervised,
+            self.tokens,
+            self.weighted,
+            self.row_weights,
+            self.likelihood,
         )
 
 
-def step_of(prepared: PreparedTask, step: int) -> StepInFlight:
+def step_of(prepared: PreparedTask, step: int, preference: Objective | None = None) -> StepInFlight:
+    """``preference``: the objective of a task whose rows are pairs."""
     rows = prepared.steps.rows_of_step(step)
     held = [prepared.rows[row] for row in rows]
     counts = [int(np.count_nonzero(row.labels >= 0)) for row in held]
     weights = relative_weights(held)
+    weighted, likelihood = weighted_sum(counts, weights), None
+    if preference is not None:
+        weighted, likelihood = likelihood_of(held, preference, weights)
     return StepInFlight(
         step=step,
         rows=rows,
         supervised=sum(counts),
         tokens=sum(len(row.ids) for row in held),
-        weighted=weighted_sum(counts, weights),
+        weighted=weighted,
         row_weights=weights,
+        likelihood=likelihood,
     )

@@ -19,6 +19,7 @@ _SHOWN: Final = 10
 _OPTIONAL: Final[dict[DatasetFormat, tuple[str, ...]]] = {
     DatasetFormat.ALPACA: ("input", "system"),
     DatasetFormat.SHAREGPT: ("system",),
+    DatasetFormat.PREFERENCE: ("prompt",),
 }
 
 

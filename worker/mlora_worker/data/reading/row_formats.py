@@ -4,7 +4,7 @@ A row is one of three things:
 1. *invalid*: no JSON object, a column is missing, a text is no text, a role is unknown. The task fails and
 names the line, because such a row is a mistake that nobody can train around. 2. *dropped*: well-formed, but
 without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer, where turns
-after the last answer teach nothing and are cut; or a ``PlainText``.
+after the last answer teach nothing and are cut; a ``PlainText``; or a ``Pair`` of two answers to one prompt.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.reading.answer_pairs import Answers, prompt_length
 from mlora_worker.data.reading.media import MEDIA_COLUMNS, media_of_content, media_of_row
 from mlora_worker.data.reading.row_types import (
     ASSISTANT,
@@ -25,6 +26,7 @@ from mlora_worker.data.reading.row_types import (
     Drop,
     Dropped,
     InvalidRow,
+    Pair,
     PlainText,
     Record,
     Turn,
@@ -62,7 +64,7 @@ class _Invalid(Exception):
 
 def read_rows(
     records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
-) -> Iterator[Chat | PlainText | Dropped]:
+) -> Iterator[Chat | PlainText | Pair | Dropped]:
     """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
 
     Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are
@@ -89,6 +91,8 @@ def read_rows(
             yield Dropped(number, Drop.ZERO_WEIGHT)
         elif isinstance(found, str):
             yield PlainText(number, found, weight)
+        elif isinstance(found, Answers):
+            yield found.pair(number, weight)
         else:
             yield Chat(number, found, weight)
     if flaws:
@@ -139,12 +143,69 @@ def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
     return (*system, *turns)
 
 
-_READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str | Drop]]] = {
+def _preference(row: Row, fields: DatasetFields) -> Answers | Drop:
+    """Texts, or turns. Without a column for the prompt, it is what both answers begin with."""
+    answers = _column(row, fields.chosen, "chosen"), _column(row, fields.rejected, "rejected")
+    if all(isinstance(one, list) for one in answers):
+        return _turns_of_pair(row, fields, *answers)
+    names = fields.chosen, fields.rejected
+    chosen, rejected = (
+        "" if one is None else _text(one, f"column {name!r}")
+        for one, name in zip(answers, names, strict=True)
+    )
+    if row.get(fields.prompt) is None:
+        cut = prompt_length(chosen, rejected)
+        prompt, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
+    else:
+        prompt = _text(row[fields.prompt], f"column {fields.prompt!r}")
+    if not (chosen.strip() and rejected.strip()):
+        return Drop.NO_ANSWER
+    asked = Turn(USER, prompt)
+    return Answers((asked, Turn(ASSISTANT, chosen)), (asked, Turn(ASSISTANT, rejected)), plain=True)
+
+
+def _turns_of_pair(row: Row, fields: DatasetFields, chosen: list[Any], rejected: list[Any]) -> Answers | Drop:
+    before = row.get(fields.prompt)
+    if before is None:
+        cut = prompt_length(chosen, rejected)
+        before, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
+    if not isinstance(before, list):
+        raise _Invalid(
+            f"column {fields.prompt!r} is {_kind(before)}, and {fields.chosen!r} a list of turns: make both turns, or, "
+            f"where the turns of the answers begin with the prompt, remove {fields.prompt!r}"
+        )
+    sides = []
+    for name, after in ((fields.chosen, chosen), (fields.rejected, rejected)):
+        turns = _turns(
+            [*before, *after],
+            "role",
+            "content",
+            {role: role for role in _ROLES},
+            _TOOL_ROLES,
+            _has_tools(row),
+        )
+        if isinstance(turns, Drop):
+            return turns
+        if len(turns) <= len(before):
+            return Drop.NO_ANSWER
+        if turns[len(before)].role != ASSISTANT:
+            raise _Invalid(
+                f"column {name!r} begins with a turn of {turns[len(before)].role}; what follows the prompt must be an "
+                f"assistant's answer"
+            )
+        context = (turn._replace(learnt=turn.role != ASSISTANT) for turn in turns[: len(before)])
+        answer = (turn._replace(learnt=True) for turn in turns[len(before) :])
+        sides.append((*context, *answer))
+    return Answers(sides[0], sides[1], plain=False)
+
+
+_READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str | Answers | Drop]]] = {
     DatasetFormat.PROMPT_COMPLETION: _prompt_completion,
     DatasetFormat.MESSAGES: _messages,
     DatasetFormat.SHAREGPT: _sharegpt,
     DatasetFormat.ALPACA: _alpaca,
     DatasetFormat.TEXT: _whole_text,
+    DatasetFormat.PREFERENCE: _preference,
 }
 
 
@@ -166,6 +227,8 @@ def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]
             return fields.instruction, fields.input, fields.output, fields.system, "history"
         case DatasetFormat.TEXT:
             return (fields.text,)
+        case DatasetFormat.PREFERENCE:
+            return fields.prompt, fields.chosen, fields.rejected, *_TOOL_COLUMNS
 
 
 def _turns(

@@ -50,6 +50,8 @@ class Chat:
     line: int  # 1-based; of the row, where a file has no lines
     turns: tuple[Turn, ...]  # the last is an assistant's, and learnt
     weight: float = 1.0
+    # A prompt and what follows it, tokenised as they stand: True; False: never. None: without a chat template alone.
+    plain: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,16 @@ class PlainText:
 
     line: int
     text: str
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt. What is learnt begins with the first learnt turn of each, and goes to its end."""
+
+    line: int
+    chosen: Chat
+    rejected: Chat
     weight: float = 1.0
 
 

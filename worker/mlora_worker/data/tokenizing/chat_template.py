@@ -140,8 +140,8 @@ class ChatEncoder:
         conversations = self._conversations
         if conversations is None:
             return [self._plain(row) for row in rows]
-        chats = iter(conversations.render([row for row in rows if isinstance(row, Chat)]))
-        return [self._plain(row) if isinstance(row, PlainText) else next(chats) for row in rows]
+        chats = iter(conversations.render([row for row in rows if isinstance(row, Chat) and not row.plain]))
+        return [self._plain(row) if isinstance(row, PlainText) or row.plain else next(chats) for row in rows]
 
     def tokenise(self, rendered: Sequence[Rendered | Drop]) -> list[Tokens | None]:
         """Of what was not dropped; None where that cannot be done. Most of the work, without the interpreter's lock."""
@@ -213,11 +213,17 @@ class ChatEncoder:
         flaw = too_much_text(whole, self._most_text)
         if flaw is not None:
             raise RowRejected(row.line, flaw)
+        self.check_plain()
         if isinstance(row, PlainText):
             text = without_end(row.text, self._ends)
             if not text.strip():
                 return Drop.EMPTY_TEXT
             return Rendered(row.line, text, (), False, row.weight, self._special.within(text))
+        if row.plain is False:
+            raise RowRejected(
+                row.line, "has turns, and the base model's tokenizer has no chat template: make prompt and answers texts, "
+                "or give the task a template (dataset.chatTemplate)", FailureReason.INVALID_SPEC,
+            )  # fmt: skip
         prompt, completion = (turn.content for turn in row.turns)
         completion = without_end(completion, self._ends)
         if not completion.strip():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from mlora_worker.data.reading.row_bounds import text_bytes
-from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, PlainText
+from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, Pair, PlainText
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
 from mlora_worker.data.tokenizing.text_tokens import Tokens
@@ -21,7 +24,14 @@ _MOST_TOGETHER = (
     4 * _BATCH_CHARACTERS
 )  # bytes of two batches: one long row may take all the memory that there is
 
-Row = Chat | PlainText | Dropped
+Row = Chat | PlainText | Pair | Dropped
+
+
+class EncodedPair(NamedTuple):
+    """Two answers to one prompt; ``supervised`` of each is its answer and all that follows."""
+
+    chosen: Encoded
+    rejected: Encoded
 
 
 class _Batch(NamedTuple):
@@ -32,7 +42,7 @@ class _Batch(NamedTuple):
 
 def encoded_rows(
     rows: Iterable[Row], encoder: ChatEncoder
-) -> Generator[tuple[int, Encoded | Drop], None, None]:
+) -> Generator[tuple[int, Encoded | EncodedPair | Drop], None, None]:
     """Line and result of each row, in order. Raises what ``rows`` raises, and RowRejected, only after the rows before."""
     waiting: _Batch | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
@@ -42,7 +52,7 @@ def encoded_rows(
                     waiting, encoder
                 )  # its tokens are gone before those of the next ones come
                 waiting = None
-            rendered = encoder.render([row for row in batch if not isinstance(row, Dropped)])
+            rendered = encoder.render([chat for row in batch for chat in _parts(row)])
             following = _Batch(batch, rendered, pool.submit(encoder.tokenise, rendered))
             if waiting is not None:
                 yield from _finished(waiting, encoder)
@@ -51,10 +61,33 @@ def encoded_rows(
             yield from _finished(waiting, encoder)
 
 
-def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encoded | Drop]]:
+def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encoded | EncodedPair | Drop]]:
     encoded = iter(encoder.supervise(batch.rendered, batch.tokens.result()))
     for row in batch.rows:
-        yield row.line, row.rule if isinstance(row, Dropped) else next(encoded)
+        if isinstance(row, Dropped):
+            yield row.line, row.rule
+        elif isinstance(row, Pair):
+            yield row.line, _pair(next(encoded), next(encoded))
+        else:
+            yield row.line, next(encoded)
+
+
+def _pair(chosen: Encoded | Drop, rejected: Encoded | Drop) -> EncodedPair | Drop:
+    if isinstance(chosen, Drop):
+        return chosen
+    return rejected if isinstance(rejected, Drop) else EncodedPair(_to_the_end(chosen), _to_the_end(rejected))
+
+
+def _to_the_end(row: Encoded) -> Encoded:
+    """Supervised from its first answer on."""
+    return replace(row, supervised=np.logical_or.accumulate(row.supervised))
+
+
+def _parts(row: Row) -> tuple[Chat | PlainText, ...]:
+    """What of it is encoded."""
+    if isinstance(row, Pair):
+        return row.chosen, row.rejected
+    return () if isinstance(row, Dropped) else (row,)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -66,9 +99,11 @@ def _bytes(rows: list[Row]) -> int:
 
 
 def _texts(row: Row) -> list[str]:
-    if isinstance(row, Chat):
-        return [turn.content for turn in row.turns]
-    return [row.text] if isinstance(row, PlainText) else []
+    return [
+        text
+        for part in _parts(row)
+        for text in ([part.text] if isinstance(part, PlainText) else [turn.content for turn in part.turns])
+    ]
 
 
 def _size(row: Row) -> int:

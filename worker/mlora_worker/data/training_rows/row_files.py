@@ -6,6 +6,7 @@ A folder holds, for n rows of t tokens together, all little-endian:
 ``ends.i8``        [n]  where each row ends in the two above
 ``supervised.i4``  [n]  labels of each row
 ``weights.f8``     [n]  weight of each row; a folder without it has all 1
+``splits.i4``      [n]  tokens of the first of a row's two sequences; a folder without it has no pairs
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from mlora_worker.data.training_rows.token_rows import (
 from mlora_worker.protocol import FailureReason
 
 _NAMES = ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4", "weights.f8")
-_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8  # on disk
+_SPLITS = "splits.i4"
+_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8 + 4  # on disk
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -72,6 +74,7 @@ class FolderWriter:
         labels: npt.NDArray[np.int32],
         count: int,
         weight: float = 1.0,
+        split: int = 0,
     ) -> None:
         self._end += len(ids)
         self._rows += 1
@@ -84,13 +87,17 @@ class FolderWriter:
                 f"(without "
                 "dataset.shuffleSeed, which needs them all), or have the worker's row cache made larger",
             )
-        tokens, marks, ends, supervised, weights = self._files
+        if split and self._rows == 1:  # of pairs, all rows are pairs
+            self._files.append(_private(self.folder / _SPLITS))
+        tokens, marks, ends, supervised, weights, *splits = self._files
         tokens.write(ids.astype("<i4", copy=False).data)
         marks.write(learnt.view(np.uint8).data)
         ends.write(self._end.to_bytes(8, "little"))
         supervised.write(count.to_bytes(4, "little"))
         weights.write(weight_bytes(weight))
-        self._digest.add(TokenRow(ids, labels, weight))
+        for file in splits:
+            file.write(split.to_bytes(4, "little"))
+        self._digest.add(TokenRow(ids, labels, weight, split))
 
     def finish(self) -> TokenRows:
         for file in self._files:
@@ -112,13 +119,15 @@ def open_rows(folder: Path, digest: str) -> TokenRows:
 
 @contextmanager
 def open_files(folder: Path) -> Iterator[list[int]]:
-    """Descriptors of the files, without that of the weights where all are 1."""
+    """Descriptors of the files, without that of the splits where no row is a pair, and without that of the weights in a
+    folder of an earlier version."""
     files: list[int] = []
     try:
         for name in _NAMES[:-1]:
             files.append(os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC))
         with suppress(FileNotFoundError):
-            files.append(os.open(folder / _NAMES[-1], os.O_RDONLY | os.O_CLOEXEC))
+            for name in (_NAMES[-1], _SPLITS):
+                files.append(os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC))
         yield files
     finally:
         for file in files:
@@ -127,15 +136,18 @@ def open_files(folder: Path) -> Iterator[list[int]]:
 
 def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
     """What such files hold; they may be closed then. Raises OSError, and ValueError when they are not whole."""
-    ids, learnt, ends_file, supervised_file, *weights_file = files
+    ids, learnt, ends_file, supervised_file, *others = files
     ends = array_in(ends_file, "<i8")
     if len(ends) and (ends[0] < 0 or bool((np.diff(ends) < 0).any())):
         raise ValueError("the ends of rows are not in order")
     tokens = int(ends[-1]) if len(ends) else 0
-    weights = array_in(weights_file[0], "<f8") if weights_file else None
+    weights = array_in(others[0], "<f8") if others else None
+    splits = array_in(others[1], "<i4") if len(others) > 1 else None
     supervised = array_in(supervised_file, "<i4")
-    if len(supervised) != len(ends) or (weights is not None and len(weights) != len(ends)):
+    if any(one is not None and len(one) != len(ends) for one in (supervised, weights, splits)):
         raise ValueError("a file of rows is incomplete")
+    if splits is not None and bool(((splits <= 0) | (splits >= np.diff(ends, prepend=0))).any()):
+        raise ValueError("a pair of rows is split outside of it")
     return TokenRows(
         _mapped(ids, "<i4", tokens),
         _mapped(learnt, "?", tokens),
@@ -143,6 +155,7 @@ def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
         supervised,
         digest,
         weights=None if weights is None else unless_all_one(weights),
+        splits=splits,
     )
 
 

@@ -21,8 +21,8 @@ class StepPlan:
             raise ValueError("a plan needs at least one row")
         self._row_count = row_count
         self._seed = training.seed
-        self._window = training.batch_size * training.gradient_accumulation_steps
-        self._steps_per_epoch = -(-row_count // self._window)
+        self.window = training.batch_size * training.gradient_accumulation_steps  # rows of a step
+        self._steps_per_epoch = -(-row_count // self.window)
         self._total_steps = training.max_steps or training.epochs * self._steps_per_epoch
         self._epoch = -1
         self._permutation: npt.NDArray[np.intp] = np.empty(0, np.intp)
@@ -44,7 +44,12 @@ class StepPlan:
         epoch, place = divmod(step - 1, self._steps_per_epoch)
         if epoch != self._epoch:
             self._permutation, self._epoch = permutation(self._row_count, self._seed, epoch), epoch
-        return tuple(self._permutation[place * self._window : (place + 1) * self._window].tolist())
+        return tuple(self._permutation[place * self.window : (place + 1) * self.window].tolist())
+
+    @property
+    def first_epoch(self) -> npt.NDArray[np.intp]:
+        """All rows in the order in which the first epoch takes them."""
+        return permutation(self._row_count, self._seed, 0)
 
 
 def permutation(count: int, seed: int, epoch: int) -> npt.NDArray[np.intp]:

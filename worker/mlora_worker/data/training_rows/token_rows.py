@@ -13,17 +13,26 @@ import numpy.typing as npt
 
 IGNORED = -100  # label of a position that is not supervised
 _WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
+_SPLIT_FOLLOWS = b"\xfe" * 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRow:
     """``labels[i]`` is the token to predict AT position i: ``ids[i + 1]`` if that token is supervised, else
     -100. The shift is done here once; nobody shifts again.
+
+    One sequence of tokens; or two, one behind the other: a prompt with its chosen answer, and with its rejected one.
     """
 
     ids: npt.NDArray[np.int32]  # [tokens]
     labels: npt.NDArray[np.int32]  # [tokens]
     weight: float = 1.0  # of its loss
+    split: int = 0  # tokens of the first of two sequences; 0: there is one
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence."""
+        return (self.split, len(self.ids) - self.split) if self.split else (len(self.ids),)
 
 
 def labels_of(ids: npt.NDArray[np.int32], supervised: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
@@ -31,6 +40,16 @@ def labels_of(ids: npt.NDArray[np.int32], supervised: npt.NDArray[np.bool_]) -> 
     labels = np.full(len(ids), IGNORED, np.int32)
     labels[:-1][supervised[1:]] = ids[1:][supervised[1:]]
     return labels
+
+
+def labels_of_pair(
+    ids: npt.NDArray[np.int32], supervised: npt.NDArray[np.bool_], split: int
+) -> npt.NDArray[np.int32]:
+    """The same of two sequences, neither of which predicts anything of the other; ``split`` as of a row."""
+    if not split:
+        return labels_of(ids, supervised)
+    first = labels_of(ids[:split], supervised[:split])
+    return np.concatenate([first, labels_of(ids[split:], supervised[split:])])
 
 
 class TokenRows(Sequence[TokenRow]):
@@ -45,13 +64,14 @@ class TokenRows(Sequence[TokenRow]):
         digest: str | None = None,
         chosen: npt.NDArray[np.intp] | None = None,
         weights: npt.NDArray[np.float64] | None = None,
+        splits: npt.NDArray[np.int32] | None = None,
     ) -> None:
-        """See ``row_files`` for the arrays; without ``weights`` all are 1. ``chosen``: those that count, in order.
-        ``digest`` is that of these rows, where it is known."""
+        """See ``row_files`` for the arrays; without ``weights`` all are 1, without ``splits`` no row is a pair. ``chosen``:
+        those that count, in order. ``digest`` is that of these rows, where it is known."""
         self._ids, self._learnt, self._ends, self._supervised = ids, learnt, ends, supervised
         self._digest = digest
         self._chosen = chosen
-        self._weights = weights
+        self._weights, self._splits = weights, splits
         self._whole: TokenRows | None = (
             None  # of which these are some; itself would be a cycle, and stay mapped
         )
@@ -72,7 +92,8 @@ class TokenRows(Sequence[TokenRow]):
         cut = slice(int(self._ends[row - 1]) if row else 0, int(self._ends[row]))
         ids = self._ids[cut]
         weight = 1.0 if self._weights is None else float(self._weights[row])
-        return TokenRow(ids, labels_of(ids, self._learnt[cut]), weight)
+        split = 0 if self._splits is None else int(self._splits[row])
+        return TokenRow(ids, labels_of_pair(ids, self._learnt[cut], split), weight, split)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -91,6 +112,13 @@ class TokenRows(Sequence[TokenRow]):
         if self._weights is None:
             return np.ones(len(self))
         return self._weights if self._chosen is None else self._weights[self._chosen]
+
+    @property
+    def splits(self) -> npt.NDArray[np.int32] | None:
+        """[rows] tokens of the first sequence of each; None: no row is a pair."""
+        if self._splits is None or self._chosen is None:
+            return self._splits
+        return self._splits[self._chosen]
 
     def digest(self) -> str:
         """See ``rows_digest``. Worked out once: it takes a look at every row."""
@@ -111,13 +139,16 @@ class TokenRows(Sequence[TokenRow]):
     def chosen(self, rows: npt.NDArray[np.intp], digest: str | None = None) -> TokenRows:
         """Some of these rows, in this order, of the same memory."""
         kept = rows if self._chosen is None else self._chosen[rows]
-        some = TokenRows(self._ids, self._learnt, self._ends, self._supervised, digest, kept, self._weights)
+        some = TokenRows(
+            self._ids, self._learnt, self._ends, self._supervised, digest, kept, self._weights, self._splits
+        )
         some._whole = self.whole
         return some
 
 
 def rows_digest(rows: Iterable[TokenRow]) -> str:
-    """SHA-256 over the tokens and labels of all rows, each with its length in front; and over weights other than 1."""
+    """SHA-256 over the tokens and labels of all rows, each with its length in front; over weights other than 1, and over
+    the splits of pairs."""
     digest = RowsDigest()
     for row in rows:
         digest.add(row)
@@ -134,6 +165,8 @@ class RowsDigest:
         self._digest.update(row.labels.astype("<i4", copy=False).tobytes())
         if row.weight != 1.0:
             self._digest.update(_WEIGHT_FOLLOWS + weight_bytes(row.weight))
+        if row.split:
+            self._digest.update(_SPLIT_FOLLOWS + row.split.to_bytes(8, "little"))
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -149,6 +182,7 @@ class RowWriter(Protocol):
         labels: npt.NDArray[np.int32],
         count: int,
         weight: float = 1.0,
+        split: int = 0,
     ) -> None:
         """``learnt``: whether a token is supervised; ``labels`` follow from it, and ``count`` of them are tokens."""
         ...
@@ -164,6 +198,7 @@ class MemoryWriter:
         self._learnt: list[npt.NDArray[np.bool_]] = []
         self._supervised: list[int] = []
         self._weights: list[float] = []
+        self._splits: list[int] = []
 
     def add(
         self,
@@ -172,12 +207,14 @@ class MemoryWriter:
         labels: npt.NDArray[np.int32],
         count: int,
         weight: float = 1.0,
+        split: int = 0,
     ) -> None:
         del labels
         self._ids.append(ids.copy())
         self._learnt.append(learnt.copy())
         self._supervised.append(count)
         self._weights.append(weight)
+        self._splits.append(split)
 
     def finish(self) -> TokenRows:
         ends = np.cumsum([len(one) for one in self._ids], dtype=np.int64)
@@ -187,6 +224,7 @@ class MemoryWriter:
             ends,
             np.array(self._supervised, np.int32),
             weights=unless_all_one(np.array(self._weights, np.float64)),
+            splits=np.array(self._splits, np.int32) if any(self._splits) else None,
         )
 
 

@@ -1,0 +1,151 @@
+"""TRL's own trainers on pairs that are tokens already, in a task's own order: what a preference task is compared with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from peft import LoraConfig, get_peft_model
+from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from torch.utils.data import SequentialSampler
+from transformers import PreTrainedTokenizerFast
+from trl import DPOConfig, DPOTrainer
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+from mlora_worker.protocol import Objective, ObjectiveType
+from tests.equivalence.tasks import IGNORED, VOCABULARY, Base, Row, Task, Trained
+
+_IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+
+
+class _InOrder:
+    """Rows come as they stand, and each loss is kept as it is: logs round it."""
+
+    losses: list[float]
+
+    def _get_train_sampler(self, *_: Any, **__: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)  # type: ignore[attr-defined]
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        loss = super().compute_loss(*arguments, **options)  # type: ignore[misc]
+        self.losses.append(float(loss.detach()))
+        return loss
+
+
+class _DPO(_InOrder, DPOTrainer):  # type: ignore[misc]
+    def _prepare_dataset(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
+        return dataset
+
+
+class _TokensAreThere(_InOrder):
+    """Their rows are texts of numbers."""
+
+    def tokenize_row(self, feature: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        prompt = feature["prompt_ids"]
+        for name in ("chosen", "rejected"):
+            answer = feature[f"{name}_ids"]
+            made[f"{name}_input_ids"] = prompt + answer
+            made[f"{name}_attention_mask"] = [1] * len(prompt + answer)
+            made[f"{name}_labels"] = [IGNORED] * len(prompt) + answer
+        return made | {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+
+
+class _CPO(_TokensAreThere, CPOTrainer):  # type: ignore[misc]
+    pass
+
+
+class _ORPO(_TokensAreThere, ORPOTrainer):  # type: ignore[misc]
+    pass
+
+
+def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: Path) -> Trained:
+    """One epoch over the rows of all steps, in the order of the task's own plan."""
+    training, objective = task.training, task.training.objective
+    assert objective is not None
+    rows = [_row(row) for step in range(1, task.steps + 1) for row in task.batch(step)]
+    model = get_peft_model(
+        copy.deepcopy(base.model),
+        LoraConfig(
+            r=task.lora.rank,
+            lora_alpha=task.lora.alpha,
+            target_modules=list(task.lora.target_modules),
+            task_type="CAUSAL_LM",
+        ),
+    )
+    set_peft_model_state_dict(model, dict(start))
+    common: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": training.batch_size,
+        "gradient_accumulation_steps": training.gradient_accumulation_steps,
+        "num_train_epochs": 1,
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.schedule.value,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm,
+        "report_to": "none",
+        "save_strategy": "no",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "remove_unused_columns": False,
+        "disable_tqdm": True,
+        "max_length": training.max_seq_length,
+    }
+    kind, config = _trainer(objective, common)
+    trainer = kind(
+        model=model, args=config, train_dataset=Dataset.from_list(rows), processing_class=_tokenizer()
+    )
+    trainer.losses = []
+    trainer.train()
+    result = Trained(start=dict(start))
+    each = training.gradient_accumulation_steps
+    result.losses = [sum(trainer.losses[at : at + each]) / each for at in range(0, len(trainer.losses), each)]
+    found = get_peft_model_state_dict(model)
+    result.adapter = {name: tensor.detach().float().clone() for name, tensor in found.items()}
+    return result
+
+
+def _trainer(objective: Objective, common: Mapping[str, Any]) -> tuple[Any, Any]:
+    """With TRL's own default for what the objective leaves out."""
+    given: dict[str, Any] = {"beta": objective.beta, "label_smoothing": objective.label_smoothing}
+    if objective.loss_type is not None:
+        given["loss_type"] = objective.loss_type.value
+    if objective.type is ObjectiveType.SIMPO:
+        given |= {"loss_type": "simpo", "cpo_alpha": objective.cpo_alpha or 0.0}
+        given["simpo_gamma"] = objective.simpo_gamma
+    if objective.type is ObjectiveType.CPO:
+        given["cpo_alpha"] = objective.cpo_alpha
+    options = {name: value for name, value in given.items() if value is not None}
+    match objective.type:
+        case ObjectiveType.DPO:
+            return _DPO, DPOConfig(**common, **options)
+        case ObjectiveType.ORPO:
+            return _ORPO, ORPOConfig(**common, **options)
+    return _CPO, CPOConfig(**common, **options)
+
+
+def _row(row: Row) -> dict[str, Any]:
+    chosen, rejected = row.ids[: row.split], row.ids[row.split :]
+    prompt = 1 + next(place for place, label in enumerate(row.labels) if label != IGNORED)
+    tokens = list(chosen[:prompt]), list(chosen[prompt:]), list(rejected[prompt:])
+    texts = {"prompt": "a", "chosen": "b", "rejected": "c"}  # which are looked for, and never used
+    return dict(zip(_IDS, tokens, strict=True)) | texts
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Of numbers. Only its padding is used."""
+    words = {str(number): number for number in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="0")),
+        pad_token="0",
+        eos_token="1",
+        unk_token="0",
+    )

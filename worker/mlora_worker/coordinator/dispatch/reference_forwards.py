@@ -1,0 +1,141 @@
+"""Forwards that find out what a reference thinks of rows: which come next, and what they brought.
+
+They go between the microbatches that train, a few steps ahead of those that need them. Tasks with the same rows and the
+same reference have one table between them: a sweep pays once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from torch import Tensor
+
+from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
+from mlora_worker.coordinator.task.references import References, ReferenceTable
+from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.pipeline.mailbox import Entry
+from mlora_worker.protocol import FailureReason, TaskPhase
+from mlora_worker.stream.rule import IssueRule
+
+_AHEAD = 2  # microbatches of them in the pipeline, for each stage
+
+Key = tuple[
+    str, str | None
+]  # digests of the rows, and of the adapter that is the reference; None: the base is
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    task: TaskRun
+    table: ReferenceTable
+    pairs: tuple[int, ...]
+
+
+class ReferenceForwards:
+    def __init__(self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer) -> None:
+        self._most = _AHEAD * stages
+        self._rule, self._inside, self._issuer = rule, inside, issuer
+        self._tables: WeakValueDictionary[Key, ReferenceTable] = WeakValueDictionary()
+        self._out: dict[int, _Asked] = {}  # by number of the item
+
+    def join(self, task: TaskRun) -> None:
+        """Before it is loaded: what is known of its rows already."""
+        preference, prepared = task.plan.training.preference, task.prepared
+        if preference is None or not preference.has_reference or prepared is None:
+            return
+        if task.references is None:
+            adapter = prepared.reference_sha256
+            evaluation = None
+            if prepared.evaluation is not None:
+                evaluation = self._table(prepared.evaluation.rows, adapter)
+            task.references = References(
+                self._table(prepared.rows, adapter), prepared.steps, evaluation, whole=adapter is not None
+            )
+        task.references.restart()
+
+    def next(self) -> Entry | None:
+        """None when nothing is wanted, or enough of them are on their way."""
+        if len(self._out) >= self._most:
+            return None
+        for task in self._inside:
+            if task.phase is not TaskPhase.TRAINING or task.leaving or task.references is None:
+                continue
+            for table, rows, pairs in _wanted(task, task.references):
+                some = self._microbatch(task, rows, pairs)
+                table.asked.update(some)
+                of_adapter = task.references.whole
+                entry = self._issuer.refer(
+                    task, [rows[pair] for pair in some], "adapter" if of_adapter else "base"
+                )
+                self._out[entry.item.number] = _Asked(task, table, some)
+                return entry
+        return None
+
+    def returned(self, number: int, values: Tensor) -> bool:
+        """With [rows] log-probabilities. False for what is none of these."""
+        asked = self._out.pop(number, None)
+        if asked is None:
+            return False
+        found: list[float] = values.tolist()
+        if all(map(math.isfinite, found)):
+            asked.table.learn(asked.pairs, found)
+        else:
+            self._give_up(asked)
+            if not asked.task.finished:
+                asked.task.fail(
+                    FailureReason.NON_FINITE_LOSS,
+                    "the reference gives a row a log-probability that is not a finite number: check the base model, and "
+                    "the adapter of initFrom if there is one",
+                )
+        return True
+
+    def lost(self, number: int) -> None:
+        """It met a fault, so no values may come: they are asked for again."""
+        asked = self._out.pop(number, None)
+        if asked is not None:
+            self._give_up(asked)
+
+    def _give_up(self, asked: _Asked) -> None:
+        asked.table.asked.difference_update(asked.pairs)
+        for task in self._inside:
+            references = task.references
+            if references is not None and asked.table in (references.train, references.evaluation):
+                references.restart()
+
+    def _table(self, rows: Sequence[TokenRow], adapter: str | None) -> ReferenceTable:
+        key = (rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows), adapter)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = ReferenceTable.of(len(rows))
+        return table
+
+    def _microbatch(self, task: TaskRun, rows: Sequence[TokenRow], pairs: Sequence[int]) -> tuple[int, ...]:
+        """The first of ``pairs``, as many as a microbatch takes."""
+        left = self._rule.budget_of([task.uid])
+        some: list[int] = []
+        for pair in pairs:
+            left -= len(rows[pair].ids)
+            if some and left < 0:
+                break
+            some.append(pair)
+        return tuple(some)
+
+
+def _wanted(
+    task: TaskRun, references: References
+) -> Iterator[tuple[ReferenceTable, Sequence[TokenRow], list[int]]]:
+    """What to ask for, the most urgent first."""
+    assert task.prepared is not None
+    evaluation = task.prepared.evaluation
+    if evaluation is not None and references.evaluation is not None:
+        pairs = references.wanted_to_evaluate() if references.whole or task.evaluation_is_due else []
+        if pairs:
+            yield references.evaluation, evaluation.rows, pairs
+    if task.progress.step < task.total_steps:
+        pairs = references.wanted(task.progress.step + 1)
+        if pairs:
+            yield references.train, task.prepared.rows, pairs

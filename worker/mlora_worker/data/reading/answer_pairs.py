@@ -1,0 +1,26 @@
+"""Two answers to one prompt: where the prompt ends, if no column says so. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mlora_worker.data.reading.row_types import Chat, Pair, Turn
+
+
+class Answers(NamedTuple):
+    chosen: tuple[Turn, ...]  # with the prompt in front
+    rejected: tuple[Turn, ...]
+    plain: bool  # texts, which no chat template goes around
+
+    def pair(self, line: int, weight: float) -> Pair:
+        chosen, rejected = (Chat(line, turns, weight, self.plain) for turns in (self.chosen, self.rejected))
+        return Pair(line, chosen, rejected, weight)
+
+
+def prompt_length(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:
+    """Of what both begin with: characters of texts, or turns. It leaves something of each, and no space at its end: that
+    belongs to the answers' first words."""
+    most = min(len(chosen), len(rejected)) - 1
+    same = next((at for at in range(max(0, most)) if chosen[at] != rejected[at]), max(0, most))
+    return same - 1 if same and chosen[same - 1] == " " else same
