@@ -146,7 +146,7 @@ OBJECTIVE_RULES: tuple[Rule, ...] = (
         path=(),
         cel="!has(self.dataset.format) || self.dataset.format != 'preference' || "
         "(has(self.training.objective) && self.training.objective.type != 'sft')",
-        message="rows of format preference have two answers each: set training.objective.type to dpo, cpo, simpo or orpo",
+        message="rows of format preference have two answers each: training.objective.type must be dpo, cpo, simpo or orpo",
         holds=lambda spec: spec["dataset"].get("format") != "preference" or _prefers(spec),
     ),
     Rule(

@@ -206,6 +206,27 @@ TASK_LOSS = MetricFamily("mlora_task_loss", "gauge", "Mean loss of the last step
 TASK_EVALUATION_LOSS = MetricFamily(
     "mlora_task_evaluation_loss", "gauge", "Mean loss of the last evaluation", labels=TASK
 )
+TASK_REWARD_MARGIN = MetricFamily(
+    "mlora_task_reward_margin",
+    "gauge",
+    "Mean margin of the chosen over the rejected answer's reward in the last step",
+    labels=TASK,
+)
+TASK_REWARD_ACCURACY = MetricFamily(
+    "mlora_task_reward_accuracy",
+    "gauge",
+    "Part of the last step's pairs whose chosen answer has the higher reward",
+    labels=TASK,
+)
+TASK_CHOSEN_LOGPS = MetricFamily(
+    "mlora_task_chosen_logps", "gauge", "Mean log-probability of the last step's chosen answers", labels=TASK
+)
+TASK_REJECTED_LOGPS = MetricFamily(
+    "mlora_task_rejected_logps",
+    "gauge",
+    "Mean log-probability of the last step's rejected answers",
+    labels=TASK,
+)
 TASK_SPEED = MetricFamily(
     "mlora_task_tokens_per_second", "gauge", "Tokens per second of training", labels=TASK
 )
@@ -219,5 +240,6 @@ FAMILIES = (
     LONGEST_WAIT, ADMITTED, PREEMPTED, RESTARTED, FINISHED, WAIT, DURATION, PIPELINE_STATE, WORKERS_WANTED,
     WORKERS_READY, REACHABLE, CERTIFICATE_END,
     ACTIVE, STALLS, PIPELINE_RESTARTS, TOKENS, MICROBATCHES, BUDGET, PREDICTED, USED,
-    TASK_STEP, TASK_STEPS, TASK_LOSS, TASK_EVALUATION_LOSS, TASK_SPEED, TASKS_LEFT_OUT,
+    TASK_STEP, TASK_STEPS, TASK_LOSS, TASK_EVALUATION_LOSS, TASK_REWARD_MARGIN, TASK_REWARD_ACCURACY,
+    TASK_CHOSEN_LOGPS, TASK_REJECTED_LOGPS, TASK_SPEED, TASKS_LEFT_OUT,
 )  # fmt: skip

@@ -165,6 +165,12 @@ def _stages(pipeline: Pipeline, tasks: list[Task], snapshot: Snapshot) -> tuple[
         return ()
 
 
+_OF_TASKS = (
+    f.TASK_STEP, f.TASK_STEPS, f.TASK_LOSS, f.TASK_EVALUATION_LOSS, f.TASK_REWARD_MARGIN, f.TASK_REWARD_ACCURACY,
+    f.TASK_CHOSEN_LOGPS, f.TASK_REJECTED_LOGPS, f.TASK_SPEED,
+)  # fmt: skip
+
+
 def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: LastPass, most: int) -> Iterator[Metric]:
     """The longest in training first, so that a series does not come and go with its neighbours."""
     training.sort(key=lambda one: (one[1].start_time or "", one[0].uid))
@@ -175,17 +181,22 @@ def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: LastPass, most: int
         reported = seen.snapshot.contacts.get(Key(namespace, name), Contact()).tasks.get(task.uid)
         if reported is None:
             continue
+        pairs = reported.preference
         figures = (
             (f.TASK_STEP, reported.step),
             (f.TASK_STEPS, reported.total_steps),
             (f.TASK_LOSS, reported.loss),
             (f.TASK_EVALUATION_LOSS, reported.evaluation.loss if reported.evaluation is not None else None),
+            (f.TASK_REWARD_MARGIN, pairs.margin if pairs is not None else None),
+            (f.TASK_REWARD_ACCURACY, pairs.accuracy if pairs is not None else None),
+            (f.TASK_CHOSEN_LOGPS, pairs.chosen_logps if pairs is not None else None),
+            (f.TASK_REJECTED_LOGPS, pairs.rejected_logps if pairs is not None else None),
             (f.TASK_SPEED, reported.tokens_per_second),
         )
         for family, value in figures:
             if value is not None:
                 rows[family.name].append((labels, value))
-    for family in (f.TASK_STEP, f.TASK_STEPS, f.TASK_LOSS, f.TASK_EVALUATION_LOSS, f.TASK_SPEED):
+    for family in _OF_TASKS:
         yield _gauge(family, rows[family.name])
     yield _gauge(f.TASKS_LEFT_OUT, [((), max(0, len(training) - most))])
 

@@ -15,11 +15,20 @@ _TRAINING = {
     "gradNorm": "train/grad_norm",
     "tokens": "train/tokens",
 }
+_PAIRS = {
+    "chosenReward": "rewards/chosen",
+    "rejectedReward": "rewards/rejected",
+    "margin": "rewards/margins",
+    "accuracy": "rewards/accuracies",
+    "chosenLogps": "logps/chosen",
+    "rejectedLogps": "logps/rejected",
+}
+_TRAINING |= {name: f"train/{curve}" for name, curve in _PAIRS.items()}
 _EVALUATION = {
     "evaluationLoss": "eval/loss",
     "perplexity": "eval/perplexity",
     "tokenAccuracy": "eval/token_accuracy",
-}
+} | {name: f"eval/{curve}" for name, curve in _PAIRS.items()}
 
 
 class ReportError(Exception):

@@ -54,6 +54,8 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
             "output": "output",
             "system": "system",
             "text": "text",
+            "chosen": "chosen",
+            "rejected": "rejected",
         },
         "trainOn": None,
         "chatTemplate": None,
@@ -65,6 +67,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "detectFormat": False,
     },
     Training: {
+        "objective": None,
         "batchSize": 8,
         "gradientAccumulationSteps": 1,
         "epochs": 1,

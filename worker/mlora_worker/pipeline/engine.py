@@ -190,9 +190,10 @@ class StageEngine:
         assert stage.head_weight is not None
         parts = item.lengths if item.reference is not None else summed_parts([segment])
         weights = position_weights([segment]) if item.reference is None else None
-        sums, correct = part_scores(
+        found_parts = part_scores(
             output, labels, parts, stage.normed, stage.head_weight, stage.logit_cap, weights
-        ).T
+        )
+        sums, correct = found_parts[:, 0], found_parts[:, 1]
         if item.reference is not None:
             return -sums
         found = segment_losses_of([segment], [self._task(item.task).preference], sums.contiguous(), labels)

@@ -86,7 +86,8 @@ class TrainingSettings(Message):
     plan says have this in common."""
 
     objective: Objective | None = Field(
-        default=None, description="What is learnt. Absent: the answers of the rows (type: sft)."
+        default=None,
+        description="What the adapter is trained for. Absent: the answers of the rows (type: sft).",
     )
     batch_size: Annotated[int, Field(strict=True, ge=1, le=4096)] = Field(
         default=8, description="Rows per mini-batch."

@@ -35,6 +35,7 @@ def _head(task: JSON, now: datetime) -> Iterator[Line]:
         parts = [f"step {shown.step} of {shown.total_steps}"]
         parts += [f"loss {shown.loss}"] if shown.loss else []
         parts += [f"evaluation loss {status['evaluationLoss']}"] if status.get("evaluationLoss") else []
+        parts += [f"reward margin {status['rewardMargin']}"] if status.get("rewardMargin") else []
         parts += [f"{shown.tokens_per_second} tokens/s"] if shown.tokens_per_second else []
         parts += [f"about {shown.eta} to the last step"] if shown.eta else []
         yield "progress", ", ".join(parts)

@@ -25,6 +25,10 @@ PROGRESS = frozenset(
         "evaluationLoss",
         "bestStep",
         "bestEvaluationLoss",
+        "rewardMargin",
+        "rewardAccuracy",
+        "chosenLogps",
+        "rejectedLogps",
     }
 )
 

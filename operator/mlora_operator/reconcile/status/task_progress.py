@@ -31,6 +31,13 @@ def figures(task: Task, reported: TaskReport | None, pipeline: str) -> dict[str,
     if reported.total_steps:
         changes |= {"total_steps": reported.total_steps, "progress": f"{step}/{reported.total_steps}"}
     changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
+    if reported.preference is not None:
+        told = reported.preference
+        changes |= {"reward_margin": f"{told.margin:.4f}", "reward_accuracy": f"{told.accuracy:.4f}"}
+        changes |= {
+            "chosen_logps": f"{told.chosen_logps:.4f}",
+            "rejected_logps": f"{told.rejected_logps:.4f}",
+        }
     if reported.evaluation is not None:
         changes["evaluation_loss"] = f"{reported.evaluation.loss:.4f}"
     if reported.best is not None:

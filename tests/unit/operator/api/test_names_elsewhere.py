@@ -19,8 +19,9 @@ from mlora_operator.api.suggestions import unknown_field
 PAGE = (Path(__file__).parents[4] / "docs" / "users" / "tasks.md").read_text()
 (_VERSION,) = task_crd()["spec"]["versions"]
 SPEC = _VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
-# Of TRL, which is not installed; a name that transformers has no more; and what PEFT takes as arguments.
+# Of TRL, which takes half a minute to import; a name that transformers has no more; and what PEFT takes as arguments.
 OTHERS = {"max_length", "warmup_ratio"} | {*signature(create_loraplus_optimizer).parameters}
+OTHERS |= {"beta", "loss_type", "label_smoothing", "cpo_alpha", "simpo_gamma"}
 
 
 def cells() -> Iterator[tuple[str, list[list[str]]]]:

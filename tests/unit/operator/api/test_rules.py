@@ -38,6 +38,11 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
     "Lion with its own betas": {"training": {"optimizer": {"type": "lion", "beta1": 0.95, "beta2": 0.98}}},
+    "pairs whose format the rows tell": {"training": {"objective": {"type": "dpo"}}},
+    "pairs of a named format": {
+        "training": {"objective": {"type": "simpo", "labelSmoothing": 0.1}},
+        "dataset": {"uri": "s3://data/a.jsonl", "format": "preference"},
+    },
     "an output deep in a bucket": {"output": {"uri": "s3://adapters/team/a/"}},
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
@@ -70,6 +75,27 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"training": {"maxSteps": 10, "warmupSteps": 11}},
         "training",
         "warmupSteps must not be more than maxSteps",
+    ),
+    "pairs without an objective": (
+        {"dataset": {"uri": "s3://data/a.jsonl", "format": "preference"}},
+        "",
+        "training.objective.type must be dpo",
+    ),
+    "an objective of pairs for chats": (
+        {
+            "training": {"objective": {"type": "orpo"}},
+            "dataset": {"uri": "s3://data/a.jsonl", "format": "messages"},
+        },
+        "",
+        "remove dataset.format, or set it to preference",
+    ),
+    "a part of pairs": (
+        {
+            "training": {"objective": {"type": "cpo"}},
+            "dataset": {"uri": "s3://data/a.jsonl", "trainOn": "lastAnswer"},
+        },
+        "",
+        "remove dataset.trainOn",
     ),
     "moments of 8 bits": (
         {"training": {"optimizer": {"type": "adamw8bit"}}},
@@ -122,7 +148,7 @@ def test_a_good_task_breaks_no_rule(case: str) -> None:
 def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
     parts, place, words = BAD_TASKS[case]
     ((path, message),) = broken(task(**parts), TASK_RULES)
-    assert path == tuple(place.split("."))
+    assert path == tuple(filter(None, place.split(".")))
     assert words in message
 
 

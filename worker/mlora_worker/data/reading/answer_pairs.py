@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mlora_worker.data.reading.row_types import Chat, Pair, Turn
+from mlora_worker.data.reading.row_types import AnswerPair, Chat, Turn
 
 
 class Answers(NamedTuple):
@@ -13,9 +13,9 @@ class Answers(NamedTuple):
     rejected: tuple[Turn, ...]
     plain: bool  # texts, which no chat template goes around
 
-    def pair(self, line: int, weight: float) -> Pair:
+    def pair(self, line: int, weight: float) -> AnswerPair:
         chosen, rejected = (Chat(line, turns, weight, self.plain) for turns in (self.chosen, self.rejected))
-        return Pair(line, chosen, rejected, weight)
+        return AnswerPair(line, chosen, rejected, weight)
 
 
 def prompt_length(chosen: Sequence[Any], rejected: Sequence[Any]) -> int:

@@ -4,7 +4,7 @@ A row is one of three things:
 1. *invalid*: no JSON object, a column is missing, a text is no text, a role is unknown. The task fails and
 names the line, because such a row is a mistake that nobody can train around. 2. *dropped*: well-formed, but
 without anything to learn; counted by rule (``Drop``). 3. a ``Chat``: turns that end with an answer, where turns
-after the last answer teach nothing and are cut; a ``PlainText``; or a ``Pair`` of two answers to one prompt.
+after the last answer teach nothing and are cut; a ``PlainText``; or a ``AnswerPair`` of two answers to one prompt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mlora_worker.data.reading.row_types import (
     ASSISTANT,
     SYSTEM,
     USER,
+    AnswerPair,
     Chat,
     Drop,
     Dropped,
     InvalidRow,
-    Pair,
     PlainText,
     Record,
     Turn,
@@ -64,7 +64,7 @@ class _Invalid(Exception):
 
 def read_rows(
     records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
-) -> Iterator[Chat | PlainText | Pair | Dropped]:
+) -> Iterator[Chat | PlainText | AnswerPair | Dropped]:
     """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
 
     Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are

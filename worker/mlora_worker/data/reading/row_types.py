@@ -64,7 +64,7 @@ class PlainText:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AnswerPair:
     """Two answers to one prompt. What is learnt begins with the first learnt turn of each, and goes to its end."""
 
     line: int

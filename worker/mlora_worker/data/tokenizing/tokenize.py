@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlora_worker.data.reading.row_bounds import text_bytes
-from mlora_worker.data.reading.row_types import Chat, Drop, Dropped, Pair, PlainText
+from mlora_worker.data.reading.row_types import AnswerPair, Chat, Drop, Dropped, PlainText
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
 from mlora_worker.data.tokenizing.text_tokens import Tokens
@@ -24,7 +24,7 @@ _MOST_TOGETHER = (
     4 * _BATCH_CHARACTERS
 )  # bytes of two batches: one long row may take all the memory that there is
 
-Row = Chat | PlainText | Pair | Dropped
+Row = Chat | PlainText | AnswerPair | Dropped
 
 
 class EncodedPair(NamedTuple):
@@ -66,7 +66,7 @@ def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encode
     for row in batch.rows:
         if isinstance(row, Dropped):
             yield row.line, row.rule
-        elif isinstance(row, Pair):
+        elif isinstance(row, AnswerPair):
             yield row.line, _pair(next(encoded), next(encoded))
         else:
             yield row.line, next(encoded)
@@ -85,7 +85,7 @@ def _to_the_end(row: Encoded) -> Encoded:
 
 def _parts(row: Row) -> tuple[Chat | PlainText, ...]:
     """What of it is encoded."""
-    if isinstance(row, Pair):
+    if isinstance(row, AnswerPair):
         return row.chosen, row.rejected
     return () if isinstance(row, Dropped) else (row,)
 

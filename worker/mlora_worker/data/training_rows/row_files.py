@@ -35,7 +35,7 @@ from mlora_worker.protocol import FailureReason
 
 _NAMES = ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4", "weights.f8")
 _SPLITS = "splits.i4"
-_TOKEN_BYTES, _ROW_BYTES = 4 + 1, 8 + 4 + 8 + 4  # on disk
+_TOKEN_BYTES, _ROW_BYTES, _PAIR_BYTES = 4 + 1, 8 + 4 + 8, 8 + 4 + 8 + 4  # on disk
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
 _MAP_FAILED = ctypes.c_void_p(-1).value
@@ -78,7 +78,8 @@ class FolderWriter:
     ) -> None:
         self._end += len(ids)
         self._rows += 1
-        if self._end * _TOKEN_BYTES + self._rows * _ROW_BYTES > self._most_bytes:
+        each = _PAIR_BYTES if split else _ROW_BYTES
+        if self._end * _TOKEN_BYTES + self._rows * each > self._most_bytes:
             raise DataError(
                 FailureReason.INVALID_SPEC,
                 f"the data set has more tokenised rows than the {self._most_bytes / 2**30:.3g} GiB of the worker's "
