@@ -20,7 +20,7 @@ from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.pipeline.loop import StageLoop
 from mlora_worker.pipeline.mailbox import Entry, Mailbox
-from mlora_worker.pipeline.transport import BackwardMessage
+from mlora_worker.pipeline.transport import STATS, BackwardMessage
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Load, Save, Segment, Stop, Train, Unload, Update
 
@@ -162,7 +162,7 @@ def test_no_value_of_the_device_is_looked_at_between_a_step_and_the_next(stages:
     assert sent.faults == []
     assert {
         number: (stats.device, tuple(stats.shape)) for number, stats in sent.returned.items()
-    } == dict.fromkeys((1, 2, 3), (META, (2, 3)))
+    } == dict.fromkeys((1, 2, 3), (META, (2, STATS)))
     assert copies.found == []
 
 
