@@ -27,6 +27,17 @@ def finished_run(source: AdapterSource, manifest: Manifest) -> Finished:
     return Finished(run, points, {"base_model": run.base_model, "steps": manifest.step, **settings})
 
 
+def history_rows(source: AdapterSource, manifest: Manifest) -> list[dict[str, Any]]:
+    """The lines of the history as they stand there. Raises as ``finished_run`` does."""
+    content = _verified(source, manifest, _HISTORY)
+    try:
+        points_of(content)
+        return [json.loads(line) for line in content.decode().splitlines()]
+    except ValueError as error:
+        whose = f"{manifest.namespace}/{manifest.name}"
+        raise AdapterCorrupt(f"the adapter of {whose} cannot be read: {error}") from error
+
+
 def _verified(source: AdapterSource, manifest: Manifest, name: str) -> bytes:
     listed = next((file for file in manifest.files if file.name == name), None)
     if listed is None:

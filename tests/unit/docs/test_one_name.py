@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-HOUSES = ("operator/mlora_operator", "worker/mlora_worker")
+HOUSES = ("operator/mlora", "operator/mlora_operator", "worker/mlora_worker")
 ALLOWED: dict[str, str] = {}  # name -> why two classes may have it
 
 

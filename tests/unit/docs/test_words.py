@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PRODUCT = [
     path
-    for folder in ("operator/mlora_operator", "worker/mlora_worker")
+    for folder in ("operator/mlora", "operator/mlora_operator", "worker/mlora_worker")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 READ_WHOLE = [

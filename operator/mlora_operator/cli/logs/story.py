@@ -11,6 +11,7 @@ from mlora_operator.cli.ages import moment
 from mlora_operator.cli.condition_words import tells_something, words
 from mlora_operator.cli.submit.journal import progress_text
 from mlora_operator.cli.task_table import row
+from mlora_worker.lines import headed, one_line
 
 JSON = Mapping[str, Any]
 
@@ -29,6 +30,9 @@ class StoryLine:
     def clock(self) -> str:
         when = moment(self.time)
         return when.strftime("%Y-%m-%d %H:%M:%S") if when is not None else ""
+
+    def __str__(self) -> str:
+        return f"{one_line(self.clock)}  {headed(self.text)}"
 
 
 class Story:

@@ -1,0 +1,181 @@
+"""What a user calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlora.backend import Backend
+from mlora.cluster_backend import ClusterBackend
+from mlora.errors import InvalidInput, MloraError, as_own_errors
+from mlora.local_backend import LocalBackend
+from mlora.manifests import secret_text, task_text
+from mlora_operator.api.problem import describe
+from mlora_operator.api.task import LoRATaskSpec, TaskStatus
+from mlora_operator.cli.fetch.command import manifest_of
+from mlora_operator.cli.kube.choice import ClusterChoice
+from mlora_operator.cli.logs.story import StoryLine
+from mlora_operator.cli.run.command import models_of
+from mlora_operator.cli.run.progress import Bars
+from mlora_operator.cli.seconds import seconds
+from mlora_operator.cli.validate.command import read_texts
+from mlora_operator.download import download, open_source
+from mlora_operator.local.adapt import Device, Dtype, RunOptions
+from mlora_operator.reporting.published import history_rows
+
+Duration = float | str  # seconds, or 90s, 15m, 1h30m
+Rows = list[dict[str, Any]]
+Names = list[str]
+Lines = list[StoryLine]
+
+
+class Client:
+    """Tasks of one namespace of a cluster, or of this machine (``Client.local``).
+
+    Every method raises MloraError (``mlora.errors``). All of them may be called where an event loop runs, as in notebooks.
+    """
+
+    def __init__(
+        self,
+        namespace: str | None = None,
+        *,
+        context: str | None = None,
+        kubeconfig: str | PathLike[str] | None = None,
+        endpoint: str | None = None,
+    ) -> None:
+        """A cluster: by ``kubeconfig``, $KUBECONFIG or ~/.kube/config, or, in a pod, by its own account.
+
+        Nothing is asked of it yet. ``endpoint``: the store's address, where the tasks' own cannot be reached from here.
+        """
+        file = str(kubeconfig) if kubeconfig is not None else None
+        self._backend: Backend = ClusterBackend(ClusterChoice(namespace, context, file), endpoint)
+
+    @classmethod
+    def local(
+        cls,
+        models: Mapping[str, str | PathLike[str]] | None = None,
+        *,
+        secrets: Mapping[str, Mapping[str, str]] | None = None,
+        state: str | PathLike[str] | None = None,
+        stages: int | None = None,
+        dtype: Dtype | None = None,
+        device: Device = "auto",
+        threads: int | None = None,
+        s3_endpoint: str | None = None,
+        overwrite: bool = False,
+    ) -> Client:
+        """This machine, as ``mlora run`` uses it; the parameters are its options.
+
+        ``models``: folder or address of each base model, by name. ``secrets``: values of each Secret that tasks name.
+        ``state``: folder for statuses and logs; tasks that succeeded there are not trained again.
+        """
+        with as_own_errors():
+            places = models_of([f"{name}={place}" for name, place in (models or {}).items()])
+            options = RunOptions(places, stages, dtype, threads, device, s3_endpoint, None, overwrite)
+            given = [secret_text(name, values) for name, values in (secrets or {}).items()]
+            client = cls.__new__(cls)
+            client._backend = LocalBackend(options, Path(state) if state is not None else None, given)
+        return client
+
+    def submit(
+        self,
+        name: str,
+        spec: LoRATaskSpec | Mapping[str, Any],
+        *,
+        labels: Mapping[str, str] | None = None,
+        replace: bool = False,
+    ) -> str:
+        """Check a task and bring it where it trains. Returns its name.
+
+        ``spec``: a LoRATaskSpec, or the same as plain data, with the names of the manifest. A task of the same name and
+        spec is left as it is; ``replace`` deletes one that has another spec, or has failed. On this machine, training
+        begins with ``wait``.
+        """
+        with as_own_errors():
+            return self._backend.submit([task_text(name, spec, labels)], replace=replace)[0]
+
+    def submit_files(self, *files: str | PathLike[str], replace: bool = False) -> Names:
+        """All that stands in manifest files: tasks, and the Secrets, ConfigMaps and pipelines beside them."""
+        with as_own_errors():
+            return self._backend.submit(read_texts([str(file) for file in files]), replace=replace)
+
+    def wait(
+        self, *names: str, timeout: Duration | None = None, progress: bool = True
+    ) -> dict[str, TaskStatus]:
+        """Until all have succeeded; their statuses by name. ``progress``: bars, or, without a terminal, a line for each new
+        state, on standard error.
+
+        Raises TaskNotSuccessful when one failed, TimedOut, TaskRefused. On this machine it trains all tasks that were
+        submitted and have not ended, together.
+        """
+        if not names:
+            raise InvalidInput("wait() needs the name of a task")
+        limit = _seconds(timeout)
+        view = Bars() if progress else None
+        with as_own_errors(), view or nullcontext():
+            self._backend.wait(names, limit, view.task_changed if view is not None else lambda _: None)
+        return {name: self.status(name) for name in names}
+
+    def status(self, name: str) -> TaskStatus:
+        with as_own_errors():
+            return _status_of(self._backend.task(name))
+
+    def list(self, labels: str | None = None) -> dict[str, TaskStatus]:
+        """All tasks by name, or those with ``labels``, a selector as in kubectl."""
+        with as_own_errors():
+            return {one["metadata"]["name"]: _status_of(one) for one in self._backend.tasks(labels)}
+
+    def logs(self, name: str) -> Lines:
+        """What happened to a task: conditions, events, progress, oldest first. ``print(*client.logs(name), sep="\\n")``."""
+        with as_own_errors():
+            return self._backend.story(name)
+
+    def losses(self, name: str) -> Rows:
+        """Of a finished task: what its ``history.jsonl`` says, a row for each step and for each evaluation."""
+        with as_own_errors():
+            uri, access, uid = self._backend.adapter(name)
+            source = open_source(uri, access)
+            return history_rows(source, manifest_of(source, uri, uid, wait=False, left=None))
+
+    def loss_frame(self, name: str) -> Any:
+        """The same as a pandas.DataFrame. Raises InvalidInput where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise InvalidInput("pandas is not installed: pip install pandas, or use losses()") from None
+        return pandas.DataFrame(self.losses(name))
+
+    def fetch(self, name: str, folder: str | PathLike[str] | None = None) -> Path:
+        """Download a finished adapter and verify it; by default into a folder of the task's name. Returns the folder."""
+        target = Path(folder if folder is not None else name)
+        with as_own_errors():
+            uri, access, uid = self._backend.adapter(name)
+            source = open_source(uri, access)
+            download(source, manifest_of(source, uri, uid, wait=False, left=None), target, time.sleep)
+        return target
+
+    def delete(self, *names: str) -> None:
+        """Delete tasks. What they have written to the store stays."""
+        with as_own_errors():
+            self._backend.delete(names)
+
+
+def _status_of(task: Mapping[str, Any]) -> TaskStatus:
+    try:
+        return TaskStatus.model_validate(task.get("status") or {})
+    except ValidationError as error:
+        name = task["metadata"]["name"]
+        raise MloraError(f"the status of loratask/{name} cannot be read: {describe(error)}") from error
+
+
+def _seconds(timeout: Duration | None) -> float | None:
+    try:
+        return seconds(timeout) if isinstance(timeout, str) else timeout
+    except ValueError as error:
+        raise InvalidInput(f"timeout={timeout!r}: {error}") from error
