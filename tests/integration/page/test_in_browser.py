@@ -237,3 +237,6 @@ def test_time_to_the_last_step_and_use_by_namespace_are_shown(visit: Open) -> No
     assert "1m28s" in next(row for row in rows(page, "training") if "tickets-de" in row)
     expect(page.locator("#namespaces-title")).to_have_text("Namespaces3")
     assert rows(page, "namespaces")[0].startswith("support | 3 | ")
+    page.locator("#namespaces-rows").get_by_role("link", name="legal").click()
+    expect(page.locator("#training-rows tr")).to_have_count(1)
+    expect(page.locator("#namespace")).to_have_value("legal")

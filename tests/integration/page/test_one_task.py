@@ -186,5 +186,7 @@ def test_a_task_is_added_to_the_comparison_from_its_own_page(visit: Open) -> Non
 def test_it_fits_a_narrow_screen_and_its_words_stand_out(visit: Open, query: str, scheme: str) -> None:
     page = visit(query=query, scheme=scheme).page
     page.set_viewport_size({"width": 360, "height": 800})
+    if query:
+        page.wait_for_function("document.querySelector('.one .chart').viewBox.baseVal.width < 360")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     assert page.evaluate(LOWEST_CONTRAST) >= 4.5

@@ -5,11 +5,16 @@ import { fill, svg } from "./elements.js";
 import { smoothed } from "./smoothing.js";
 import { colour, loss, number } from "./words.js";
 
+const [NARROW, WIDE] = [280, 1230]; // units of a chart that fills its place
+const FRAME = 26; // around it
 const LETTER = 12; // units between two letters at least
 
 export const letter = (index) => String.fromCharCode(65 + index);
 
-// `size`: width, height, and whether there is room for letters. `weight`: of smoothing, see there.
+// As wide as `place`, so that its words have the size of all others.
+export const sizeIn = (place, height) => ({ width: Math.max(NARROW, Math.min(WIDE, place.clientWidth - FRAME)), height });
+
+// `size`: width and height. `weight`: of smoothing, see there.
 export function curveChart(curves, size, weight, label) {
   const [width, height, left, right, top, bottom] = [size.width, size.height, 38, curves.length > 1 ? 20 : 6, 6, 18];
   const values = curves.flatMap((curve) => [...curve.losses, ...curve.evaluations.map(([, value]) => value)]);

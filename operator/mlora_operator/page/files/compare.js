@@ -1,12 +1,12 @@
 // Curves of several tasks over each other.
 
 import { compared, link, stay, taskLink, withoutCompared } from "./address.js";
-import { curveChart, letter } from "./chart.js";
+import { curveChart, letter, sizeIn } from "./chart.js";
 import { byId, el, keyed, redrawn, svg } from "./elements.js";
 import { smoothing, smoothingSlider } from "./smoothing.js";
 import { colour, loss, number } from "./words.js";
 
-const SIZE = { width: 900, height: 340 };
+const HEIGHT = 400;
 let shown = null;
 
 // To the comparison, or away from it.
@@ -33,8 +33,9 @@ function draw() {
   if (!shown || !shown.losses) return;
   const { curves } = shown.losses;
   const missing = compared().length - curves.length;
-  redrawn(shown.picture, [curves, smoothing()], (node) => node.replaceChildren(
-    curves.length ? curveChart(curves, SIZE, smoothing(), "Loss by step") : el("p", { class: "empty" }, "Choose curves on the page of all tasks.")));
+  const size = sizeIn(shown.picture, HEIGHT);
+  redrawn(shown.picture, [curves, smoothing(), size], (node) => node.replaceChildren(
+    curves.length ? curveChart(curves, size, smoothing(), "Loss by step") : el("p", { class: "empty" }, "Choose curves on the page of all tasks.")));
   keyed(shown.legend, curves.map((curve, index) => ({ ...curve, index })), (curve) => curve.uid, makeEntry, drawEntry);
   shown.note.textContent = missing > 0 ? `${number(missing)} of the chosen curves ${missing === 1 ? "is" : "are"} no longer kept.` : "";
 }
@@ -55,5 +56,7 @@ function drawEntry(node, curve) {
     svg("path", { class: `curve d${curve.index} ${colour(curve.colour)}`, d: "M0 4L36 4" }));
   node.firstChild.replaceChildren(sample, el("b", {}, letter(curve.index)), " ", taskLink(curve), ` ${loss(newest)}${evaluated}`);
 }
+
+window.addEventListener("resize", draw);
 
 export const comparisonAsked = () => ({ uids: compared().join(",") });

@@ -1,6 +1,6 @@
 // Lists of tasks, and of namespaces, a page of each at a time.
 
-import { taskLink } from "./address.js";
+import { link, taskLink } from "./address.js";
 import { byId, el, keyed } from "./elements.js";
 import { filtered } from "./filters.js";
 import { chip, known, loss, number, state, time, took } from "./words.js";
@@ -59,7 +59,7 @@ const ROW = {
     el("td", { class: "why" }, task.adapter ? el("code", {}, task.adapter) : [el("b", {}, task.reason), task.message ? ` — ${task.message}` : ""]),
     cell(took(task)), cell(time(task.completed))],
   namespaces: (one) => [
-    el("th", { scope: "row", class: "task", title: one.namespace }, one.namespace), numeric(number(one.training)), numeric(number(one.waiting)),
+    el("th", { scope: "row", class: "task", title: one.namespace }, link({ namespace: one.namespace }, { class: "name" }, el("strong", {}, one.namespace))), numeric(number(one.training)), numeric(number(one.waiting)),
     numeric(number(one.succeeded)), numeric(number(one.failed)), numeric(number(one.tokensPerSecond)), numeric(number(one.trainedTokens))],
 };
 const NOTHING = {

@@ -1,14 +1,14 @@
 // The page of one task.
 
 import { compared, go, here, link, withCompared } from "./address.js";
-import { curveChart } from "./chart.js";
+import { curveChart, sizeIn } from "./chart.js";
 import { byId, el, redrawn } from "./elements.js";
 import { progress } from "./lists.js";
 import { smoothing, smoothingSlider } from "./smoothing.js";
 import { followTimeline } from "./timeline.js";
 import { chip, known, loss, number, state, time, took } from "./words.js";
 
-const SIZE = { width: 900, height: 260 };
+const HEIGHT = 300; // of the curve
 let shown = null; // the parts of the page of the task that is shown, and the newest answer
 
 function part(title, ...children) {
@@ -122,13 +122,14 @@ function drawCurve() {
   if (!detail || !detail.curve) return;
   const { task } = detail;
   const chosen = compared().includes(task.uid);
-  redrawn(curve.content, [detail.curve, smoothing(), chosen], (node) => {
+  const size = sizeIn(curve.content, HEIGHT);
+  redrawn(curve.content, [detail.curve, smoothing(), chosen, size], (node) => {
     const button = node.querySelector("button") || el("button", { type: "button" });
     button.textContent = chosen ? "Compare with others" : "Add to the comparison";
     button.onclick = () => go(chosen ? { view: "compare", task: "" } : { compare: withCompared(task.uid) });
     const pale = smoothing() ? "Thin: as it was, thick: smoothed. " : "";
     const legend = el("p", { class: "muted" }, `${pale}Points: evaluations.`);
-    node.replaceChildren(curveChart([detail.curve], SIZE, smoothing(), `Loss of ${task.namespace}/${task.name}`), legend, button);
+    node.replaceChildren(curveChart([detail.curve], size, smoothing(), `Loss of ${task.namespace}/${task.name}`), legend, button);
   });
 }
 
@@ -153,5 +154,7 @@ function turnToPipeline(name) {
   timeline.content.replaceChildren(place);
   if (name !== null) followTimeline(place, name, () => true, task);
 }
+
+window.addEventListener("resize", () => { if (shown) drawCurve(); });
 
 export const taskAsked = () => ({ task: here().task });
