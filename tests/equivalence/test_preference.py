@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlora_worker.protocol import LoRAConfig, Objective, Schedule, Training
+from mlora_worker.data.prepare import prepare
+from mlora_worker.protocol import DatasetSpec, LoRAConfig, Objective, Schedule, StorageAccess, Training
+from mlora_worker.storage.object_store.store import open_store
+from mlora_worker.storage.remote.dataset_source import open_sources
 from tests.equivalence.tasks import Base, Task, assert_same, random_pairs, train
-from tests.equivalence.trl_trainers import train_with_trl
+from tests.equivalence.trl_trainers import rows_of_trl, train_with_trl
+from tests.fixtures.tiny_tokenizer import tiny_tokenizer
 
 STEPS = 20
 LORA = LoRAConfig(rank=4, alpha=8, target_modules=("q_proj", "v_proj", "down_proj"))
@@ -43,3 +48,55 @@ def test_losses_and_weights_are_those_of_trl(base: Base, name: str, tmp_path: Pa
     ours = train(base, 1, [subject])[name]
     theirs = train_with_trl(base, subject, ours.start, tmp_path)
     assert_same(ours, theirs, losses=1e-4, weights=1e-4)
+
+
+def test_gradient_accumulation_is_that_of_trl(base: Base, tmp_path: Path) -> None:
+    subject = task("dpo", {"type": "dpo"}, batch_size=2, gradient_accumulation_steps=2)
+    ours = train(base, 1, [subject])["dpo"]
+    assert_same(ours, train_with_trl(base, subject, ours.start, tmp_path), losses=1e-4, weights=1e-4)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+ASKED, ONE, OTHER = turn("user", "2+2?"), turn("assistant", "four"), turn("assistant", "five, no")
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "texts": [
+        {"prompt": "2+2 is", "chosen": " four", "rejected": " five"},
+        {"prompt": "A:", "chosen": " b<|im_end|>", "rejected": " c"},
+    ],
+    "texts with the prompt in them": [{"chosen": "The sum is four.", "rejected": "The sum is nine."}],
+    "turns": [
+        {"prompt": [ASKED], "chosen": [ONE], "rejected": [OTHER]},
+        {"prompt": [turn("system", "Be brief."), ASKED, OTHER, ASKED], "chosen": [ONE], "rejected": [OTHER]},
+        {"prompt": [ASKED], "chosen": [ONE, ASKED, ONE], "rejected": [OTHER, ASKED, OTHER]},
+    ],
+    "turns with the prompt in them": [{"chosen": [ASKED, ONE], "rejected": [ASKED, OTHER]}],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_become_the_tokens_of_trl(kind: str) -> None:
+    tokenizer = tiny_tokenizer(
+        CHATML, specials=["<|im_start|>", "<|im_end|>"], eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    rows = ROWS[kind]
+    source = open_sources(open_store(StorageAccess(), allow_files=False), StorageAccess())
+    dataset = DatasetSpec(inline="\n".join(map(json.dumps, rows))).for_plan()
+    training = TRAINING.model_copy(update={"objective": Objective.model_validate({"type": "dpo"})})
+    ours = prepare(dataset, training, tokenizer, source, 4096).rows
+    theirs = rows_of_trl(rows, tokenizer, training.max_seq_length)
+    assert len(ours) == len(theirs) == len(rows)
+    for row, wanted in zip(ours, theirs, strict=True):
+        assert row.ids[: row.split].tolist() == wanted["prompt_ids"] + wanted["chosen_ids"]
+        assert row.ids[row.split :].tolist() == wanted["prompt_ids"] + wanted["rejected_ids"]
+        answers = len(wanted["chosen_ids"]), len(wanted["rejected_ids"])
+        labels = row.labels[: row.split], row.labels[row.split :]
+        assert tuple(int((own >= 0).sum()) for own in labels) == answers

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -111,6 +112,16 @@ def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: 
     found = get_peft_model_state_dict(model)
     result.adapter = {name: tensor.detach().float().clone() for name, tensor in found.items()}
     return result
+
+
+def rows_of_trl(rows: Sequence[Mapping[str, Any]], tokenizer: Any, longest: int) -> list[dict[str, Any]]:
+    """As DPOTrainer tokenises them."""
+    config = SimpleNamespace(dataset_num_proc=None, max_length=longest, truncation_mode="keep_start")
+    trainer = SimpleNamespace(_tokenizer=tokenizer)
+    made = DPOTrainer._prepare_dataset(
+        trainer, Dataset.from_list([*map(dict, rows)]), tokenizer, config, "train"
+    )
+    return list(made)
 
 
 def _trainer(objective: Objective, common: Mapping[str, Any]) -> tuple[Any, Any]:

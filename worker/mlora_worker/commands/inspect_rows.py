@@ -57,6 +57,7 @@ def look(question: LookQuestion) -> LookAnswer:
             longest,
             template=question.dataset.chat_template,
             vocabulary=int(config.vocab_size),
+            look_only=True,
         )
     except (DataError, ModelError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))

@@ -79,6 +79,7 @@ def prepare(
     most_rows: int | None = None,
     vocabulary: int | None = None,
     most_text: int = MOST_TEXT,
+    look_only: bool = False,
 ) -> Prepared:
     """All usable rows in the files' order. ``max_positions`` is the longest sequence that the base model takes,
     ``vocabulary`` how many rows its embedding has: a tokenizer may know more tokens (None: rows are not held against it).
@@ -86,7 +87,8 @@ def prepare(
     ``text``: what the ConfigMap of ``dataset.configMapRef`` holds. ``template``: the task's own chat template.
     ``day``: what a template that writes the date is message; None: today.
     ``cache``: where tokenised rows are kept, and looked for first; without it they are in memory. ``most_rows``: stop
-    after so many rows, to look at a large file. ``most_text``: bytes of the texts of one row.
+    after so many rows, to look at a large file. ``most_text``: bytes of the texts of one row. ``look_only``: whatever
+    shall be made of the rows.
 
     Raises DataError: InvalidSpec, InvalidRow, RowTooLong, NoTrainableRows, NoTrainableTokens; StorageError
     when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
@@ -95,7 +97,8 @@ def prepare(
     if dataset.detect_format and training.preference is not None:  # there is one such format
         dataset = dataset.with_format(DatasetFormat.PREFERENCE)
     dataset = with_format(dataset, source, text, own_template=template is not None)
-    _check_objective(dataset.format, training)
+    if not look_only:
+        _check_objective(dataset.format, training)
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)

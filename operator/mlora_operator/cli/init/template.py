@@ -11,7 +11,7 @@ from textwrap import shorten
 
 from mlora_operator.api import API_VERSION
 from mlora_worker.lines import one_line
-from mlora_worker.protocol import NamedFormat
+from mlora_worker.protocol import DatasetFormat, NamedFormat
 
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./@%+-]*(?:://?[A-Za-z0-9_./@%+:-]+)?")
 _OTHER_TYPES = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}
@@ -57,13 +57,15 @@ def text_of(draft: TaskDraft) -> str:
         "  dataset:",
         f"    # {_told_of_columns(draft)}",
         f"    uri: {scalar(draft.data_uri)}",
-        f"    format: {draft.rows.format.value}  # promptCompletion, messages, sharegpt, alpaca or text",
+        f"    format: {draft.rows.format.value}  # promptCompletion, messages, sharegpt, alpaca, text or "
+        "preference",
         *([f"    fields: {{{fields}}}  # our name: name of the column"] if fields else []),
         "    # heldOut: 0.05  # fraction of the rows to evaluate on instead of training on them",
         "  training:",
+        *_objective(draft.rows.format),
         "    epochs: 1  # passes over the rows; or maxSteps",
         "    batchSize: 8  # rows of a step",
-        "    learningRate: 0.0002",
+        f"    learningRate: {_RATES.get(draft.rows.format, '0.0002')}",
         "    # maxSeqLength: 1024  # tokens; status.data counts the rows that are cut",
         "  # evaluation: {everySteps: 50}  # with heldOut",
         "  output:",
@@ -72,6 +74,16 @@ def text_of(draft: TaskDraft) -> str:
     ]
     # What comes from outside makes no line of its own.
     return "\n".join(map(one_line, lines)) + "\n"
+
+
+# Where it is not the usual one: to prefer one answer takes small steps.
+_RATES = {DatasetFormat.PREFERENCE: "0.000005"}
+
+
+def _objective(format: DatasetFormat) -> list[str]:
+    if format is not DatasetFormat.PREFERENCE:
+        return []
+    return ["    objective: {type: dpo, beta: 0.1}  # or cpo, simpo, orpo"]
 
 
 def scalar(text: str, *, flow: bool = False) -> str:
