@@ -191,6 +191,10 @@ class TaskDetail(Message):
     curve: CurveDocument | None = None
     best_step: int | None = None  # with the lowest evaluation loss
     best_evaluation_loss: float | None = None
+    reward_margin: float | None = None  # of a task that learns to prefer, as its status has them
+    reward_accuracy: float | None = None
+    chosen_logps: float | None = None
+    rejected_logps: float | None = None
     checkpoint_step: int | None = None
     resumed_step: int | None = None
     fetch: str | None = None  # the command that fetches the adapter

@@ -57,7 +57,7 @@ export function showTask(detail) {
   shown.detail = detail;
   redrawn(shown.title, [task.namespace, task.name, task.colour], () => shown.title.replaceChildren(
     chip(task.colour), el("span", { class: "space" }, `${task.namespace}/`), task.name));
-  redrawn(shown.facts, [task, detail.bestStep, detail.checkpointStep, detail.resumedStep], (node) => node.replaceChildren(facts(detail)));
+  redrawn(shown.facts, { ...detail, curve: null, spec: null, data: null, conditions: null, events: null }, (node) => node.replaceChildren(facts(detail)));
   draw(shown.fetch, detail.fetch || null, () => fetchBox(detail.fetch));
   shown.fetch.section.hidden = !detail.fetch;
   shown.curve.section.hidden = !detail.curve;
@@ -83,11 +83,15 @@ function table(label, heads, rows, nothing) {
       el("tbody", {}, rows.map(([first, ...others]) => el("tr", {}, el("th", { scope: "row" }, first), others.map((one) => el("td", {}, one)))))));
 }
 
-function facts({ task, bestStep, bestEvaluationLoss, checkpointStep, resumedStep }) {
+function facts({ task, bestStep, bestEvaluationLoss, checkpointStep, resumedStep, ...pairs }) {
   const shownFacts = [
     ["State", state(task.state)], ["Reason", task.reason], ["Progress", progress(task)], ["Time to the last step", task.eta],
     ["Loss", known(task.loss) && loss(task.loss)], ["Evaluation loss", known(task.evaluationLoss) && loss(task.evaluationLoss)],
     ["Best evaluation loss", known(bestEvaluationLoss) && `${loss(bestEvaluationLoss)} at step ${number(bestStep)}`],
+    ["Reward margin", known(pairs.rewardMargin) && loss(pairs.rewardMargin)],
+    ["Reward accuracy", known(pairs.rewardAccuracy) && `${(100 * pairs.rewardAccuracy).toFixed(0)} %`],
+    ["Log-probability of chosen answers", known(pairs.chosenLogps) && loss(pairs.chosenLogps)],
+    ["Log-probability of rejected answers", known(pairs.rejectedLogps) && loss(pairs.rejectedLogps)],
     ["Tokens/s", known(task.tokensPerSecond) && number(task.tokensPerSecond)], ["Pipeline", task.pipeline],
     ["Turn", known(task.place) && number(task.place)], ["Newest checkpoint", known(checkpointStep) && `step ${number(checkpointStep)}`],
     ["Resumed from", known(resumedStep) && `step ${number(resumedStep)}`],

@@ -7,7 +7,7 @@ export const COLOURS = 12;
 const whole = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 export const known = (value) => value !== null && value !== undefined;
 export const number = (value) => (known(value) ? whole.format(value) : "–");
-export const loss = (value) => (known(value) ? value.toFixed(value < 0.1 ? 4 : 3) : "–");
+export const loss = (value) => (known(value) ? value.toFixed(Math.abs(value) < 0.1 ? 4 : 3) : "–");
 
 export function bytes(value) {
   if (!known(value)) return "–";

@@ -66,6 +66,18 @@ def test_a_task_in_training_has_progress_eta_conditions_events_and_its_whole_cur
     assert detail["fetch"] == "mlora fetch tickets-de -n support --wait"
 
 
+def test_a_task_of_pairs_has_the_figures_of_its_status() -> None:
+    figures = {
+        "rewardMargin": "0.41",
+        "rewardAccuracy": "0.75",
+        "chosenLogps": "-12.5",
+        "rejectedLogps": "none of your business",
+    }
+    detail = task_detail(standing(status=figures), None, (), by_name=True)
+    assert (detail.reward_margin, detail.reward_accuracy, detail.chosen_logps) == (0.41, 0.75, -12.5)
+    assert detail.rejected_logps is None
+
+
 def test_the_spec_is_shown_with_its_defaults_and_without_rows(service: PageService) -> None:
     spec = {one["name"]: one["value"] for one in asked(service, "support/tickets-de")["spec"]}
     assert spec["lora.rank"] == "16"
