@@ -69,6 +69,8 @@ class PeftTask:
             r=task.lora.rank,
             lora_alpha=task.lora.alpha,
             target_modules=_targets(task, start),
+            use_dora=task.lora.use_dora,
+            use_rslora=task.lora.use_rslora,
             task_type="CAUSAL_LM",
         )
         # Not in training mode: a base's own dropout, where it has any, stays off on both sides.

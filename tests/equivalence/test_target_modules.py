@@ -131,8 +131,9 @@ def test_layers_that_are_left_out_train_as_in_peft(base: Base, rows: Callable[..
         LoRAConfig(rank=5, target_modules=("all-linear",), rank_pattern={"k_proj": 2, r"[01]\.mlp\..*": 9}),
         LoRAConfig(rank=4, target_modules=("q_proj", "up_proj"), layers_to_transform=(0, 2)),
         LoRAConfig(rank=4, target_modules=(r".*\.1\..*",), exclude_modules=("o_proj",)),
+        LoRAConfig(rank=4, target_modules=("q_proj", "up_proj"), use_dora=True),
     ],
-    ids=["ranks", "layers", "pattern"],
+    ids=["ranks", "layers", "pattern", "dora"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_operator_counts_the_bytes_that_the_stages_take(

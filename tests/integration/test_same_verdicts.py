@@ -38,7 +38,7 @@ FULL_TASK: JSON = {
     "activeDeadlineSeconds": 60,
     "ttlSecondsAfterFinished": 60,
     "lora": {
-        "rank": 8, "alpha": 16, "dropout": 0.1, "targetModules": ["q_proj"], "excludeModules": ["k_proj"],
+        "rank": 8, "alpha": 16, "dropout": 0.1, "useDora": False, "targetModules": ["q_proj"], "excludeModules": ["k_proj"],
         "layersToTransform": [0], "rankPattern": {"q_proj": 4}, "alphaPattern": {"q_proj": 4.5},
         "useRslora": True, "initLoraWeights": "gaussian", "loraplusLrRatio": 4.5,
     },

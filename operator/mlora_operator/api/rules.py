@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlora_worker import addresses
-from mlora_worker.protocol import CONFIG_KEY, DNS_NAME, KMS_KEY, OBJECTIVE_FLAWS, ROW_SHAPES, DatasetFields
+from mlora_worker.protocol import (
+    CONFIG_KEY,
+    DNS_NAME,
+    DORA_WITH_DROPOUT,
+    KMS_KEY,
+    OBJECTIVE_FLAWS,
+    OTHER_START,
+    ROW_SHAPES,
+    DatasetFields,
+)
 
 Path = tuple[str, ...]
 
@@ -292,9 +301,14 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("lora",),
         cel="!(self.initLoraWeights in ['pissa', 'olora', 'eva'])",
-        message="initLoraWeights must be default or gaussian: pissa and olora change the weights of the base, which all "
-        "tasks share, and eva needs a pass over the rows before training",
+        message=OTHER_START,
         holds=lambda lora: lora["initLoraWeights"] not in ("pissa", "olora", "eva"),
+    ),
+    Rule(
+        path=("lora",),
+        cel="!self.useDora || self.dropout == 0.0",
+        message=DORA_WITH_DROPOUT,
+        holds=lambda lora: not lora["useDora"] or not lora["dropout"],
     ),
     *OBJECTIVE_RULES,
     _KEY_OF_KMS,

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "val_size": "heldOut",
     "max_samples": "limit",
     "load_best_model_at_end": "keepBest",
+    "peft_use_dora": "useDora",
     "lora_plus_lr_ratio": "loraplusLrRatio",
     "lora_model_dir": "initFrom",
     "adapter_name_or_path": "initFrom",
@@ -54,9 +55,21 @@ ELSEWHERE = {
 }
 
 
+# What PEFT can be asked for that is not there, and why.
+NOT_HERE = {
+    "modules_to_save": "whole modules are never trained, only adapters of linear modules: remove it",
+    "trainable_token_indices": "rows of the embeddings are never trained: remove it",
+    "layer_replication": "layers of the base are never copied: remove it",
+    "bias": "biases are never trained: remove it",
+}
+
+
 def unknown_field(name: object, known: Iterable[str]) -> str:
     """``unknown field``, with the one of ``known`` that is near, or that is called so elsewhere."""
     text, names = str(name), list(known)
+    snake = "".join(f"_{char.lower()}" if char.isupper() else char for char in text)
+    if snake in NOT_HERE:
+        return f"unknown field; {NOT_HERE[snake]}"
     camel = "".join(part if index == 0 else part.capitalize() for index, part in enumerate(text.split("_")))
     for meant in (ELSEWHERE.get(text), ELSEWHERE.get(camel), camel):
         if meant in names and meant != text:

@@ -35,10 +35,11 @@ from mlora_worker.stream.footprint import (
     loss_rows,
     low_rank,
 )
-from mlora_worker.stream.targets import modules_of, ranks_of
+from mlora_worker.stream.targets import kept_of, modules_of, ranks_of
 
 _MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the base is
 _HELD = 2  # parameter and gradient; the moments come on top
+_DERIVED = 3  # numbers of each output (mlora_worker.lora.magnitudes)
 _ALIGNMENT = 16  # elements: matrices start on a cache line (mlora_worker.lora.adapter)
 WORKING_BYTES = 64 * 2**20  # allocator rounding, communication buffers
 
@@ -75,6 +76,7 @@ def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, in
         rank = ranks.get(module.path)
         if rank is not None:
             own = _padded(rank * module.in_features) + _padded(rank * module.out_features)
+            own += _padded(module.out_features) if lora.use_dora else 0
             found[module.stage] = found.get(module.stage, 0) + own
     return found
 
@@ -82,7 +84,17 @@ def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, in
 def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int, moments: int = 2) -> int:
     """Bytes of a task's adapter, gradients and optimizer state on ``stage``: exact."""
     copy = 0 if facts.dtype_bytes == _MASTER_BYTES else facts.dtype_bytes
-    return adapter_parameters(lora, facts, stage) * ((_HELD + moments) * _MASTER_BYTES + copy)
+    own = adapter_parameters(lora, facts, stage) * ((_HELD + moments) * _MASTER_BYTES + copy)
+    return own + _derived_bytes(lora, facts, stage)
+
+
+def _derived_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
+    """Of lengths and factors, which follow from a DoRA adapter's parameters."""
+    if not lora.use_dora:
+        return 0
+    ranks = ranks_of(facts, lora)
+    outputs = (m.out_features for m in modules_of(facts) if m.stage == stage and m.path in ranks)
+    return _DERIVED * _MASTER_BYTES * sum(outputs)
 
 
 def prior(facts: ModelFacts, stage: StageReport, stages: int, *, recompute: bool = False) -> StageFit:
@@ -165,6 +177,7 @@ def worst_case(
     exact, layer = exact_parts(
         _widest(demands, facts, groups, tokens, recompute=recompute), tokens, groups,
         input_bytes=facts.dtype_bytes, low_bytes=product_bytes(facts, stage), recompute=recompute,
+        copies=any(demand.lora.use_dora for demand in demands),
     )  # fmt: skip
     parameters = max(adapter_parameters(one.lora, facts, stage.stage) for one in demands)
     shape = widest_shape(facts, stage, stages, tokens, longest, exact, layer, parameters)
@@ -229,7 +242,7 @@ def _widest(
         return sum(lows), -max((sum(low for _, low in own) for _, own in layers), default=0)
 
     parts, left = [], tokens
-    adapters = [(ranks_of(facts, demand.lora), demand) for demand in demands]
+    adapters = [(kept_of(facts, demand.lora), demand) for demand in demands]
     for ranks, demand in sorted(adapters, key=width, reverse=True):
         own = min(demand.step_tokens, left)
         parts.append((ranks, own))

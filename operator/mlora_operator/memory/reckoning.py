@@ -25,9 +25,16 @@ from mlora_operator.memory.model import (
     widest_shape,
 )
 from mlora_worker.protocol import ModelFacts, StageReport
-from mlora_worker.stream.footprint import ModuleGroup, Shape, floor_bytes, input_groups, low_rank
+from mlora_worker.stream.footprint import (
+    ModuleGroup,
+    Shape,
+    copied,
+    floor_bytes,
+    input_groups,
+    low_rank,
+)
 from mlora_worker.stream.planner import tokens_held
-from mlora_worker.stream.targets import ranks_of
+from mlora_worker.stream.targets import kept_of
 
 _WIDTHS = 10_000  # that are remembered
 
@@ -45,7 +52,7 @@ class Brought(NamedTuple):
     longest_row: int
     adapter: int  # bytes, with gradients and moments
     parameters: int
-    groups: int  # input groups that it adapts: a bit each
+    groups: int  # input groups that it adapts: a bit each; and one behind them with DoRA
     by_layer: tuple[int, ...]  # low-rank activations of a token in each layer; only with recomputation
 
 
@@ -54,6 +61,7 @@ class Inputs(NamedTuple):
 
     whole: int
     last: int  # of the last group
+    copied: int  # of a copy of gradients, see ``footprint.copied``
     by_layer: tuple[int, ...]
 
 
@@ -71,8 +79,8 @@ class StageLayout:
     def brought(self, demand: Demand) -> Brought:
         """A layer counts what a peak may be without: the last group of one layer; with recomputation all groups of one."""
         lora, stage = demand.lora, self.stage
-        ranks = ranks_of(self.facts, lora)
-        lows = [low_rank(ranks, group) for group in self.groups]
+        kept = kept_of(self.facts, lora)
+        lows = [low_rank(kept, group) for group in self.groups]
         by_layer = tuple(sum(lows[index] for index in own) for own in self.layers)
         layer = max(by_layer, default=0) if self.recompute else sum(lows[-1:])
         return Brought(
@@ -82,7 +90,8 @@ class StageLayout:
             longest_row=demand.longest_row,
             adapter=adapter_bytes(lora, self.facts, stage, demand.moments),
             parameters=adapter_parameters(lora, self.facts, stage),
-            groups=sum(1 << index for index, low in enumerate(lows) if low),
+            groups=sum(1 << index for index, low in enumerate(lows) if low)
+            | (lora.use_dora << len(self.groups)),
             by_layer=by_layer if self.recompute else (),
         )
 
@@ -92,7 +101,8 @@ class StageLayout:
         if known is None:
             widths = [group.inputs if adapted >> index & 1 else 0 for index, group in enumerate(self.groups)]
             by_layer = tuple(sum(widths[index] for index in own) for own in self.layers)
-            known = self.inputs[adapted] = Inputs(sum(widths), sum(widths[-1:]), by_layer)
+            copy = copied(self.groups) if adapted >> len(self.groups) else 0
+            known = self.inputs[adapted] = Inputs(sum(widths), sum(widths[-1:]), copy, by_layer)
         return known
 
 
@@ -229,8 +239,9 @@ class StageReckoning:
         element, half = tokens * self.layout.facts.dtype_bytes, product_bytes(self.layout.facts, self.stage)
         if self.layout.recompute:
             figures = zip(inputs.by_layer, by_layer, strict=True)
-            return 0, max((wide * element + own * half for wide, own in figures), default=0)
-        return inputs.whole * element + low * half, inputs.last * element + last_low * half
+            layer = max((wide * element + own * half for wide, own in figures), default=0)
+            return 0, layer + inputs.copied * element
+        return (inputs.whole + inputs.copied) * element + low * half, inputs.last * element + last_low * half
 
 
 def reported_groups(stages: Iterable[StageReport]) -> tuple[ReportedGroups, ...]:

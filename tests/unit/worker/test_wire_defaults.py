@@ -34,6 +34,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "rankPattern": {},
         "alphaPattern": {},
         "useRslora": False,
+        "useDora": False,
         "initLoraWeights": "default",
         "loraplusLrRatio": None,
     },

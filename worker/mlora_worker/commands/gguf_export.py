@@ -134,7 +134,9 @@ def _check_kind(config: Mapping[str, Any]) -> None:
         ("fan_in_fan_out", False),
     ):
         if config.get(name, plain) != plain:
-            raise UnusableAdapter(f"the adapter has {name}, which GGUF does not support")
+            raise UnusableAdapter(
+                f"the adapter has {name}, which GGUF does not support: merge it into its base with --merged"
+            )
 
 
 def _products(

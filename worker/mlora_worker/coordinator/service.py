@@ -325,7 +325,7 @@ class Coordinator:
             task.plan = task.plan.without_rows(fingerprint(task.plan))
         self._texts.done(task.uid)
 
-    def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, int]]:
+    def _shapes_of(self, task: TaskPlan) -> Mapping[str, tuple[int, ...]]:
         return expected_tensors(resolve_targets(self._parts.base.facts, task.lora))
 
     def _checkpoint_store(self, task: TaskPlan) -> StoreIdentity:

@@ -1,16 +1,16 @@
 """One task's adapter on one stage: parameters, gradient buffers, names and start.
 
 All of a task's A and B lie in one flat float32 tensor, their gradients in another: clipping, zeroing, the
-norm and the optimizer are each one operation, however many modules there are. First lie all A, then all B, which may learn
-at another rate (LoRA+). The A matrices of modules that share their input lie one below the other, so that one product
-serves them all.
+norm and the optimizer are each one operation, however many modules there are. First lie all A, then all B (and the
+magnitudes of DoRA), which may learn at another rate (LoRA+). The A matrices of modules that share their input lie one below
+the other, so that one product serves them all.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +28,12 @@ class Pair:
 
     a: Tensor  # [rank, in]
     b: Tensor  # [out, rank]
+    magnitude: Tensor | None  # [out]; with DoRA
+
+    def named(self, path: str) -> dict[str, Tensor]:
+        """By PEFT's names."""
+        names = dict(zip(peft_keys(path), (self.a, self.b), strict=True))
+        return names if self.magnitude is None else names | {magnitude_key(path): self.magnitude}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class Stack:
 
     a: Tensor  # [modules * rank, in]
     b: tuple[Tensor, ...]  # per module [out, rank]
+    magnitudes: tuple[Tensor, ...]  # per module [out]; with DoRA, else there are none
 
 
 class Adapter:
@@ -43,6 +50,8 @@ class Adapter:
     read the same input and have the same rank.
 
     ``rank``: of all groups, or of each.
+
+    ``magnitudes``: with one number for each output of each module (DoRA). They are zeros until somebody sets them.
 
     ``parameters``: [elements] float32, the masters. ``gradient``: the same for gradients, added to by
     backward. ``compute``: A and B of each group in the base's type, as products use them.
@@ -57,7 +66,10 @@ class Adapter:
         dtype: torch.dtype,
         device: torch.device,
         start: InitialWeights = InitialWeights.DEFAULT,
+        magnitudes: bool = False,
     ) -> None:
+        self._with_magnitudes = magnitudes
+        self._followers: list[Callable[[], None]] = []
         self._groups = [dict(group) for group in groups]
         self._ranks = (rank,) * len(groups) if isinstance(rank, int) else tuple(rank)
         self.inward = sum(
@@ -66,23 +78,29 @@ class Adapter:
             for inputs in {inputs for inputs, _ in group.values()}
         )  # elements of all A, with the gaps between them
         elements = self.inward + sum(
-            _padded(outputs * rank)
+            _padded(outputs * rank) + (_padded(outputs) if magnitudes else 0)
             for group, rank in zip(self._groups, self._ranks, strict=True)
             for _, outputs in group.values()
         )
         self.parameters = nn.Parameter(lasting_zeros(elements, device))
         self.gradient = lasting_zeros(elements, device)
-        self._stacks = self._stacked(self.parameters.detach())
-        self.gradients = self._stacked(self.gradient)
+        self._stacks = self.of(self.parameters.detach())
+        self.gradients = self.of(self.gradient)
         for path, pair in self._by_path(self._stacks).items():
             pair.a.copy_(initial_a(path, seed, len(pair.a), pair.a.shape[1], start))
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
-        self.compute = self._stacks if self._copy is None else self._stacked(self._copy)
+        self.compute = self._stacks if self._copy is None else self.of(self._copy)
 
     def refresh(self) -> None:
-        """The masters have changed: bring the copies in the base's type up to date."""
+        """The masters have changed: bring the copies in the base's type up to date, and all that follows from them."""
         if self._copy is not None:
             self._copy.copy_(self.parameters.detach())
+        for follow in self._followers:
+            follow()
+
+    def followed_by(self, follow: Callable[[], None]) -> None:
+        """Call it whenever the masters have changed."""
+        self._followers.append(follow)
 
     def squared_norm(self) -> Tensor:
         """[] float64: of this stage's gradients."""
@@ -91,27 +109,19 @@ class Adapter:
 
     def export(self) -> dict[str, Tensor]:
         """float32 copies on the CPU, by PEFT's names with global layer indices."""
-        named = {}
-        for path, pair in self._by_path(self._stacks).items():
-            name_a, name_b = peft_keys(path)
-            named[name_a] = pair.a.to("cpu", copy=True)
-            named[name_b] = pair.b.to("cpu", copy=True)
-        return named
+        return {
+            name: view.to("cpu", copy=True) for name, view in self.named(self.parameters.detach()).items()
+        }
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
-        names = {}
-        for path, pair in self._by_path(self._stacked(flat)).items():
-            name_a, name_b = peft_keys(path)
-            names[name_a], names[name_b] = pair.a, pair.b
-        return names
+        pairs = self._by_path(self.of(flat))
+        return {name: view for path, pair in pairs.items() for name, view in pair.named(path).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the masters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
-        for path, pair in self._by_path(self._stacks).items():
-            name_a, name_b = peft_keys(path)
-            pair.a.copy_(tensors[name_a])
-            pair.b.copy_(tensors[name_b])
+        for name, view in self.named(self.parameters.detach()).items():
+            view.copy_(tensors[name])
         self.refresh()
 
     @property
@@ -121,7 +131,8 @@ class Adapter:
             self.parameters.nbytes + self.gradient.nbytes + (0 if self._copy is None else self._copy.nbytes)
         )
 
-    def _stacked(self, flat: Tensor) -> list[Stack]:
+    def of(self, flat: Tensor) -> list[Stack]:
+        """Views of ``flat``, which is laid out as the parameters are, in the order of the groups."""
         stacks, inward, outward = [], 0, self.inward
         for group, rank in zip(self._groups, self._ranks, strict=True):
             inputs = next(iter(group.values()))[0]
@@ -131,12 +142,18 @@ class Adapter:
             for _, outputs in group.values():
                 bs.append(flat[outward : outward + outputs * rank].view(outputs, rank))
                 outward += _padded(bs[-1].numel())
-            stacks.append(Stack(a, tuple(bs)))
+            magnitudes = []
+            for _, outputs in group.values() if self._with_magnitudes else ():
+                magnitudes.append(flat[outward : outward + outputs])
+                outward += _padded(outputs)
+            stacks.append(Stack(a, tuple(bs), tuple(magnitudes)))
         return stacks
 
     def _by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
         return {
-            path: Pair(stack.a[j * rank : (j + 1) * rank], b)
+            path: Pair(
+                stack.a[j * rank : (j + 1) * rank], b, stack.magnitudes[j] if stack.magnitudes else None
+            )
             for group, rank, stack in zip(self._groups, self._ranks, stacks, strict=True)
             for j, (path, b) in enumerate(zip(group, stack.b, strict=True))
         }
@@ -164,6 +181,11 @@ def initial_a(
 def peft_keys(path: str) -> tuple[str, str]:
     """Names of A and B in ``adapter_model.safetensors``."""
     return f"base_model.model.{path}.lora_A.weight", f"base_model.model.{path}.lora_B.weight"
+
+
+def magnitude_key(path: str) -> str:
+    """Name of DoRA's magnitudes there: PEFT has no ``.weight`` at its end."""
+    return f"base_model.model.{path}.lora_magnitude_vector"
 
 
 def expected_keys(paths: Iterable[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mlora_worker.lora.dropout import dropout_mask
 from mlora_worker.lora.groups import GroupSegment
+from mlora_worker.lora.magnitudes import GroupMagnitudes, SegmentMagnitudes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class TaskProducts:
 
     parts: tuple[TaskPart, ...]
     dropout: float
+    magnitudes: tuple[GroupMagnitudes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,16 @@ class BoundGroups(Sequence[Sequence[GroupSegment]]):
 
     def __len__(self) -> int:
         return self._groups
+
+    def magnitudes(self) -> Sequence[Sequence[SegmentMagnitudes]]:
+        """Of each input group; empty where no task has any."""
+        if not any(placed.task.magnitudes for placed in self.placed):
+            return ()
+        made: list[list[SegmentMagnitudes]] = [[] for _ in range(self._groups)]
+        for placed in self.placed:
+            for own in placed.task.magnitudes:
+                made[own.group].append(SegmentMagnitudes(placed.rows, own, placed.weight))
+        return made
 
     @cached_property
     def _made(self) -> list[list[GroupSegment]]:

@@ -4,7 +4,8 @@ Modules that read the same ``x`` (q, k and v; gate and up) are one node: ``x`` i
 are added up in place by the matrix library. Products are added in place on the rows of the base's outputs, and their
 input gradients on the rows of the base's, so no split or concatenate node exists. Gradients of A and B go straight into
 the adapters' float32 buffers, multiplied by the segment's weight (1 / supervised tokens of its step): the gradients that
-travel between layers and stages are those of plain sums, which stay in the range of half precision.
+travel between layers and stages are those of plain sums, which stay in the range of half precision. What DoRA multiplies
+outputs by comes after all products, and in the backward before them (``magnitudes``).
 
 ``reference`` computes the same in plain autograd.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.lora.groups import GroupSegment, Products
+from mlora_worker.lora.magnitudes import SegmentMagnitudes, scaled_members
 from mlora_worker.runtime.precision import product_dtype
 
 Block = tuple[slice, Sequence[GroupSegment]]
@@ -40,6 +42,7 @@ class GroupedLinears(torch.autograd.Function):
         segments: Sequence[GroupSegment],
         weights: Sequence[FrozenWeight],
         biases: Sequence[Tensor | None],
+        magnitudes: Sequence[SegmentMagnitudes] = (),
     ) -> tuple[Tensor, ...]:
         del anchor
         flat = x.reshape(-1, x.shape[-1])
@@ -64,8 +67,10 @@ class GroupedLinears(torch.autograd.Function):
             if wide != flat.dtype:
                 for target, part in zip(targets, parts, strict=True):
                     target.copy_(part)
+        saved += [segment.scale(outputs, biases) for segment in magnitudes]
         ctx.save_for_backward(x if segments else None, *(low for lows in saved for low in lows))
-        ctx.products, ctx.blocks, ctx.counts = products, blocks, [len(lows) for lows in saved]
+        ctx.products, ctx.blocks, ctx.magnitudes = products, blocks, magnitudes
+        ctx.counts = [len(lows) for lows in saved]
         ctx.weights = weights
         ctx.inputs = x.shape
         return tuple(output.view(*x.shape[:-1], output.shape[-1]) for output in outputs)
@@ -75,6 +80,11 @@ class GroupedLinears(torch.autograd.Function):
         x, *lows = ctx.saved_tensors
         flat = None if x is None else x.reshape(-1, x.shape[-1])
         grads = [grad.reshape(-1, grad.shape[-1]) for grad in grad_outputs]
+        scaled = scaled_members(ctx.magnitudes)
+        grads = [grad.clone() if at in scaled else grad for at, grad in enumerate(grads)]
+        for segment in reversed(ctx.magnitudes):
+            lows, kept = lows[: -len(segment.own.members)], lows[-len(segment.own.members) :]
+            segment.unscale(grads, kept)
         dtype = grads[0].dtype
         wide = product_dtype(dtype, grads[0].device)
         grad_x, multipliers, joined = None, list[Multiplier](), False
@@ -83,7 +93,7 @@ class GroupedLinears(torch.autograd.Function):
             joined = wide == dtype and all(multiplier.joins_rows for multiplier in multipliers)
             empty = None if joined else grads[0].new_empty(len(grads[0]), ctx.inputs[-1])
             grad_x = _back(multipliers, grads) if empty is None else empty
-        for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=True):
+        for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=False):
             saved, lows = tuple(lows[:count]), lows[count:]
             parts = [grad[rows].to(wide) for grad in grads]
             part_x = None if grad_x is None else grad_x[rows].to(wide)
@@ -94,7 +104,7 @@ class GroupedLinears(torch.autograd.Function):
                 ctx.products.backward(flat[rows].to(wide), parts, part_x, own, saved)
             if grad_x is not None and part_x is not None and wide != dtype:
                 grad_x[rows].copy_(part_x)
-        return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None
+        return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None, None
 
 
 def _back(multipliers: Sequence[Multiplier], grads: Sequence[Tensor], out: Tensor | None = None) -> Tensor:

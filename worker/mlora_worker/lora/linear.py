@@ -11,16 +11,22 @@ from torch import Tensor, nn
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment, Products
+from mlora_worker.lora.magnitudes import SegmentMagnitudes
 
 
 @dataclass(slots=True)
 class Bound:
-    """The microbatch whose products are added now: per input group its segments. Set before each forward.
+    """The microbatch whose products are added now: per input group its segments, and what multiplies outputs. Set before
+    each forward.
 
     Backward uses what forward saw, so microbatches may be in flight at the same time.
     """
 
     groups: Sequence[Sequence[GroupSegment]] = ()
+    magnitudes: Sequence[Sequence[SegmentMagnitudes]] = ()
+
+    def clear(self) -> None:
+        self.groups, self.magnitudes = (), ()
 
 
 class InputGroup:
@@ -59,7 +65,10 @@ class InputGroup:
         if not segments and not (torch.is_grad_enabled() and x.requires_grad):
             plain: Tensor = self.weights[position](x, self.biases[position])
             return plain
-        outputs = GroupedLinears.apply(x, self._anchor, self._products, segments, self.weights, self.biases)
+        magnitudes = self._bound.magnitudes[self._index] if self._bound.magnitudes else ()
+        outputs = GroupedLinears.apply(
+            x, self._anchor, self._products, segments, self.weights, self.biases, magnitudes
+        )
         self._ready = dict(enumerate(outputs))
         y = self._ready.pop(position)
         self._input = x if self._ready else None

@@ -79,7 +79,7 @@ class StageEngine:
     def unload(self, task: str) -> None:
         """A task leaves; its microbatches in flight may still come back. All that it held is free then."""
         self._tasks.pop(task, None)
-        self._bound.groups = ()  # of the newest microbatch, which may be its last one
+        self._bound.clear()  # of the newest microbatch, which may be its last one
         self._tidy()
 
     def apply(self, task: str, update: Update) -> None:
@@ -174,7 +174,7 @@ class StageEngine:
             assert hidden is not None
             source = hidden.to(stage.device, stage.dtype)
         if item.reference == "base":
-            self._bound.groups = ()
+            self._bound.clear()
         else:
             self._binder([_evaluated(item)], [self._task(item.task)], evaluating=True)()
         output = stage.run_layers(source, rows)
@@ -235,7 +235,7 @@ class StageEngine:
     def abandon(self, number: int) -> None:
         """Forget a microbatch that will not come back, and what a forward or backward that failed has left."""
         self._flights.pop(number, None)
-        self._bound.groups = ()
+        self._bound.clear()
         for group in self._groups:
             group.forget()
         self._tidy()
@@ -263,8 +263,10 @@ class StageEngine:
         groups = bound_groups(self._groups, segments, tasks, evaluating=evaluating)
         prepared = self._products.prepare(groups)
 
+        magnitudes = groups.magnitudes()
+
         def bind() -> None:
-            self._bound.groups = prepared
+            self._bound.groups, self._bound.magnitudes = prepared, magnitudes
 
         return bind
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.bound import TaskPart, TaskProducts
 from mlora_worker.lora.linear import InputGroup
+from mlora_worker.lora.magnitudes import GroupMagnitudes, Magnitude
 from mlora_worker.lora.optimizer import TaskOptimizer
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.results import OutOfOrder, StageState
@@ -42,8 +43,9 @@ class LoadedTask:
 
     @property
     def bytes(self) -> int:
-        """Of parameters, gradients and moments."""
-        return self.adapter.bytes + self.optimizer.bytes
+        """Of parameters, gradients and moments, and of what follows from them."""
+        derived = sum(one.bytes for own in self.products.magnitudes for one in own.each)
+        return self.adapter.bytes + self.optimizer.bytes + derived
 
     def exported(self, aside: Aside) -> dict[str, Tensor]:
         """The adapter: float32 on the CPU, by PEFT's names with global layer indices."""
@@ -83,7 +85,9 @@ def load_task(
         dtype=dtype,
         device=device,
         start=load.lora.init_lora_weights,
+        magnitudes=load.lora.use_dora,
     )
+    products = _products(adapter, targets, groups, load.lora)
     optimizer = TaskOptimizer(adapter, load.training, load.lora.loraplus_lr_ratio)
     if load.updates is not None:
         if state is None and not targets:
@@ -100,13 +104,13 @@ def load_task(
         adapter,
         optimizer,
         targets,
-        _products(adapter, targets, groups, load.lora.dropout),
+        products,
         load.training.preference,
     )
 
 
 def _products(
-    adapter: Adapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], dropout: float
+    adapter: Adapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], lora: LoRAConfig
 ) -> TaskProducts:
     parts = tuple(
         TaskPart(
@@ -122,7 +126,34 @@ def _products(
         )
         for own, stack, gradient in zip(targets, adapter.compute, adapter.gradients, strict=True)
     )
-    return TaskProducts(parts, dropout)
+    return TaskProducts(parts, lora.dropout, _magnitudes(adapter, parts, groups) if lora.use_dora else ())
+
+
+def _magnitudes(
+    adapter: Adapter, parts: Sequence[TaskPart], groups: Sequence[InputGroup]
+) -> tuple[GroupMagnitudes, ...]:
+    """As long as the base's rows; from now on they follow the adapter."""
+    made = []
+    values = adapter.of(adapter.parameters.detach())
+    for part, own, gradient in zip(parts, values, adapter.gradients, strict=True):
+        each = tuple(
+            Magnitude.of(
+                groups[part.group].weights[position],
+                part.a[j * part.rank : (j + 1) * part.rank],
+                part.b[j],
+                part.scale,
+                own.magnitudes[j],
+                gradient.magnitudes[j],
+            )
+            for j, position in enumerate(part.members)
+        )
+        made.append(GroupMagnitudes(part.group, part.members, each))
+    for group in made:
+        for one in group.each:
+            one.start()
+            adapter.followed_by(one.refresh)
+    adapter.refresh()
+    return tuple(made)
 
 
 def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig) -> tuple[Adapted, ...]:

@@ -26,7 +26,7 @@ from mlora_worker.stream.footprint import (
     lowest_adapted,
 )
 from mlora_worker.stream.items import Train
-from mlora_worker.stream.targets import ranks_of
+from mlora_worker.stream.targets import kept_of
 
 OnSample = Callable[[MemorySample], None]
 
@@ -173,7 +173,8 @@ class MeteredEngine(StageEngine):
         if stage.last:
             assert labels is not None
             supervised = int((labels != IGNORED).sum())
-        adapters = [ranks_of(self._facts, self._task(segment.task).lora) for segment in item.segments]
+        loras = [self._task(segment.task).lora for segment in item.segments]
+        adapters = [kept_of(self._facts, lora) for lora in loras]
         closing = [segment for segment in item.segments if segment.closes_step]
         exact, layer = exact_parts(
             [(ranks, segment.tokens) for ranks, segment in zip(adapters, item.segments, strict=True)],
@@ -183,6 +184,7 @@ class MeteredEngine(StageEngine):
             # These are in the type that products are taken in.
             low_bytes=product_dtype(stage.dtype, stage.device).itemsize,
             recompute=self._recompute,
+            copies=any(lora.use_dora for lora in loras),
         )
         return MemorySample(
             stage=stage.index,

@@ -43,6 +43,8 @@ from __future__ import annotations
 
 from mlora_worker.bounds import Amount, Count, Real
 from mlora_worker.protocol.adapter_config import (
+    DORA_WITH_DROPOUT,
+    OTHER_START,
     SERVED_RANKS,
     AdapterDtype,
     Alpha,
@@ -153,6 +155,7 @@ from mlora_worker.protocol.worker_config import HUB_ENDPOINT, WorkerConfig
 __all__ = [
     "CONFIG_KEY",
     "DNS_NAME",
+    "DORA_WITH_DROPOUT",
     "FIRST_ROWS",
     "HUB_ENDPOINT",
     "KMS_KEY",
@@ -162,6 +165,7 @@ __all__ = [
     "MOST_SAMPLES",
     "MOST_SHOWN",
     "OBJECTIVE_FLAWS",
+    "OTHER_START",
     "PROTOCOL_VERSION",
     "REPORT_FORMAT",
     "REPORT_HEADER",

@@ -33,6 +33,17 @@ class InitialWeights(StrEnum):
     EVA = "eva"
 
 
+# What PEFT has and a task cannot: said by the API server, by mlora validate and by workers alike.
+OTHER_START = (
+    "initLoraWeights must be default or gaussian: pissa and olora change the weights of the base, which all tasks share, "
+    "and eva needs a pass over the rows before training"
+)
+DORA_WITH_DROPOUT = (
+    "useDora needs dropout 0: PEFT's DoRA multiplies dropped-out rows by the base's weights a second time; set dropout to "
+    "0, or remove useDora"
+)
+
+
 class LoRAConfig(Message):
     """The adapter's shape, in PEFT's words."""
 
@@ -69,6 +80,10 @@ class LoRAConfig(Message):
         default=False,
         description="Multiply by alpha / sqrt(rank), which keeps large ranks learning (rsLoRA).",
     )
+    use_dora: Annotated[bool, Field(strict=True)] = Field(
+        default=False,
+        description="Learn the lengths of the weights' rows by themselves (DoRA). dropout must be 0.",
+    )
     init_lora_weights: InitialWeights = Field(
         default=InitialWeights.DEFAULT,
         description="Initial weights of A: default is Kaiming uniform, gaussian has a standard deviation of "
@@ -81,8 +96,18 @@ class LoRAConfig(Message):
     )
 
     @property
-    def served_rank(self) -> int:
-        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there."""
+    def refusal(self) -> str | None:
+        """Why no model can have such an adapter."""
+        if self.init_lora_weights not in (InitialWeights.DEFAULT, InitialWeights.GAUSSIAN):
+            return OTHER_START
+        return DORA_WITH_DROPOUT if self.use_dora and self.dropout > 0 else None
+
+    @property
+    def served_rank(self) -> int | None:
+        """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there. None for
+        what vLLM does not serve."""
+        if self.use_dora:
+            return None
         largest = max((self.rank, *self.rank_pattern.values()))
         return next(rank for rank in SERVED_RANKS if rank >= largest)
 

@@ -15,9 +15,8 @@ from itertools import groupby
 from mlora_worker.protocol import ModelFacts
 from mlora_worker.stream.targets import Module, modules_of
 
-Ranks = Mapping[
-    str, int
-]  # an adapter's rank of each module that it adapts, by its path (``targets.ranks_of``)
+# Numbers that a token leaves in each module that an adapter adapts, by its path (``targets.kept_of``).
+Ranks = Mapping[str, int]
 
 # Elements of the logits that exist at once. On a CPU: what a cache can keep part of. On a GPU: so that a product has rows
 # enough for what the head's weight costs to read.
@@ -63,6 +62,7 @@ class ModuleGroup:
 
     layer: int
     inputs: int  # length of the input
+    outputs: int  # of all modules together
     paths: tuple[str, ...]  # of the modules, in the whole model
 
 
@@ -87,9 +87,13 @@ def _input_groups(
             group = {m.path: m for name in told for m in ends.get(name, ()) if m.path in left}
             if group:
                 first = next(iter(group.values()))
-                groups.append(ModuleGroup(layer, first.in_features, tuple(group)))
+                outputs = sum(module.out_features for module in group.values())
+                groups.append(ModuleGroup(layer, first.in_features, outputs, tuple(group)))
                 left = {path: module for path, module in left.items() if path not in group}
-        groups += [ModuleGroup(layer, module.in_features, (module.path,)) for module in left.values()]
+        groups += [
+            ModuleGroup(layer, module.in_features, module.out_features, (module.path,))
+            for module in left.values()
+        ]
     return tuple(groups)
 
 
@@ -122,8 +126,15 @@ def _by_end(modules: Iterable[Module]) -> Mapping[str, list[Module]]:
 
 
 def low_rank(ranks: Ranks, group: ModuleGroup) -> int:
-    """Low-rank activations of a token that an adapter leaves in ``group``; 0: it adapts none of its modules."""
+    """Numbers of a token that an adapter leaves in ``group``, most of them low-rank activations; 0: it adapts none of its
+    modules."""
     return sum(ranks.get(path, 0) for path in group.paths)
+
+
+def copied(groups: Sequence[ModuleGroup]) -> int:
+    """Numbers of a token in the copy that a backward makes of a group's gradients to multiply them, where an adapter is of
+    DoRA: of the widest group, as one is there at a time."""
+    return max((group.outputs for group in groups), default=0)
 
 
 def exact_parts(
@@ -134,6 +145,7 @@ def exact_parts(
     input_bytes: int,
     low_bytes: int,
     recompute: bool = False,
+    copies: bool = False,
 ) -> tuple[int, int]:
     """What adapters add to the activations of a microbatch: all of it, and that of one layer. Bytes.
 
@@ -141,8 +153,9 @@ def exact_parts(
     (``input_bytes`` each), and each segment's low-rank activations, ``rank`` numbers per module and token (``low_bytes``
     each). The second figure is that of the last group of the last layer, which a backward lets go of before anything else:
     so a peak may be without it. With ``recompute`` nothing of all this is kept; it is there for one layer at a time, and
-    the second figure is that of the layer that has most.
+    the second figure is that of the layer that has most. ``copies``: some adapter is of DoRA, see ``copied``.
     """
+    copy = copied(groups) * tokens * input_bytes if copies else 0
 
     def of(group: ModuleGroup) -> int:
         lows = [(low_rank(ranks, group), own) for ranks, own in parts]
@@ -152,8 +165,8 @@ def exact_parts(
 
     if recompute:
         layers = groupby(groups, key=lambda group: group.layer)
-        return 0, max((sum(map(of, own)) for _, own in layers), default=0)
-    return sum(map(of, groups)), of(groups[-1]) if groups else 0
+        return 0, max((sum(map(of, own)) for _, own in layers), default=0) + copy
+    return sum(map(of, groups)) + copy, of(groups[-1]) if groups else 0
 
 
 def floor_bytes(parameters: int, hidden_bytes: int) -> int:

@@ -59,6 +59,7 @@ class Target:
     rank: int
     alpha: float
     scale: float  # what its product is multiplied by
+    dora: bool  # a magnitude for each output
 
     @property
     def path(self) -> str:
@@ -66,8 +67,9 @@ class Target:
 
     @property
     def parameters(self) -> int:
-        """Of A and B."""
-        return self.rank * (self.module.in_features + self.module.out_features)
+        """Of A and B, and magnitudes where it has some."""
+        magnitudes = self.module.out_features if self.dora else 0
+        return self.rank * (self.module.in_features + self.module.out_features) + magnitudes
 
 
 @lru_cache(maxsize=64)
@@ -89,6 +91,8 @@ def _paths_of(facts: ModelFacts) -> Paths:
 @lru_cache(maxsize=64)
 def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     """The modules that ``lora`` adapts, layer by layer. Raises Misfit."""
+    if lora.refusal is not None:
+        raise Misfit(FailureReason.INVALID_SPEC, f"lora: {lora.refusal}")
     modules, paths, entries = modules_of(facts), _paths_of(facts), entries_of(lora)
     check_work(entries, paths)
     asked = entries.targets.matched(paths)
@@ -97,7 +101,7 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, modules, paths)
     alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, modules, paths)
     targets = tuple(
-        Target(module, rank, alpha, alpha / (math.sqrt(rank) if lora.use_rslora else rank))
+        Target(module, rank, alpha, alpha / (math.sqrt(rank) if lora.use_rslora else rank), lora.use_dora)
         for module, rank, alpha in zip(_picked(modules, chosen), ranks, alphas, strict=True)
     )
     for target in targets:
@@ -127,6 +131,17 @@ def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
     except Misfit:
         found = _union(map(_paths_of(facts).ending_with, lora.target_modules))
         return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
+
+
+@lru_cache(maxsize=256)
+def kept_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
+    """Numbers that a token leaves in each adapted module for the backward, by path: the low-rank activations, and with DoRA
+    the outputs before they are multiplied."""
+    ranks = ranks_of(facts, lora)
+    if not lora.use_dora:
+        return ranks
+    outputs = {module.path: module.out_features for module in modules_of(facts)}
+    return {path: rank + outputs[path] for path, rank in ranks.items()}
 
 
 def published_names(
@@ -266,7 +281,7 @@ def _unknown(field: str, entries: Sequence[str], modules: Sequence[Module]) -> s
     names = tuple(dict.fromkeys(module.name for module in modules))
     told = f"{field}: {shown(entries)} is not a linear module of the model's decoder layers"
     if any(entry.rpartition(".")[2] in _OUTSIDE for entry in entries):
-        told += " (the head and the embeddings never get an adapter)"
+        told += " (the head and the embeddings never get an adapter: they hold for all tasks as they are)"
     near = [
         near
         for entry in entries[:_COMPARED]

@@ -37,6 +37,7 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "evaluation": {"everySteps": 5},
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
+    "DoRA": {"lora": {"useDora": True, "useRslora": True, "loraplusLrRatio": 4}},
     "Lion with its own betas": {"training": {"optimizer": {"type": "lion", "beta1": 0.95, "beta2": 0.98}}},
     "pairs whose format the rows tell": {"training": {"objective": {"type": "dpo"}}},
     "pairs of a named format": {
@@ -115,6 +116,11 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         )
         for start in ("pissa", "olora", "eva")
     },
+    "DoRA with dropout": (
+        {"lora": {"useDora": True, "dropout": 0.1}},
+        "lora",
+        "set dropout to 0, or remove useDora",
+    ),
     "two warm-ups": (
         {"training": {"warmupSteps": 1, "warmupRatio": 0.5}},
         "training",

@@ -22,6 +22,7 @@ loras = st.builds(
     LoRAConfig,
     rank=st.sampled_from([4, 16, 64]),
     target_modules=st.sampled_from([("q_proj",), ("v_proj",), ("q_proj", "v_proj")]),
+    use_dora=st.booleans(),
 )
 demands = st.builds(
     lambda lora, rows, longest: Demand(lora, rows * longest, longest),

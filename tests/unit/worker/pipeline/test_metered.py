@@ -128,6 +128,29 @@ def test_the_exact_part_is_what_an_adapter_adds(small_model: Callable[..., Any])
     assert b.kept_bytes - a.kept_bytes == b.exact_bytes - a.exact_bytes
 
 
+def test_dora_keeps_its_modules_outputs_and_copies_a_groups_gradients(
+    small_model: Callable[..., Any],  # noqa: F811
+) -> None:
+    taken: list[MemorySample] = []
+    saved = small_model(num_hidden_layers=4)
+    stage = load_stage(saved.folder, saved, 1, 2, torch.float32, CPU)
+    engine = MeteredEngine(stage, taken.append)
+    for name, dora in {"a": False, "b": True}.items():
+        lora = LoRAConfig(rank=4, alpha=4, target_modules=("q_proj", "down_proj"), use_dora=dora)
+        engine.load(Load(number=0, task=name, lora=lora, training=Training()))
+        segment = Segment(task=name, step=1, lengths=(20, 31), first_row=0, weight=1, closes_step=True)
+        ids = torch.arange(51)
+        engine.forward(
+            Train(number=1, segments=(segment,)), token_ids=None, hidden=torch.zeros(51, 32), labels=ids
+        )
+        engine.backward(1, None)
+    a, b = taken
+    assert b.kept_bytes - a.kept_bytes == 51 * (32 + 32) * 4 * 2
+    widest = 48 + 48  # of gate and up
+    assert b.exact_bytes - a.exact_bytes == b.kept_bytes - a.kept_bytes + 51 * widest * 4
+    assert b.backward_bytes - a.backward_bytes <= b.exact_bytes - a.exact_bytes
+
+
 def test_few_microbatches_are_measured_once_the_widths_are_known() -> None:
     sampling = Sampling()
     assert [sampling.takes(100) for _ in range(8)] == [True] * 6 + [False] * 2

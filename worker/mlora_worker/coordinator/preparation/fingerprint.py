@@ -83,6 +83,8 @@ def fingerprint_of(
             facts[f"lora.{name}Pattern"] = tuple(f"{key}: {float(figure)}" for key, figure in sorted(pattern))
     if lora.use_rslora:
         facts["lora.useRslora"] = True
+    if lora.use_dora:
+        facts["lora.useDora"] = True
     if lora.loraplus_lr_ratio is not None:
         facts["lora.loraplusLrRatio"] = float(lora.loraplus_lr_ratio)
     if lora.init_lora_weights is not InitialWeights.DEFAULT:

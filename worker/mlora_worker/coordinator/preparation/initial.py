@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.task.prepared import InitialState
-from mlora_worker.lora.adapter import peft_keys
 from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.protocol import FailureReason, LoRAConfig
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME, find_published
@@ -54,7 +54,7 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     """
     _check_config(_read_config(store, uri), lora, uri)
     wanted = expected_tensors(targets)
-    numbers = sum(rows * columns for rows, columns in wanted.values())
+    numbers = sum(map(math.prod, wanted.values()))
     data = _read(store, join(uri, WEIGHTS_NAME), _LARGEST_CONFIG + _WIDEST * numbers)
     digest = hashlib.sha256(data).hexdigest()
     manifest = find_published(store, uri)
@@ -67,7 +67,7 @@ def read_initial(store: Store, uri: str, lora: LoRAConfig, targets: Sequence[Tar
     _check_tensors(tensors, wanted, uri)
     parts: dict[int, dict[str, Tensor]] = {target.module.stage: {} for target in targets}
     for target in targets:
-        for name in peft_keys(target.path):
+        for name in expected_tensors([target]):
             parts[target.module.stage][name] = tensors[name].float()
     payloads = {stage: save_safetensors(part) for stage, part in parts.items() if stage > 0}
     return InitialAdapter(InitialState(parts.get(0, {}), payloads), digest)
@@ -107,7 +107,7 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
         "alpha_pattern": (dict(lora.alpha_pattern), {}),
         "bias": ("none", "none"),
         "modules_to_save": (None, None),
-        "use_dora": (False, False),
+        "use_dora": (lora.use_dora, False),
     }
     for name, (mine, absent) in wanted.items():
         found = config.get(name, absent)
@@ -131,7 +131,7 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
         )
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]], uri: str) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], uri: str) -> None:
     flaws = {
         "lacks": sorted(expected.keys() - tensors.keys()),
         "has, and the task's modules do not,": sorted(tensors.keys() - expected.keys()),

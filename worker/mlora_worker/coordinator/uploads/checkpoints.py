@@ -53,7 +53,7 @@ OpenCheckpoints = Callable[
     [TaskPlan], tuple[Store, str]
 ]  # where a task's checkpoints lie, opened with the newest keys
 
-ShapesOf = Callable[[TaskPlan], Mapping[str, tuple[int, int]]]  # of the tensors in its adapter's file
+ShapesOf = Callable[[TaskPlan], Mapping[str, tuple[int, ...]]]  # of the tensors in its adapter's file
 
 KEPT_BYTES = 2**30  # of tasks that wait for their return, in rank 0's memory
 

@@ -99,6 +99,7 @@ def adapter_config(
         "rank_pattern": dict(sorted(lora.rank_pattern.items())),
         "alpha_pattern": {key: _number(alpha) for key, alpha in sorted(lora.alpha_pattern.items())},
         "use_rslora": lora.use_rslora,
+        "use_dora": lora.use_dora,
     }
     return config | {name: value for name, value in newer.items() if value}
 
@@ -130,7 +131,7 @@ def _number(alpha: float) -> int | float:
     return int(alpha) if float(alpha).is_integer() else alpha
 
 
-def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]]) -> None:
+def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises InvalidAdapter unless the names and shapes are exactly ``expected``, every value is finite, and no lora_B
     is all zero (an all-zero B is a module that never learnt).
     """

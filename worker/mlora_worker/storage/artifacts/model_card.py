@@ -23,6 +23,10 @@ _PATTERNS = (
     "base for them."
 )
 
+_DORA = (
+    "This adapter is of DoRA (`use_dora`). PEFT reads it; serving engines that know plain LoRA alone, such as vLLM, and "
+    "GGUF do not: merge the adapter into its base for them."
+)
 _QUANTISED = (
     "The base model's matrices were quantised while this adapter was trained. It loads on the plain base, too, whose "
     "outputs differ a little from those that it was trained on."
@@ -52,7 +56,7 @@ def model_card(
     pinned = f", revision={json.dumps(revision, ensure_ascii=False)}" if revision else ""
     parts = [
         f"---\nbase_model: {base}\nlibrary_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n---",
-        f"# {task.name}\n\nA LoRA adapter for `{name}`, trained by the mLoRA operator.",
+        f"# {task.name}\n\nA {_kind(task)} adapter for `{name}`, trained by the mLoRA operator.",
         f"## Use\n\n```python\nfrom peft import PeftModel\nfrom transformers import {loader}\n\n"
         f"base = {loader}.from_pretrained({base}{pinned})\n"
         'model = PeftModel.from_pretrained(base, "path/to/this/folder")\n```',
@@ -74,6 +78,7 @@ def model_card(
         "alpha": config["lora_alpha"],
         "smallest --max-lora-rank of vLLM": task.lora.served_rank,
         "dropout": config["lora_dropout"],
+        "kind": _kind(task),
         "target modules": _listed(config["target_modules"]),
         "weights' type": task.output_dtype.value,
         "base model revision": revision,
@@ -92,10 +97,16 @@ def model_card(
     parts.append("## Adapter and training\n\n" + _table(shape | training))
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)
+    if task.lora.use_dora:
+        parts.append(_DORA)
     if quantization is not None:
         parts.append(_QUANTISED)
     parts.append("## Licence\n\n" + _LICENCE)
     return "\n\n".join(parts) + "\n"
+
+
+def _kind(task: TaskPlan) -> str:
+    return "DoRA" if task.lora.use_dora else "LoRA"
 
 
 def _scores(evaluation: EvaluationRecord | None) -> dict[str, Any]:
