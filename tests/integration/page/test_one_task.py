@@ -89,6 +89,7 @@ def test_smoothing_draws_a_second_curve_and_stays_in_the_address(visit: Open) ->
     site = visit(query=TICKETS)
     page = site.page
     expect(page.locator("#task-view .curve")).to_have_count(1)
+    expect(page.locator("#task-view .evaluated")).to_have_count(1)
     page.get_by_label("Smoothing").focus()
     for _ in range(4):
         page.keyboard.press("ArrowRight")

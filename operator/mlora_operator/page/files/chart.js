@@ -32,10 +32,12 @@ export function curveChart(curves, size, weight, label) {
     const hue = colour(curve.colour);
     const shown = weight ? smoothed(curve.losses, weight) : curve.losses;
     const path = (points) => points.map((value, point) => `${point ? "L" : "M"}${x(curve.steps[point]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    const evaluated = curve.evaluations.map(([step, value], point) => `${point ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     const single = shown.length === 1 ? [[curve.steps[0], shown[0]]] : [];
     if (shown.length) ends.push({ index, hue, x: x(curve.steps[shown.length - 1]), y: y(shown[shown.length - 1]) });
     return [
       weight ? svg("path", { class: `curve raw ${hue}`, d: path(curve.losses) }) : "",
+      curve.evaluations.length > 1 ? svg("path", { class: `evaluated ${hue}`, d: evaluated }) : "",
       svg("path", { class: `curve d${curves.length > 1 ? index : 0} ${hue}`, d: path(shown) }),
       [...single, ...curve.evaluations].map(([step, value]) => svg("path", { class: `point ${hue}`, d: mark(index, x(step), y(value)) },
         svg("title", {}, `${curves.length > 1 ? `${letter(index)}, ` : ""}step ${step}: ${loss(value)}`))),
