@@ -137,7 +137,12 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (PIPELINE, "worker.env", [{"nmae": "A"}], "nmae"),
     (PIPELINE, "memory.budget", 0, "spec.memory.budget"),
     (PIPELINE, "memory.budget", "20 GB", "spec.memory.budget"),
-    (TASK, "dataset.fields.text", "body", "fields.text applies only to format text"),
+    (
+        changed(TASK, "dataset.format", "messages"),
+        "dataset.fields.text",
+        "body",
+        "fields.text applies only to format text",
+    ),
     (TASK, "storage.secretRef.name", "../../other/secrets/keys", "spec.storage.secretRef.name"),
     (TASK, "storage.secretRef.name", "a/b", "spec.storage.secretRef.name"),
     (TASK, "training.learningRate", "1e-4", "spec.training.learningRate"),
