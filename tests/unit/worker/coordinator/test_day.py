@@ -53,7 +53,7 @@ FOLDER = "s3://b/p/checkpoints"
 
 BASE = BaseModel(
     source=ModelSource(name="m", uri="s3://models/m"),
-    architecture=cast(Any, SimpleNamespace(transposed=False)),
+    architecture=cast(Any, SimpleNamespace(transposed=False, is_part=False)),
     facts=FACTS,
 )
 
@@ -64,10 +64,10 @@ def rows(dated: bool, store: MemoryStore) -> RowsHere:
     return RowsHere(tokenizer, FACTS.max_positions, 10**6, lambda _: store)
 
 
-def prepared(task: TaskPlan, store: MemoryStore, day: date, *, dated: bool) -> object:
+def prepared(task: TaskPlan, store: MemoryStore, day: date, *, dated: bool, base: BaseModel = BASE) -> object:
     return prepare_task(
         task,
-        BASE,
+        base,
         store,
         checkpoints=FOLDER,
         spool=LocalSpool(None),
@@ -109,6 +109,15 @@ def reported(
     one.set_plan(Plan(generation=1, tasks=(task,)))
     [report] = one.wait_report(-1, 0).tasks
     return report
+
+
+@pytest.mark.parametrize(("is_part", "names"), [(False, ("q_proj",)), (True, ("layers.0.q_proj",))])
+def test_modules_of_a_text_part_are_published_by_whole_paths(is_part: bool, names: tuple[str, ...]) -> None:
+    """Its towers may have modules of the same names."""
+    base = replace(BASE, architecture=cast(Any, SimpleNamespace(transposed=False, is_part=is_part)))
+    made = prepared(TASK, MemoryStore(), FIRST, dated=False, base=base)
+    assert isinstance(made, PreparedTask)
+    assert made.targets == names
 
 
 @pytest.mark.parametrize("dated", [True, False], ids=["with the date", "without"])

@@ -55,9 +55,8 @@ TENSORS = {"q_proj.lora_A.weight": torch.ones(2, 8), "q_proj.lora_B.weight": tor
 
 def base(revision: str | None = "v1") -> BaseModel:
     source = ModelSource(name="m", uri="s3://models/m", revision=revision)
-    return cast(
-        BaseModel, SimpleNamespace(facts=FACTS, source=source, architecture=SimpleNamespace(transposed=False))
-    )
+    architecture = SimpleNamespace(transposed=False, is_part=False)
+    return cast(BaseModel, SimpleNamespace(facts=FACTS, source=source, architecture=architecture))
 
 
 def finished(revision: str | None = "v1") -> FinishedAdapter:
