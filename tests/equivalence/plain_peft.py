@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.vera import VeraLayer
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 from transformers import get_scheduler
@@ -86,6 +87,11 @@ class PeftTask:
                         SameMask(task, _first_of_group(name.removeprefix("base_model.model.")))
                     )
                     module.lora_dropout["default"] = self._masks[-1]
+                elif isinstance(module, VeraLayer):
+                    self._masks.append(
+                        SameMask(task, _first_of_group(name.removeprefix("base_model.model.")))
+                    )
+                    module.vera_dropout["default"] = self._masks[-1]
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def accumulate(self, step: int) -> float | None:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftModel, VeraConfig
 from peft.optimizers import create_loraplus_optimizer
 from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Qwen2Config
 
 from mlora_worker.commands.adapter_check import check_adapter as check_folder
-from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors, random_matrices
 from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.model.facts import model_facts
-from mlora_worker.protocol import InitialWeights, LoRAConfig, Optimizer, Schedule, Training
+from mlora_worker.protocol import AdapterType, InitialWeights, LoRAConfig, Optimizer, Schedule, Training
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, adapter_config, check_adapter, save_weights
 from mlora_worker.stream.items import Segment, Train
 from mlora_worker.stream.targets import published_names, targets_of
@@ -46,6 +46,7 @@ KINDS = {
     "plain": LoRAConfig(rank=8, alpha=16, target_modules=("all-linear",)),
     "loraplus": LoRAConfig(rank=8, alpha=16, target_modules=MODULES, loraplus_lr_ratio=8.0),
     "dora": LoRAConfig(rank=8, alpha=16, target_modules=MODULES, use_dora=True),
+    "vera": LoRAConfig(type=AdapterType.VERA, rank=24, target_modules=MODULES, d_initial=0.5),
 }
 
 
@@ -58,6 +59,8 @@ def task(kind: str, rows: Callable[..., list[Row]]) -> Task:
     training = TRAINING
     if kind == "loraplus":
         training = training.model_copy(update={"learning_rate": 5e-4})
+    if kind == "vera":
+        training = training.model_copy(update={"learning_rate": 2e-2})
     return Task(kind, KINDS[kind], training, rows(29, len(kind)), STEPS)
 
 
@@ -71,9 +74,22 @@ def loraplus(model: PeftModel, training: Training) -> torch.optim.Optimizer:
     )
 
 
-def with_peft(base: Base, task: Task, ours: Trained) -> Trained:
+def with_peft(base: Base, task: Task, ours: Trained, seed: int | None = None) -> Trained:
+    """``seed``: of VeRA's matrices, where it is not the task's."""
     optimizer = loraplus if task.lora.loraplus_lr_ratio else None
-    return train_with_peft(base, task, ours.start, optimizer_of=optimizer)
+    config = None
+    if task.lora.type is AdapterType.VERA:
+        config = VeraConfig(
+            r=task.lora.rank,
+            target_modules="all-linear"
+            if task.lora.target_modules == ("all-linear",)
+            else list(task.lora.target_modules),
+            d_initial=task.lora.vera_start,
+            projection_prng_key=task.training.seed if seed is None else seed,
+            save_projection=False,
+            task_type="CAUSAL_LM",
+        )
+    return train_with_peft(base, task, ours.start, config=config, optimizer_of=optimizer)
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
@@ -214,10 +230,12 @@ def test_a_published_adapter_loads_in_peft_and_merges_to_the_same(
     facts = model_facts(base.folder, 2, torch.float32)
     targets = targets_of(facts, subject.lora)
     check_adapter(ours.adapter, expected_tensors(targets))
-    config = adapter_config(subject.lora, "acme/tiny", None, published_names(facts, targets))
+    seed = subject.training.seed
+    config = adapter_config(subject.lora, "acme/tiny", None, published_names(facts, targets), seed=seed)
     (tmp_path / CONFIG_NAME).write_text(json.dumps(config))
-    save_weights(ours.adapter, tmp_path)
-    check_folder(tmp_path)
+    save_weights(ours.adapter | random_matrices(subject.lora, seed, targets), tmp_path)
+    if kind != "vera":
+        check_folder(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # of missing and of unexpected keys
         model = PeftModel.from_pretrained(copy.deepcopy(base.model), tmp_path)
@@ -232,3 +250,26 @@ def test_a_published_adapter_loads_in_peft_and_merges_to_the_same(
     merged = model.merge_and_unload()(ids[None]).logits[0]
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)
     assert (adapted - base.model(ids[None]).logits[0]).abs().max() > 1e-2
+
+
+def test_vera_with_dropout_recomputed_in_microbatches_equals_peft(
+    base: Base, rows: Callable[..., list[Row]]
+) -> None:
+    lora = KINDS["vera"].model_copy(update={"dropout": 0.2, "rank": 60, "target_modules": ("all-linear",)})
+    subject = Task("t", lora, TRAINING.model_copy(update={"learning_rate": 2e-2}), rows(29, 3), 10)
+    assert lora.rank > base.model.config.hidden_size, "a rank may be larger than a side"
+    ours = train(base, 2, [subject], budget=60, recompute=True)["t"]
+    assert max(ours.microbatches) > 1
+    assert_same(ours, with_peft(base, subject, ours), losses=1e-4, weights=1e-4)
+
+
+def test_veras_vectors_are_trained_and_its_matrices_follow_from_the_seed(
+    base: Base, rows: Callable[..., list[Row]]
+) -> None:
+    subject = task("vera", rows)
+    ours = train(base, 2, [subject])["vera"]
+    for name, vector in ours.adapter.items():
+        assert (vector - ours.start[name]).norm() > 1e-3, name
+    theirs = with_peft(base, subject, ours, seed=TRAINING.seed + 1)
+    with pytest.raises(AssertionError):
+        assert_same(ours, theirs, losses=1e-4, weights=1e-4)

@@ -13,7 +13,7 @@ from peft.tuners.lora import LoraLayer
 
 from mlora_operator.memory.model import adapter_bytes
 from mlora_worker.model.facts import model_facts, resolve_targets
-from mlora_worker.protocol import LoRAConfig, ModelFacts, Optimizer, OptimizerType, Training
+from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Optimizer, OptimizerType, Training
 from mlora_worker.storage.artifacts.adapter import adapter_config
 from mlora_worker.stream.items import Load
 from mlora_worker.stream.targets import published_names
@@ -132,8 +132,11 @@ def test_layers_that_are_left_out_train_as_in_peft(base: Base, rows: Callable[..
         LoRAConfig(rank=4, target_modules=("q_proj", "up_proj"), layers_to_transform=(0, 2)),
         LoRAConfig(rank=4, target_modules=(r".*\.1\..*",), exclude_modules=("o_proj",)),
         LoRAConfig(rank=4, target_modules=("q_proj", "up_proj"), use_dora=True),
+        LoRAConfig(
+            type=AdapterType.VERA, rank=33, target_modules=("q_proj", "up_proj"), layers_to_transform=(0,)
+        ),
     ],
-    ids=["ranks", "layers", "pattern", "dora"],
+    ids=["ranks", "layers", "pattern", "dora", "vera"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_operator_counts_the_bytes_that_the_stages_take(

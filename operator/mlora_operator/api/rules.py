@@ -19,8 +19,11 @@ from mlora_worker.protocol import (
     DORA_WITH_DROPOUT,
     KMS_KEY,
     OBJECTIVE_FLAWS,
+    ONLY_VERA,
     OTHER_START,
     ROW_SHAPES,
+    USUAL_ALPHA,
+    VERA_ALONE,
     DatasetFields,
 )
 
@@ -303,6 +306,33 @@ TASK_RULES: tuple[Rule, ...] = (
         cel="!(self.initLoraWeights in ['pissa', 'olora', 'eva'])",
         message=OTHER_START,
         holds=lambda lora: lora["initLoraWeights"] not in ("pissa", "olora", "eva"),
+    ),
+    Rule(
+        path=("lora",),
+        cel="self.type != 'vera' || (self.alpha == 32.0 && size(self.rankPattern) == 0 && size(self.alphaPattern) == 0 && "
+        "!self.useRslora && !self.useDora && self.initLoraWeights == 'default' && !has(self.loraplusLrRatio))",
+        message=VERA_ALONE,
+        holds=lambda lora: (
+            lora["type"] != "vera"
+            or (
+                lora["alpha"] == USUAL_ALPHA
+                and not (lora["rankPattern"] or lora["alphaPattern"] or lora["useRslora"] or lora["useDora"])
+                and lora["initLoraWeights"] == "default"
+                and "loraplusLrRatio" not in lora
+            )
+        ),
+    ),
+    Rule(
+        path=("lora",),
+        cel="self.type == 'vera' || !has(self.dInitial)",
+        message=ONLY_VERA,
+        holds=lambda lora: lora["type"] == "vera" or "dInitial" not in lora,
+    ),
+    Rule(
+        path=(),
+        cel="!has(self.initFrom) || self.lora.type == 'lora'",
+        message="initFrom cannot be used with lora.type vera: remove it",
+        holds=lambda spec: "initFrom" not in spec or spec["lora"]["type"] == "lora",
     ),
     Rule(
         path=("lora",),

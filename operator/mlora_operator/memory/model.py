@@ -21,7 +21,7 @@ from itertools import groupby
 
 from mlora_operator.memory.fit import NONE_BELOW, Coefficients, FittedLine, StageFit
 from mlora_operator.scheduling.admission import MemoryCheck, MemoryNeed
-from mlora_worker.protocol import LoRAConfig, ModelFacts, Optimizer, StageReport, Training
+from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Optimizer, StageReport, Training
 from mlora_worker.stream import planner
 from mlora_worker.stream.footprint import (
     UNPACKING_BYTES,
@@ -70,13 +70,15 @@ def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
 
 @lru_cache(maxsize=4096)
 def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, int]:
-    ranks = ranks_of(facts, lora)
+    ranks, vera = ranks_of(facts, lora), lora.type is AdapterType.VERA
     found: dict[int, int] = {}
     for module in modules_of(facts):
         rank = ranks.get(module.path)
         if rank is not None:
             own = _padded(rank * module.in_features) + _padded(rank * module.out_features)
-            own += _padded(module.out_features) if lora.use_dora else 0
+            if vera:
+                own = _padded(rank)
+            own += _padded(module.out_features) if lora.use_dora or vera else 0
             found[module.stage] = found.get(module.stage, 0) + own
     return found
 
@@ -84,8 +86,25 @@ def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, in
 def adapter_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int, moments: int = 2) -> int:
     """Bytes of a task's adapter, gradients and optimizer state on ``stage``: exact."""
     copy = 0 if facts.dtype_bytes == _MASTER_BYTES else facts.dtype_bytes
+    if lora.type is AdapterType.VERA:
+        vectors = adapter_parameters(lora, facts, stage) * (_HELD + moments) * _MASTER_BYTES
+        return vectors + _vera_bytes(lora, facts, stage)
     own = adapter_parameters(lora, facts, stage) * ((_HELD + moments) * _MASTER_BYTES + copy)
     return own + _derived_bytes(lora, facts, stage)
+
+
+def _vera_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
+    """Of the matrices that the vectors make, with their gradients, and of the two random ones where a module needs them."""
+    ranks = ranks_of(facts, lora)
+    adapted = [module for module in modules_of(facts) if module.path in ranks]
+    own = [module for module in adapted if module.stage == stage]
+    if not own:
+        return 0
+    numbers = sum(
+        _padded(lora.rank * module.in_features) + _padded(lora.rank * module.out_features) for module in own
+    )
+    sides = max(module.in_features for module in adapted) + max(module.out_features for module in adapted)
+    return numbers * (facts.dtype_bytes + _MASTER_BYTES) + lora.rank * sides * _MASTER_BYTES
 
 
 def _derived_bytes(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:

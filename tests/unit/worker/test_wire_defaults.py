@@ -25,6 +25,8 @@ from mlora_worker.protocol import (
 # version: give the field a new name instead. A field that is new is added here.
 DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
     LoRAConfig: {
+        "type": "lora",
+        "dInitial": None,
         "rank": 16,
         "alpha": 32,
         "dropout": 0.0,

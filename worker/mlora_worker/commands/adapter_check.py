@@ -86,7 +86,7 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     if config["peft_type"] != "LORA":
         raise UnusableAdapter(
             f"{path} has peft_type {json.dumps(config['peft_type'])[:_SHOWN]}, and only LORA can be exported: give the "
-            f"folder of a LoRA adapter"
+            f"folder of a LoRA adapter, or merge this one with PEFT's merge_and_unload"
         )
     unknown = unknown_field(config)
     if unknown is not None:

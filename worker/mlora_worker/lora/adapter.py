@@ -45,6 +45,53 @@ class Stack:
     magnitudes: tuple[Tensor, ...]  # per module [out]; with DoRA, else there are none
 
 
+class Layout:
+    """Where the matrices of ``groups`` are in a flat tensor of ``elements``: first all A, ``inward`` elements of them."""
+
+    def __init__(
+        self, groups: Sequence[Mapping[str, tuple[int, int]]], ranks: Sequence[int], magnitudes: bool = False
+    ) -> None:
+        self._groups, self._ranks = [dict(group) for group in groups], tuple(ranks)
+        self._with_magnitudes = magnitudes
+        self.inward = sum(
+            padded(rank * inputs * len(group))
+            for group, rank in zip(self._groups, self._ranks, strict=True)
+            for inputs in {inputs for inputs, _ in group.values()}
+        )
+        self.elements = self.inward + sum(
+            padded(outputs * rank) + (padded(outputs) if magnitudes else 0)
+            for group, rank in zip(self._groups, self._ranks, strict=True)
+            for _, outputs in group.values()
+        )
+
+    def of(self, flat: Tensor) -> list[Stack]:
+        """Views of ``flat``, in the order of the groups."""
+        stacks, inward, outward = [], 0, self.inward
+        for group, rank in zip(self._groups, self._ranks, strict=True):
+            inputs = next(iter(group.values()))[0]
+            a = flat[inward : inward + len(group) * rank * inputs].view(-1, inputs)
+            inward += padded(a.numel())
+            bs = []
+            for _, outputs in group.values():
+                bs.append(flat[outward : outward + outputs * rank].view(outputs, rank))
+                outward += padded(bs[-1].numel())
+            magnitudes = []
+            for _, outputs in group.values() if self._with_magnitudes else ():
+                magnitudes.append(flat[outward : outward + outputs])
+                outward += padded(outputs)
+            stacks.append(Stack(a, tuple(bs), tuple(magnitudes)))
+        return stacks
+
+    def by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
+        return {
+            path: Pair(
+                stack.a[j * rank : (j + 1) * rank], b, stack.magnitudes[j] if stack.magnitudes else None
+            )
+            for group, rank, stack in zip(self._groups, self._ranks, stacks, strict=True)
+            for j, (path, b) in enumerate(zip(group, stack.b, strict=True))
+        }
+
+
 class Adapter:
     """``groups``: the (in, out) of each adapted module of this stage, by its path in the whole model; those together that
     read the same input and have the same rank.
@@ -68,28 +115,18 @@ class Adapter:
         start: InitialWeights = InitialWeights.DEFAULT,
         magnitudes: bool = False,
     ) -> None:
-        self._with_magnitudes = magnitudes
         self._followers: list[Callable[[], None]] = []
-        self._groups = [dict(group) for group in groups]
-        self._ranks = (rank,) * len(groups) if isinstance(rank, int) else tuple(rank)
-        self.inward = sum(
-            _padded(rank * inputs * len(group))
-            for group, rank in zip(self._groups, self._ranks, strict=True)
-            for inputs in {inputs for inputs, _ in group.values()}
-        )  # elements of all A, with the gaps between them
-        elements = self.inward + sum(
-            _padded(outputs * rank) + (_padded(outputs) if magnitudes else 0)
-            for group, rank in zip(self._groups, self._ranks, strict=True)
-            for _, outputs in group.values()
-        )
+        self.with_magnitudes = magnitudes
+        self.layout = Layout(groups, (rank,) * len(groups) if isinstance(rank, int) else rank, magnitudes)
+        self.inward, elements = self.layout.inward, self.layout.elements
         self.parameters = nn.Parameter(lasting_zeros(elements, device))
         self.gradient = lasting_zeros(elements, device)
-        self._stacks = self.of(self.parameters.detach())
-        self.gradients = self.of(self.gradient)
-        for path, pair in self._by_path(self._stacks).items():
+        self._stacks = self.layout.of(self.parameters.detach())
+        self.gradients = self.layout.of(self.gradient)
+        for path, pair in self.layout.by_path(self._stacks).items():
             pair.a.copy_(initial_a(path, seed, len(pair.a), pair.a.shape[1], start))
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
-        self.compute = self._stacks if self._copy is None else self.of(self._copy)
+        self.compute = self._stacks if self._copy is None else self.layout.of(self._copy)
 
     def refresh(self) -> None:
         """The masters have changed: bring the copies in the base's type up to date, and all that follows from them."""
@@ -107,6 +144,9 @@ class Adapter:
         norm: Tensor = torch.linalg.vector_norm(self.gradient, dtype=torch.float64)
         return norm.square()
 
+    def forget_gradients(self) -> None:
+        self.gradient.zero_()
+
     def export(self) -> dict[str, Tensor]:
         """float32 copies on the CPU, by PEFT's names with global layer indices."""
         return {
@@ -115,7 +155,7 @@ class Adapter:
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
-        pairs = self._by_path(self.of(flat))
+        pairs = self.layout.by_path(self.layout.of(flat))
         return {name: view for path, pair in pairs.items() for name, view in pair.named(path).items()}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -130,33 +170,6 @@ class Adapter:
         return (
             self.parameters.nbytes + self.gradient.nbytes + (0 if self._copy is None else self._copy.nbytes)
         )
-
-    def of(self, flat: Tensor) -> list[Stack]:
-        """Views of ``flat``, which is laid out as the parameters are, in the order of the groups."""
-        stacks, inward, outward = [], 0, self.inward
-        for group, rank in zip(self._groups, self._ranks, strict=True):
-            inputs = next(iter(group.values()))[0]
-            a = flat[inward : inward + len(group) * rank * inputs].view(-1, inputs)
-            inward += _padded(a.numel())
-            bs = []
-            for _, outputs in group.values():
-                bs.append(flat[outward : outward + outputs * rank].view(outputs, rank))
-                outward += _padded(bs[-1].numel())
-            magnitudes = []
-            for _, outputs in group.values() if self._with_magnitudes else ():
-                magnitudes.append(flat[outward : outward + outputs])
-                outward += _padded(outputs)
-            stacks.append(Stack(a, tuple(bs), tuple(magnitudes)))
-        return stacks
-
-    def _by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
-        return {
-            path: Pair(
-                stack.a[j * rank : (j + 1) * rank], b, stack.magnitudes[j] if stack.magnitudes else None
-            )
-            for group, rank, stack in zip(self._groups, self._ranks, stacks, strict=True)
-            for j, (path, b) in enumerate(zip(group, stack.b, strict=True))
-        }
 
 
 def initial_a(
@@ -193,5 +206,5 @@ def expected_keys(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(key for path in paths for key in peft_keys(path)))
 
 
-def _padded(elements: int) -> int:
+def padded(elements: int) -> int:
     return -(-elements // _ALIGNMENT) * _ALIGNMENT

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.lasting import lasting_zeros
 from mlora_worker.lora.lion import Lion, LionPart
+from mlora_worker.lora.vera import AnyAdapter
 from mlora_worker.protocol import Optimizer, OptimizerType, Training
 from mlora_worker.stream.items import Update
 
@@ -35,7 +35,7 @@ class TaskOptimizer:
     """Weight decay is decoupled and applies to all parameters alike, as in transformers' Trainer. ``ratio``: of the
     learning rate of B to that of A (LoRA+), else both learn at the same."""
 
-    def __init__(self, adapter: Adapter, training: Training, ratio: float | None = None) -> None:
+    def __init__(self, adapter: AnyAdapter, training: Training, ratio: float | None = None) -> None:
         self._adapter = adapter
         numbers = training.optimizer or Optimizer()
         parts = [(slice(0, adapter.inward), 1.0), (slice(adapter.inward, None), ratio)] if ratio else []
@@ -50,7 +50,7 @@ class TaskOptimizer:
         if update.clip != 1.0:
             adapter.gradient.mul_(update.clip)
         self._rule.step(update.learning_rate)
-        adapter.gradient.zero_()
+        adapter.forget_gradients()
         adapter.refresh()
 
     @property
@@ -80,7 +80,7 @@ _Parts = list[tuple[slice, float]]  # of the parameters, with the ratio of their
 class _AdamWRule:
     """torch's own. The corrections of both moments depend on the count of steps."""
 
-    def __init__(self, adapter: Adapter, training: Training, numbers: Optimizer, parts: _Parts) -> None:
+    def __init__(self, adapter: AnyAdapter, training: Training, numbers: Optimizer, parts: _Parts) -> None:
         flat = adapter.parameters
         self._parts = [
             (flat if len(parts) == 1 else nn.Parameter(flat.detach()[own]), adapter.gradient[own], own, ratio)
@@ -124,7 +124,7 @@ class _AdamWRule:
 
 
 class _LionRule:
-    def __init__(self, adapter: Adapter, training: Training, numbers: Optimizer, parts: _Parts) -> None:
+    def __init__(self, adapter: AnyAdapter, training: Training, numbers: Optimizer, parts: _Parts) -> None:
         self._lion = Lion(*numbers.betas, training.weight_decay)
         self._parameters, self._gradient = adapter.parameters.detach(), adapter.gradient
         self._cuts = parts

@@ -96,7 +96,7 @@ class StageEngine:
         own = self._task(task)
         if any(own is other for flight in self._flights.values() for other in flight.tasks):
             raise OutOfOrder(f"a step of task {task} is discarded while a microbatch of it is in flight")
-        own.adapter.gradient.zero_()
+        own.adapter.forget_gradients()
 
     def settle(self, segment: Segment) -> None:
         """What a segment asks for before its forward: the former step's update, or the open step's discard."""

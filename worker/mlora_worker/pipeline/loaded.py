@@ -13,12 +13,14 @@ from mlora_worker.lora.bound import TaskPart, TaskProducts
 from mlora_worker.lora.linear import InputGroup
 from mlora_worker.lora.magnitudes import GroupMagnitudes, Magnitude
 from mlora_worker.lora.optimizer import TaskOptimizer
+from mlora_worker.lora.vera import AnyAdapter, VeraAdapter, projections
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.results import OutOfOrder, StageState
-from mlora_worker.protocol import LoRAConfig, ModelFacts, Objective
+from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Objective
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Load
+from mlora_worker.stream.targets import widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Adapted:
 class LoadedTask:
     lora: LoRAConfig
     seed: int
-    adapter: Adapter
+    adapter: AnyAdapter
     optimizer: TaskOptimizer
     targets: tuple[Adapted, ...]  # in the order of the adapter's groups
     products: TaskProducts
@@ -78,15 +80,7 @@ def load_task(
     Raises UnknownTargetModule, InvalidTarget, OutOfOrder.
     """
     targets = adapted_of(groups, facts, load.lora)
-    adapter = Adapter(
-        [{groups[one.group].paths[j]: groups[one.group].shapes[j] for j in one.positions} for one in targets],
-        rank=[one.rank for one in targets],
-        seed=load.training.seed,
-        dtype=dtype,
-        device=device,
-        start=load.lora.init_lora_weights,
-        magnitudes=load.lora.use_dora,
-    )
+    adapter = _adapter(load, targets, groups, facts, dtype, device)
     products = _products(adapter, targets, groups, load.lora)
     optimizer = TaskOptimizer(adapter, load.training, load.lora.loraplus_lr_ratio)
     if load.updates is not None:
@@ -109,8 +103,34 @@ def load_task(
     )
 
 
+def _adapter(
+    load: Load,
+    targets: Sequence[Adapted],
+    groups: Sequence[InputGroup],
+    facts: ModelFacts,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AnyAdapter:
+    shapes = [
+        {groups[one.group].paths[j]: groups[one.group].shapes[j] for j in one.positions} for one in targets
+    ]
+    lora, seed = load.lora, load.training.seed
+    if lora.type is AdapterType.VERA:
+        a, b = projections(seed, lora.rank, *widest(resolve_targets(facts, lora)))
+        return VeraAdapter(shapes, a, b, start=lora.vera_start, dtype=dtype, device=device)
+    return Adapter(
+        shapes,
+        rank=[one.rank for one in targets],
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        start=lora.init_lora_weights,
+        magnitudes=lora.use_dora,
+    )
+
+
 def _products(
-    adapter: Adapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], lora: LoRAConfig
+    adapter: AnyAdapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], lora: LoRAConfig
 ) -> TaskProducts:
     parts = tuple(
         TaskPart(
@@ -126,15 +146,17 @@ def _products(
         )
         for own, stack, gradient in zip(targets, adapter.compute, adapter.gradients, strict=True)
     )
-    return TaskProducts(parts, lora.dropout, _magnitudes(adapter, parts, groups) if lora.use_dora else ())
+    return TaskProducts(parts, lora.dropout, _magnitudes(adapter, parts, groups))
 
 
 def _magnitudes(
-    adapter: Adapter, parts: Sequence[TaskPart], groups: Sequence[InputGroup]
+    adapter: AnyAdapter, parts: Sequence[TaskPart], groups: Sequence[InputGroup]
 ) -> tuple[GroupMagnitudes, ...]:
-    """As long as the base's rows; from now on they follow the adapter."""
+    """As long as the base's rows; from now on they follow the adapter. Without DoRA there are none."""
+    if isinstance(adapter, VeraAdapter) or not adapter.with_magnitudes:
+        return ()
     made = []
-    values = adapter.of(adapter.parameters.detach())
+    values = adapter.layout.of(adapter.parameters.detach())
     for part, own, gradient in zip(parts, values, adapter.gradients, strict=True):
         each = tuple(
             Magnitude.of(
@@ -169,7 +191,9 @@ def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig
     return tuple(adapted)
 
 
-def _take_up(adapter: Adapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]) -> None:
+def _take_up(
+    adapter: AnyAdapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]
+) -> None:
     flats = (adapter.parameters.detach(), *optimizer.moments)
     for prefix, flat in zip(PREFIXES, flats, strict=False):
         for name, view in adapter.named(flat).items():

@@ -22,6 +22,13 @@ Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
 Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
 
 
+class AdapterType(StrEnum):
+    """What of a module's product is trained."""
+
+    LORA = "lora"
+    VERA = "vera"
+
+
 class InitialWeights(StrEnum):
     """How A starts; B starts at zero, so that the adapter begins as the base model."""
 
@@ -43,15 +50,27 @@ DORA_WITH_DROPOUT = (
     "0, or remove useDora"
 )
 
+VERA_ALONE = (
+    "type vera has rank, dropout, dInitial and the choice of modules only: remove alpha, rankPattern, alphaPattern, "
+    "useRslora, useDora, initLoraWeights and loraplusLrRatio"
+)
+ONLY_VERA = "dInitial has a meaning only with type vera: remove it"
+USUAL_ALPHA = 32
+
 
 class LoRAConfig(Message):
     """The adapter's shape, in PEFT's words."""
 
+    type: AdapterType = Field(
+        default=AdapterType.LORA,
+        description="lora, or vera: two random matrices for all modules stay as they are, and two vectors for each module "
+        "are trained.",
+    )
     rank: Rank = Field(
         default=16, description="Rank r of the low-rank product. A larger rank makes a larger adapter."
     )
     alpha: Alpha = Field(
-        default=32,
+        default=USUAL_ALPHA,
         description="Scaling: the product is multiplied by alpha / rank, or by alpha / sqrt(rank) with useRslora.",
     )
     dropout: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
@@ -95,18 +114,42 @@ class LoRAConfig(Message):
         description="Learning rate of B as a multiple of learningRate, which is that of A (LoRA+). Absent: the same.",
     )
 
+    d_initial: Annotated[float, Field(strict=True, gt=0, le=10)] | None = Field(
+        default=None,
+        description="With type vera: what the vector behind A starts at. Absent: 0.1.",
+    )
+
+    @property
+    def vera_start(self) -> float:
+        return 0.1 if self.d_initial is None else self.d_initial
+
     @property
     def refusal(self) -> str | None:
         """Why no model can have such an adapter."""
         if self.init_lora_weights not in (InitialWeights.DEFAULT, InitialWeights.GAUSSIAN):
             return OTHER_START
+        if self.type is AdapterType.VERA:
+            plain = LoRAConfig(
+                type=self.type,
+                rank=self.rank,
+                dropout=self.dropout,
+                target_modules=self.target_modules,
+                exclude_modules=self.exclude_modules,
+                layers_to_transform=self.layers_to_transform,
+                d_initial=self.d_initial,
+            )
+            return (
+                None if all(getattr(plain, name) == getattr(self, name) for name in _FIELDS) else VERA_ALONE
+            )
+        if self.d_initial is not None:
+            return ONLY_VERA
         return DORA_WITH_DROPOUT if self.use_dora and self.dropout > 0 else None
 
     @property
     def served_rank(self) -> int | None:
         """The smallest ``--max-lora-rank`` of vLLM under which no module is too large. Ranks end at 512, as there. None for
         what vLLM does not serve."""
-        if self.use_dora:
+        if self.use_dora or self.type is AdapterType.VERA:
             return None
         largest = max((self.rank, *self.rank_pattern.values()))
         return next(rank for rank in SERVED_RANKS if rank >= largest)
@@ -117,6 +160,9 @@ class LoRAConfig(Message):
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
         modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+_FIELDS = tuple(LoRAConfig.model_fields)
 
 
 class LoRASpec(LoRAConfig):

@@ -22,7 +22,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TypeVar
 
-from mlora_worker.protocol import FailureReason, LoRAConfig, ModelFacts
+from mlora_worker.protocol import AdapterType, FailureReason, LoRAConfig, ModelFacts
 from mlora_worker.stream.entries import MOST_WORK, Chosen, Entries, Paths, check_work, entries_of, shown
 from mlora_worker.stream.entries import Misfit as Misfit
 from mlora_worker.stream.patterns import is_name
@@ -60,6 +60,7 @@ class Target:
     alpha: float
     scale: float  # what its product is multiplied by
     dora: bool  # a magnitude for each output
+    vera: bool  # two vectors are trained, and no matrix
 
     @property
     def path(self) -> str:
@@ -67,7 +68,9 @@ class Target:
 
     @property
     def parameters(self) -> int:
-        """Of A and B, and magnitudes where it has some."""
+        """Of A and B, and magnitudes where it has some; or of the vectors."""
+        if self.vera:
+            return self.rank + self.module.out_features
         magnitudes = self.module.out_features if self.dora else 0
         return self.rank * (self.module.in_features + self.module.out_features) + magnitudes
 
@@ -100,19 +103,24 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     chosen = _excluded(chosen, entries.excluded.matched(paths), modules)
     ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, modules, paths)
     alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, modules, paths)
+    vera = lora.type is AdapterType.VERA
     targets = tuple(
-        Target(module, rank, alpha, alpha / (math.sqrt(rank) if lora.use_rslora else rank), lora.use_dora)
+        Target(module, rank, alpha, 1.0 if vera else _scale(lora, rank, alpha), lora.use_dora, vera)
         for module, rank, alpha in zip(_picked(modules, chosen), ranks, alphas, strict=True)
     )
     for target in targets:
         side = min(target.module.in_features, target.module.out_features)
-        if target.rank > side:
+        if target.rank > side and not target.vera:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"rank {target.rank} is larger than the smaller side of {target.module.name} "
                 f"({target.module.in_features} x {target.module.out_features}): use at most {side}",
             )
     return targets
+
+
+def _scale(lora: LoRAConfig, rank: int, alpha: float) -> float:
+    return alpha / (math.sqrt(rank) if lora.use_rslora else rank)
 
 
 def steps_of(facts: ModelFacts, lora: LoRAConfig) -> int:
@@ -142,6 +150,12 @@ def kept_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
         return ranks
     outputs = {module.path: module.out_features for module in modules_of(facts)}
     return {path: rank + outputs[path] for path, rank in ranks.items()}
+
+
+def widest(targets: Iterable[Target]) -> tuple[int, int]:
+    """The most inputs and the most outputs of a module: the sides of VeRA's random matrices."""
+    sides = [(target.module.in_features, target.module.out_features) for target in targets]
+    return max(inputs for inputs, _ in sides), max(outputs for _, outputs in sides)
 
 
 def published_names(

@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from peft import LoraConfig
+from peft import LoraConfig, VeraConfig
 from peft.optimizers import create_loraplus_optimizer
 from transformers import TrainingArguments
 
@@ -54,5 +54,7 @@ def test_it_is_told_what_it_is_called_here(ours: str, name: str) -> None:
 
 
 def test_the_names_of_peft_and_transformers_are_theirs() -> None:
-    known = {field.name for kind in (LoraConfig, TrainingArguments) for field in fields(kind)} | OTHERS
+    known = {
+        field.name for kind in (LoraConfig, VeraConfig, TrainingArguments) for field in fields(kind)
+    } | OTHERS
     assert {name for _, (theirs, *_) in ROWS for name in theirs} <= known

@@ -38,6 +38,7 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
     "DoRA": {"lora": {"useDora": True, "useRslora": True, "loraplusLrRatio": 4}},
+    "VeRA": {"lora": {"type": "vera", "rank": 256, "dropout": 0.1, "dInitial": 0.2}},
     "Lion with its own betas": {"training": {"optimizer": {"type": "lion", "beta1": 0.95, "beta2": 0.98}}},
     "pairs whose format the rows tell": {"training": {"objective": {"type": "dpo"}}},
     "pairs of a named format": {
@@ -121,6 +122,19 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "lora",
         "set dropout to 0, or remove useDora",
     ),
+    **{
+        f"VeRA with {name}": ({"lora": {"type": "vera", name: value}}, "lora", "type vera has rank, dropout")
+        for name, value in {
+            "alpha": 16,
+            "rankPattern": {"q_proj": 4},
+            "alphaPattern": {"q_proj": 4},
+            "useRslora": True,
+            "useDora": True,
+            "initLoraWeights": "gaussian",
+            "loraplusLrRatio": 2,
+        }.items()
+    },
+    "a start of vectors without any": ({"lora": {"dInitial": 0.2}}, "lora", "only with type vera"),
     "two warm-ups": (
         {"training": {"warmupSteps": 1, "warmupRatio": 0.5}},
         "training",
@@ -156,6 +170,13 @@ def test_a_bad_task_is_told_where_and_what_to_do(case: str) -> None:
     ((path, message),) = broken(task(**parts), TASK_RULES)
     assert path == tuple(filter(None, place.split(".")))
     assert words in message
+
+
+def test_vera_does_not_start_from_another_adapter() -> None:
+    spec = task(lora={"type": "vera"}, initFrom={"uri": "s3://adapters/b"})
+    assert list(broken(spec, TASK_RULES)) == [
+        ((), "initFrom cannot be used with lora.type vera: remove it"),
+    ]
 
 
 def test_an_evaluation_without_rows_is_told_where_to_get_them() -> None:

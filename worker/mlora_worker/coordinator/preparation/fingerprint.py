@@ -13,6 +13,7 @@ from datetime import date
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.protocol import (
     PROTOCOL_VERSION,
+    AdapterType,
     DatasetFormat,
     InitialWeights,
     LoRAConfig,
@@ -83,6 +84,9 @@ def fingerprint_of(
             facts[f"lora.{name}Pattern"] = tuple(f"{key}: {float(figure)}" for key, figure in sorted(pattern))
     if lora.use_rslora:
         facts["lora.useRslora"] = True
+    if lora.type is not AdapterType.LORA:
+        facts["lora.type"] = lora.type.value
+        facts["lora.dInitial"] = lora.vera_start
     if lora.use_dora:
         facts["lora.useDora"] = True
     if lora.loraplus_lr_ratio is not None:

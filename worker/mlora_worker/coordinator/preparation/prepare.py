@@ -100,6 +100,7 @@ def prepare_task(
         *named_base(task, base.source),
         targets,
         fan_in_fan_out=base.architecture.transposed,
+        seed=task.training.seed,
     )
     if finished is not None and same_config(finished.config, config):
         return finished

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors, random_matrices
 from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.task.outcome import TrainingResult
 from mlora_worker.coordinator.task.prepared import PreparedTask
@@ -52,8 +52,10 @@ def finished_adapter(
         raise InvalidAdapter(
             "the adapter was not published: no step had a supervised token, so it has not learned anything"
         )
+    targets = resolve_targets(base.facts, task.lora)
     tensors = as_written(join_parts(parts), task.output_dtype)
-    check_adapter(tensors, expected_tensors(resolve_targets(base.facts, task.lora)))
+    check_adapter(tensors, expected_tensors(targets))
+    tensors |= as_written(random_matrices(task.lora, task.training.seed, targets), task.output_dtype)
     return FinishedAdapter(
         # The parts are there already; what was made of them is not.
         aside.put(tensors)
@@ -64,6 +66,7 @@ def finished_adapter(
             *named_base(task, base.source),
             prepared.targets,
             fan_in_fan_out=base.architecture.transposed,
+            seed=task.training.seed,
         ),
         step=outcome.step,
         loss=outcome.last.loss,

@@ -23,6 +23,7 @@ from mlora_worker.protocol import (
     AdapterDtype,
     AdapterInfo,
     AdapterManifest,
+    AdapterType,
     DataCounts,
     EvaluationRecord,
     FailureReason,
@@ -65,35 +66,47 @@ def adapter_config(
     target_modules: Sequence[str],
     *,
     fan_in_fan_out: bool = False,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
     ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
-    ``fan_in_fan_out``: the base has its weights transposed (GPT-2).
+    ``fan_in_fan_out``: the base has its weights transposed (GPT-2). ``seed``: what VeRA's random matrices follow from.
 
     PEFT refuses a file with a field that its version does not know. So what came after 0.5 stands there only where it is
     not at its default: such an adapter needs that version anyway.
     """
     if not base_model.strip() or not target_modules:
         raise ValueError("the configuration of an adapter needs a base model and target modules")
-    config = {
-        "peft_type": "LORA",
+    every = {
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "revision": revision,
         "inference_mode": True,
         "r": lora.rank,
-        # Serving engines read alpha as an integer.
-        "lora_alpha": _number(lora.alpha),
-        "lora_dropout": lora.dropout,
         "target_modules": sorted(set(target_modules)),
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
-        "init_lora_weights": True
-        if lora.init_lora_weights is InitialWeights.DEFAULT
-        else lora.init_lora_weights.value,
         "modules_to_save": None,
         "layers_to_transform": None,
         "layers_pattern": None,
+    }
+    if lora.type is AdapterType.VERA:
+        return every | {
+            "peft_type": "VERA",
+            "projection_prng_key": seed,
+            "save_projection": True,
+            "vera_dropout": lora.dropout,
+            "d_initial": lora.vera_start,
+            "init_weights": True,
+        }
+    config = every | {
+        "peft_type": "LORA",
+        # Serving engines read alpha as an integer.
+        "lora_alpha": _number(lora.alpha),
+        "lora_dropout": lora.dropout,
+        "init_lora_weights": True
+        if lora.init_lora_weights is InitialWeights.DEFAULT
+        else lora.init_lora_weights.value,
     }
     newer = {
         "rank_pattern": dict(sorted(lora.rank_pattern.items())),
@@ -143,7 +156,11 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
             name for name in found & wanted if tuple(tensors[name].shape) != tuple(expected[name])
         ),
         "not finite": sorted(name for name in tensors if not bool(torch.isfinite(tensors[name]).all())),
-        "all zero": sorted(name for name in tensors if "lora_B" in name and not bool(tensors[name].any())),
+        "all zero": sorted(
+            name
+            for name in tensors
+            if ("lora_B" in name or "vera_lambda_b" in name) and not bool(tensors[name].any())
+        ),
     }
     problems = [
         f"{len(names)} of {len(wanted)} tensors {flaw}: {_first(names)}"

@@ -7,7 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mlora_worker.protocol import DataCounts, EvaluationRecord, Optimizer, OptimizerType, TaskPlan
+from mlora_worker.protocol import (
+    AdapterType,
+    DataCounts,
+    EvaluationRecord,
+    Optimizer,
+    OptimizerType,
+    TaskPlan,
+)
 
 # Said in words: a licence's short name in the header would be a statement that nobody here can make.
 _LICENCE = (
@@ -23,8 +30,8 @@ _PATTERNS = (
     "base for them."
 )
 
-_DORA = (
-    "This adapter is of DoRA (`use_dora`). PEFT reads it; serving engines that know plain LoRA alone, such as vLLM, and "
+_OTHER_KIND = (
+    "PEFT reads this kind of adapter; serving engines that know plain LoRA alone, such as vLLM, and "
     "GGUF do not: merge the adapter into its base for them."
 )
 _QUANTISED = (
@@ -75,9 +82,9 @@ def model_card(
         parts.append("## Data\n\n" + _table(counts))
     shape = {
         "rank": config["r"],
-        "alpha": config["lora_alpha"],
+        "alpha": config.get("lora_alpha"),
         "smallest --max-lora-rank of vLLM": task.lora.served_rank,
-        "dropout": config["lora_dropout"],
+        "dropout": task.lora.dropout,
         "kind": _kind(task),
         "target modules": _listed(config["target_modules"]),
         "weights' type": task.output_dtype.value,
@@ -97,8 +104,8 @@ def model_card(
     parts.append("## Adapter and training\n\n" + _table(shape | training))
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         parts.append(_PATTERNS)
-    if task.lora.use_dora:
-        parts.append(_DORA)
+    if _kind(task) != "LoRA":
+        parts.append(_OTHER_KIND)
     if quantization is not None:
         parts.append(_QUANTISED)
     parts.append("## Licence\n\n" + _LICENCE)
@@ -106,6 +113,8 @@ def model_card(
 
 
 def _kind(task: TaskPlan) -> str:
+    if task.lora.type is AdapterType.VERA:
+        return "VeRA"
     return "DoRA" if task.lora.use_dora else "LoRA"
 
 
