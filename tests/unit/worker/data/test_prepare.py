@@ -148,7 +148,7 @@ def test_a_dataset_without_one_answer_fails_at_once(tokenizer: Any, dataset: Dat
 def test_null_never_reaches_the_tokens_as_a_word(tokenizer: Any) -> None:
     line = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": %s}]}'
     dataset = Dataset(
-        inline="\n".join([line % '"ok"', line % "null", line % 'null, "tool_calls": [{}]']),
+        inline="\n".join([line % '"ok"', line % "null", line % 'null, "tool_calls": [{"name": "f"}]']),
         format=DatasetFormat.MESSAGES,
     )
     prepared = run(dataset, tokenizer)

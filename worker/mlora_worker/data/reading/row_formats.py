@@ -21,6 +21,7 @@ from mlora_worker.data.reading.media import MEDIA_COLUMNS, media_of_content, med
 from mlora_worker.data.reading.row_types import (
     ASSISTANT,
     SYSTEM,
+    TOOL,
     USER,
     AnswerPair,
     Chat,
@@ -31,13 +32,22 @@ from mlora_worker.data.reading.row_types import (
     Record,
     Turn,
 )
+from mlora_worker.data.reading.tool_turns import (
+    TOOL_COLUMNS,
+    Fields,
+    Malformed,
+    call_of_text,
+    fields_of,
+    result_fields,
+    tools_of,
+)
 from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
 
 MOST_ERRORS = 10  # of a file that are listed
 _LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
 
-_ROLES = (SYSTEM, USER, ASSISTANT)
-_TOOL_ROLES = ("tool", "function")
+_ROLES = {SYSTEM: SYSTEM, USER: USER, ASSISTANT: ASSISTANT, TOOL: TOOL, "function": TOOL}
+_CALL = "function_call"  # an answer whose text is the JSON of a call
 _SHAREGPT_ROLES = {
     "human": USER,
     "user": USER,
@@ -47,12 +57,12 @@ _SHAREGPT_ROLES = {
     "bot": ASSISTANT,
     "model": ASSISTANT,
     "system": SYSTEM,
+    _CALL: ASSISTANT,
+    "observation": TOOL,
+    "tool": TOOL,
+    "function": TOOL,
 }
-_TOOL_COLUMNS = ("tools", "functions")  # the second is an older name
-_NO_TOOLS = ("", "[]", "{}", "null")  # as text, which many data sets have there
-_SHAREGPT_TOOL_ROLES = ("function_call", "observation", "tool", "function")
-# What serving engines and templates call an answer's thoughts when they stand beside it.
-_REASONING = ("reasoning_content", "reasoning", "thinking")
+_OPENAI_ROLES_SHOWN = (SYSTEM, USER, ASSISTANT, TOOL)
 
 Turns = tuple[Turn, ...]
 Row = Mapping[str, Any]
@@ -78,7 +88,8 @@ def read_rows(
                 raise _Invalid(value.message)
             weight = _weight(value, fields.weight)
             found = read(value, fields)
-        except _Invalid as flaw:
+            tools = tools_of(value) if format in _CONVERSATIONS and isinstance(found, tuple) else ()
+        except (_Invalid, Malformed) as flaw:
             flaws.append(f"{unit} {number}: {str(flaw)[:_LONGEST_FLAW]}")
             if len(flaws) == MOST_ERRORS:
                 break
@@ -94,7 +105,7 @@ def read_rows(
         elif isinstance(found, Answers):
             yield found.pair(number, weight)
         else:
-            yield Chat(number, found, weight)
+            yield Chat(number, found, weight, tools=tools)
     if flaws:
         more = " (and perhaps more)" if len(flaws) == MOST_ERRORS else ""
         raise DataError(FailureReason.INVALID_ROW, f"{source} has invalid rows{more}: " + "; ".join(flaws))
@@ -129,12 +140,12 @@ def _whole_text(row: Row, fields: DatasetFields) -> str | Drop:
 
 def _messages(row: Row, fields: DatasetFields) -> Turns | Drop:
     messages = _list_of_turns(row, fields.messages, "messages")
-    return _turns(messages, "role", "content", {role: role for role in _ROLES}, _TOOL_ROLES, _has_tools(row))
+    return _turns(messages, "role", "content", _ROLES)
 
 
 def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
     messages = _list_of_turns(row, fields.conversations, "conversations")
-    turns = _turns(messages, "from", "value", _SHAREGPT_ROLES, _SHAREGPT_TOOL_ROLES, _has_tools(row))
+    turns = _turns(messages, "from", "value", _SHAREGPT_ROLES)
     if isinstance(turns, Drop):
         return turns
     system = _system_turn(row, fields)
@@ -176,16 +187,13 @@ def _turns_of_pair(row: Row, fields: DatasetFields, chosen: list[Any], rejected:
         )
     sides = []
     for name, after in ((fields.chosen, chosen), (fields.rejected, rejected)):
-        turns = _turns(
-            [*before, *after],
-            "role",
-            "content",
-            {role: role for role in _ROLES},
-            _TOOL_ROLES,
-            _has_tools(row),
-        )
+        turns = _turns([*before, *after], "role", "content", _ROLES)
         if isinstance(turns, Drop):
             return turns
+        if tools_of(row) or any(turn.role == TOOL or turn.calls for turn in turns):
+            return Drop.TOOL_CALLS
+        if any(turn.fields for turn in turns):
+            return Drop.REASONING
         if len(turns) <= len(before):
             return Drop.NO_ANSWER
         if turns[len(before)].role != ASSISTANT:
@@ -209,6 +217,9 @@ _READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str |
 }
 
 
+_CONVERSATIONS: Final = (DatasetFormat.MESSAGES, DatasetFormat.SHAREGPT)
+
+
 def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
     """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
     weight = () if fields.weight is None else (fields.weight,)
@@ -220,63 +231,68 @@ def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]
         case DatasetFormat.PROMPT_COMPLETION:
             return fields.prompt, fields.completion
         case DatasetFormat.MESSAGES:
-            return fields.messages, *_TOOL_COLUMNS, *MEDIA_COLUMNS
+            return fields.messages, *TOOL_COLUMNS, *MEDIA_COLUMNS
         case DatasetFormat.SHAREGPT:
-            return fields.conversations, fields.system, *_TOOL_COLUMNS, *MEDIA_COLUMNS
+            return fields.conversations, fields.system, *TOOL_COLUMNS, *MEDIA_COLUMNS
         case DatasetFormat.ALPACA:
             return fields.instruction, fields.input, fields.output, fields.system, "history"
         case DatasetFormat.TEXT:
             return (fields.text,)
         case DatasetFormat.PREFERENCE:
-            return fields.prompt, fields.chosen, fields.rejected, *_TOOL_COLUMNS
+            return fields.prompt, fields.chosen, fields.rejected, *TOOL_COLUMNS
 
 
-def _turns(
-    messages: list[Any],
-    role_key: str,
-    content_key: str,
-    roles: Mapping[str, str],
-    tool_roles: tuple[str, ...],
-    has_tools: bool,
-) -> Turns | Drop:
-    """Rules, in this order: 1. a malformed turn is invalid; 2. tools anywhere drop the row; 3. so do thoughts in a field
-    of their own; 4. an assistant turn without text drops it, wherever it stands; 5. what comes after the last answer
-    that is learnt is cut.
+def _turns(messages: list[Any], role_key: str, content_key: str, roles: Mapping[str, str]) -> Turns | Drop:
+    """Rules, in this order: 1. a malformed turn is invalid; 2. an assistant turn without text and without a call drops the
+    row, wherever it stands; 3. what comes after the last answer that is learnt is cut.
     """
     turns: list[Turn] = []
-    blank = reasons = weightless = False
+    blank = weightless = False
     for number, message in enumerate(messages, start=1):
         where = f"turn {number}"
         if not isinstance(message, dict):
             raise _Invalid(f"{where} is {_kind(message)}, not an object with {role_key} and {content_key}")
-        given, content = message.get(role_key), message.get(content_key)
-        if given in tool_roles or message.get("tool_calls") or message.get("function_call"):
-            has_tools = True
-            continue
+        given = message.get(role_key)
         role = roles.get(given) if isinstance(given, str) else None
         if role is None:
             shown = json.dumps(given)[:40]
-            raise _Invalid(f"{where} has {role_key} {shown}; valid are {', '.join(roles)}")
-        reasons |= any(message.get(name) for name in _REASONING)
-        if role == ASSISTANT and content is None:
-            blank = True
-            continue
-        media = media_of_content(content)
-        if media is not None:
-            raise _Invalid(f"{content_key} of {where} {media}")
-        learnt = role != ASSISTANT or _is_learnt(message.get("weight"), where)
-        weightless |= not learnt
-        turns.append(Turn(role, _text(content, f"{content_key} of {where}"), learnt))
-        blank |= role == ASSISTANT and not turns[-1].content.strip()
-    if has_tools:
-        return Drop.TOOL_CALLS
-    if reasons:
-        return Drop.REASONING
+            raise _Invalid(f"{where} has {role_key} {shown}; valid are {', '.join(_shown(roles))}")
+        turn = _turn(
+            message, role, message.get(content_key), f"{content_key} of {where}", where, given == _CALL
+        )
+        weightless |= not turn.learnt
+        turns.append(turn)
+        blank |= role == ASSISTANT and not turn.content.strip() and not turn.calls
     while turns and not (turns[-1].role == ASSISTANT and turns[-1].learnt):
         turns.pop()
     if blank or not turns:
         return Drop.NO_ANSWER if blank or not weightless else Drop.ZERO_WEIGHT
     return tuple(turns)
+
+
+def _turn(message: Mapping[str, Any], role: str, content: Any, what: str, where: str, is_call: bool) -> Turn:
+    """``is_call``: the content is the JSON text of a call."""
+    media = media_of_content(content)
+    if media is not None:
+        raise _Invalid(f"{what} {media}")
+    beside: Fields | None = None
+    try:
+        if is_call:
+            beside, content = call_of_text(_text(content, what)), ""
+        elif role == ASSISTANT:
+            beside = fields_of(message)
+        elif role == TOOL:
+            beside = result_fields(message)
+    except Malformed as flaw:
+        raise _Invalid(f"{where}: {flaw}") from None
+    learnt = role != ASSISTANT or _is_learnt(message.get("weight"), where)
+    if content is None and role in (ASSISTANT, TOOL):
+        content = ""
+    return Turn(role, _text(content, what), learnt, beside)
+
+
+def _shown(roles: Mapping[str, str]) -> tuple[str, ...]:
+    return _OPENAI_ROLES_SHOWN if roles is _ROLES else tuple(roles)
 
 
 def _is_learnt(weight: Any, where: str) -> bool:
@@ -294,11 +310,6 @@ def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
     if not isinstance(messages, list):
         raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")
     return messages
-
-
-def _has_tools(row: Row) -> bool:
-    found = [row.get(name) for name in _TOOL_COLUMNS]
-    return any(one.strip() not in _NO_TOOLS if isinstance(one, str) else bool(one) for one in found)
 
 
 def _system_turn(row: Row, fields: DatasetFields) -> Turns:

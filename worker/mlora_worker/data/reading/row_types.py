@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
+from mlora_worker.data.reading.tool_turns import texts_in
+
+SYSTEM, USER, ASSISTANT, TOOL = "system", "user", "assistant", "tool"
 
 
 class InvalidRow(NamedTuple):
@@ -28,8 +30,10 @@ class Drop(StrEnum):
 
     NO_ANSWER = "NoAnswer"  # no assistant turn, or one that is null, empty or blank
     EMPTY_TEXT = "EmptyText"  # format text: null, empty or blank
-    TOOL_CALLS = "ToolCalls"  # has tool calls, tool results or tool definitions, which are not supported
-    REASONING = "Reasoning"  # an answer's thoughts stand in a field of their own, which is not supported
+    TOOL_CALLS = "ToolCalls"  # the chat template leaves out its tool calls, tool results or tool definitions
+    REASONING = (
+        "Reasoning"  # the chat template leaves out an answer's thoughts, which stand in a field of their own
+    )
     ALREADY_RENDERED = "AlreadyRendered"  # a turn's text has what the chat template writes around turns
     TEMPLATE_MISMATCH = (
         "TemplateMismatch"  # the tokens of the answer cannot be found in the output of the chat template
@@ -40,9 +44,15 @@ class Drop(StrEnum):
 
 
 class Turn(NamedTuple):
-    role: str  # system, user or assistant
+    role: str  # system, user, assistant or tool
     content: str
     learnt: bool = True  # False: an answer that is context, and is not trained on
+    fields: Mapping[str, Any] | None = None  # that templates read beside content: see ``tool_turns``
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        found: Sequence[Mapping[str, Any]] = (self.fields or {}).get("tool_calls", ())
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,13 @@ class Chat:
     weight: float = 1.0
     # A prompt and what follows it, tokenised as they stand: True; False: never. None: without a chat template alone.
     plain: bool | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()  # definitions
+
+    @property
+    def texts(self) -> list[str]:
+        """All of them: a template may write each."""
+        beside = [turn.fields for turn in self.turns if turn.fields]
+        return [turn.content for turn in self.turns] + list(texts_in([beside, self.tools]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,10 @@ FIRST_LINES = 10  # of dropped rows that are named per rule
 _ADVICE = {
     Drop.NO_ANSWER: "the answers are empty: check dataset.fields and the file",
     Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
-    Drop.TOOL_CALLS: "rows with tool calls are not supported",
-    Drop.REASONING: "put the reasoning of an answer into its content, in the model's own format",
+    Drop.TOOL_CALLS: "the chat template leaves out tool calls, their results or the tools: use a model whose template "
+    "writes them, or set dataset.chatTemplate; rows of preferences cannot have any",
+    Drop.REASONING: "the chat template leaves out the thoughts of answers (reasoning_content): put them into the content, "
+    "in the model's own format, or set dataset.chatTemplate; rows of preferences cannot have them in a field",
     Drop.ALREADY_RENDERED: "turns already contain the markup of the chat template, which would be added "
     "a second time: give only the text of each turn, or rendered rows with dataset.format text",
     Drop.TEMPLATE_MISMATCH: "the tokens of the answer cannot be found in the output of the chat template",

@@ -8,6 +8,10 @@ For the answer j of a chat, with the chat template:
    prompt and the answer is the model's to write, too.
 3. The whole chat's rendering must start with ``through`` as far as the answer's end, and go on with what closes a turn.
 
+An answer with calls of tools, or with thoughts in a field of their own, has no text that could be looked for. What the
+template writes between the prompt and the closing is the model's; each part of the answer must be in it (``tool_text``). A
+call may be closed by an added token of its own.
+
 Where the generation prompt begins a thought (``<think>``) that the template leaves out of answers, the last answer is the
 prompt, what the answer has behind that mark, and the closing: no rendering has to show it.
 
@@ -26,6 +30,7 @@ from typing import NamedTuple, cast
 from mlora_worker.data.reading.row_types import ASSISTANT, USER, Turn
 from mlora_worker.data.tokenizing import turn_ends as closings
 from mlora_worker.data.tokenizing.rendering import ConversationRejected
+from mlora_worker.data.tokenizing.tool_text import left_out
 from mlora_worker.data.tokenizing.turn_ends import ANSWER, NEXT, AddedTokens, Closing, Form
 
 MOST_PROVEN = 32  # answers of one conversation that are proven by renderings of their own
@@ -74,8 +79,25 @@ class Mismatch(Enum):
         "the chat template changes the text of the answers: write them as the template does, or set "
         "dataset.chatTemplate"
     )
+    CALLS = "the chat template leaves out tool calls"
+    THOUGHTS = "the chat template leaves out the thoughts of answers"
+    CONTEXT = (
+        "the chat template renders earlier tool calls or thoughts differently once an answer follows: remove the thoughts "
+        "of earlier turns, or set dataset.chatTemplate"
+    )
+    WORDS = (
+        "the chat template leaves out the words beside a tool call: remove them from these turns, or set "
+        "dataset.chatTemplate"
+    )
+    MANY = (
+        f"a conversation with tool calls or reasoning_content may have {MOST_PROVEN} answers that are trained on: split "
+        f"it, or set dataset.trainOn to lastAnswer"
+    )
     SPECIAL = "texts contain special tokens that the chat template interprets: remove them from the rows"
     TOKENS = "the tokenizer merges the answer and the text next to it into one token"
+
+
+_OF_ONE_ANSWER = {Mismatch.ENDLESS, Mismatch.CALLS, Mismatch.THOUGHTS, Mismatch.WORDS}
 
 
 class _Found(NamedTuple):
@@ -103,6 +125,8 @@ class AnswerProof:
         Raises ConversationRejected for a conversation that the template refuses."""
         if places[0] == 0:  # no template renders a prompt of nothing
             return Mismatch.BEGINS
+        if len(places) > MOST_PROVEN and any(turns[place].fields for place in places):
+            return Mismatch.MANY
         *earlier, last = places
         rendered = _rendered_of(earlier)
         at_once = 1
@@ -110,7 +134,7 @@ class AnswerProof:
             at_once = max(1, _CHARACTERS_AT_ONCE // (1 + 2 * sum(len(turn.content) for turn in turns)))
         first, rest = rendered[:at_once], rendered[at_once:]
         whole, prompt, *more = _texts((yield [(turns, False), (turns[:last], True), *_asks(turns, first)]))
-        found = self._known(turns, prompt, whole) or (yield from self._probed(turns, prompt, whole))
+        found = yield from self._answer(turns, prompt, whole)
         if isinstance(found, Mismatch):
             return found
         ending = found.closing.ending
@@ -125,7 +149,7 @@ class AnswerProof:
                 found = yield from self._answer(turns[: place + 1], prompt, through)
                 shown = _within(text, found)
                 if shown is None or isinstance(found, Mismatch):
-                    return found if found is Mismatch.ENDLESS else Mismatch.EARLIER
+                    return found if found in _OF_ONE_ANSWER else Mismatch.EARLIER
                 spans[place] = shown
                 usual.update([found.closing] if found.plain else [])
             first, rest = rest[:at_once], rest[at_once:]
@@ -149,16 +173,63 @@ class AnswerProof:
         self, turns: Sequence[Turn], prompt: str, through: str
     ) -> Generator[list[Ask], list[str | ConversationRejected], _Found | Mismatch]:
         """The last of ``turns``."""
+        if turns[-1].fields:
+            return (yield from self._beside(turns, prompt, through))
         return self._known(turns, prompt, through) or (yield from self._probed(turns, prompt, through))
 
     def _known(self, turns: Sequence[Turn], prompt: str, through: str) -> _Found | None:
         closing = self._closing
         return self._fitting(closing, prompt, through, turns[-1].content) if closing is not None else None
 
+    def _beside(
+        self, turns: Sequence[Turn], prompt: str, through: str
+    ) -> Generator[list[Ask], list[str | ConversationRejected], _Found | Mismatch]:
+        """An answer with calls or thoughts."""
+        if not through.startswith(prompt):
+            return self._unlike_prompt(turns)
+        closing: Closing | Mismatch | None = self._closing
+        if closing is None:
+            closing = yield from self._placeholder(turns, prompt)
+        usual = closing if isinstance(closing, Closing) else None
+        ended = closings.closing_beside(through, len(prompt), usual, self._added, calls=bool(turns[-1].calls))
+        if ended is None:
+            return Mismatch.ENDLESS
+        stop = len(through) - len(ended.tail)
+        lost = left_out(turns[-1], through[len(prompt) : stop])
+        if lost is not None:
+            return Mismatch[lost.name]
+        return _Found(through, len(prompt), stop, ended, False)
+
     def _probed(
         self, turns: Sequence[Turn], prompt: str, through: str
     ) -> Generator[list[Ask], list[str | ConversationRejected], _Found | Mismatch]:
         content = turns[-1].content
+        closing = yield from self._placeholder(turns, prompt)
+        if isinstance(closing, Mismatch):
+            return closing
+        if through.startswith(prompt):
+            found = self._fitting(closing, prompt, through, content)
+            if found is not None:
+                self._closing = closing
+                return found
+            return Mismatch.ALTERED if not self._opened else Mismatch.THOUGHT
+        if self._opened is None:
+            return self._unlike_prompt(turns)
+        written = closings.after_opened(content, self._opened, prompt)
+        if written is None:
+            return Mismatch.THOUGHT
+        text = prompt + written
+        return _Found(text + closing.tail, len(prompt), len(text), closing, False)
+
+    def _unlike_prompt(self, turns: Sequence[Turn]) -> Mismatch:
+        if any(turn.fields for turn in turns[:-1]):
+            return Mismatch.CONTEXT
+        return Mismatch.PROMPT if self._opened is None else Mismatch.THOUGHT
+
+    def _placeholder(
+        self, turns: Sequence[Turn], prompt: str
+    ) -> Generator[list[Ask], list[str | ConversationRejected], Closing | Mismatch]:
+        """What stands around a placeholder in the place of the last turn."""
         before, answer = turns[:-1], Turn(ASSISTANT, ANSWER)
         probe, longer = yield [([*before, answer], False), ([*before, answer, Turn(USER, NEXT)], False)]
         if isinstance(probe, ConversationRejected):
@@ -172,21 +243,7 @@ class AnswerProof:
         if not marked:
             return Mismatch.ALTERED
         closing = closings.closing_of(lead, tail, following, self._generation, self._added)
-        if closing is None:
-            return Mismatch.ENDLESS
-        if through.startswith(prompt):
-            found = self._fitting(closing, prompt, through, content)
-            if found is not None:
-                self._closing = closing
-                return found
-            return Mismatch.ALTERED if not self._opened else Mismatch.THOUGHT
-        if self._opened is None:
-            return Mismatch.PROMPT
-        written = closings.after_opened(content, self._opened, prompt)
-        if written is None:
-            return Mismatch.THOUGHT
-        text = prompt + written
-        return _Found(text + tail, len(prompt), len(text), closing, False)
+        return closing if closing is not None else Mismatch.ENDLESS
 
     def _fitting(self, closing: Closing, prompt: str, through: str, content: str) -> _Found | None:
         if not through.startswith(prompt) or not through.endswith(closing.tail):

@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 from mlora_worker.data.reading.row_bounds import MOST_TEXT, too_much_text
 from mlora_worker.data.reading.row_types import ASSISTANT, Chat, Drop, Turn
 from mlora_worker.data.tokenizing import turn_ends as closings
-from mlora_worker.data.tokenizing.answer_spans import AnswerProof, AnswerSpan, Ask, Mismatch
+from mlora_worker.data.tokenizing.answer_spans import AnswerProof, AnswerSpan, Mismatch, Proven, Steps
 from mlora_worker.data.tokenizing.chunks import batches
-from mlora_worker.data.tokenizing.rendering import ChatTemplate, ConversationRejected
+from mlora_worker.data.tokenizing.rendering import Asked, ChatTemplate, ConversationRejected, Tools
 from mlora_worker.data.tokenizing.special_text import Masked, SpecialText
+from mlora_worker.data.tokenizing.tool_text import leaves_out
 from mlora_worker.data.tokenizing.turn_ends import AddedTokens, Form
 from mlora_worker.protocol import FailureReason, TrainOn
 
 # Of one conversation. The work on it grows with its length, but it is held in memory as a whole, with its renderings.
 MOST_TURNS, MOST_CHARACTERS = 20_000, 2_000_000
+
+_LEFT_OUT = {Mismatch.CALLS: Drop.TOOL_CALLS, Mismatch.THOUGHTS: Drop.REASONING}
 
 _TOGETHER = 64  # rows that are rendered in one go: a task's own template has them sent to its process
 _CHARACTERS_TOGETHER = 1_000_000
@@ -43,7 +46,7 @@ class RowRejected(Exception):
         self.reason = reason
 
 
-_Steps = Generator[list[Ask], list[str | ConversationRejected], Rendered | Drop]
+_Steps = Generator[list[Asked], list[str | ConversationRejected], Rendered | Drop]
 
 
 class Conversations:
@@ -82,7 +85,7 @@ class Conversations:
             (place, None) for place in range(len(chats))
         ]
         while waiting:
-            asked: list[tuple[int, list[Ask]]] = []
+            asked: list[tuple[int, list[Asked]]] = []
             for place, given in waiting:
                 try:
                     # None begins it.
@@ -101,7 +104,9 @@ class Conversations:
         return [made[place] for place in range(len(chats))]
 
     def _learn(self) -> AnswerProof:
-        prompt, bare, answered, longer = self._template.render_all(closings.form_questions())
+        prompt, bare, answered, longer = self._template.render_all(
+            [(turns, with_prompt, ()) for turns, with_prompt in closings.form_questions()]
+        )
         if isinstance(prompt, str) and isinstance(bare, str) and isinstance(answered, str):
             more = longer if isinstance(longer, str) else None
             self._form = closings.form_of(prompt, bare, answered, more, self._added)
@@ -114,31 +119,32 @@ class Conversations:
     def _steps(self, chat: Chat, proof: AnswerProof) -> _Steps:
         _check_size(chat, self._most_text)
         turns: list[Turn] = []
-        special = False
         for turn in chat.turns:
             if turn.role == ASSISTANT:
                 answer = closings.without_end(turn.content, self._ends)
-                if not answer.strip():
+                if not answer.strip() and not turn.calls:
                     return Drop.NO_ANSWER
                 if answer is not turn.content:
                     turn = turn._replace(content=answer)
             if self._form is not None and closings.looks_rendered(turn, self._form, self._added):
                 return Drop.ALREADY_RENDERED
-            special = special or self.special.within(turn.content, turn.role)
             turns.append(turn)
         masked: Masked | None = None
-        if special:
-            masked = self.special.masked(turns)
+        if self.special.within_row(turns, chat.tools):
+            masked = self.special.masked(turns, chat.tools)
             if masked is None:
                 return self._mismatch(Mismatch.SPECIAL)
-            shown, hidden = yield [(turns, False), (masked.turns, False)]
+            shown, hidden = yield [(turns, False, chat.tools), (masked.turns, False, masked.tools)]
             if isinstance(shown, ConversationRejected):
                 raise shown
             if isinstance(hidden, ConversationRejected) or masked.unmasked(hidden) != shown:
                 return self._mismatch(Mismatch.SPECIAL)
-        proven = yield from proof.steps(masked.turns if masked is not None else turns, self._answered(turns))
+        asked, tools = (masked.turns, masked.tools) if masked is not None else (turns, chat.tools)
+        proven = yield from _with_tools(proof.steps(asked, self._answered(turns)), tools)
         if isinstance(proven, Mismatch):
-            return self._mismatch(proven)
+            return _LEFT_OUT.get(proven) or self._mismatch(proven)
+        if leaves_out(asked, tools, proven.text):
+            return Drop.TOOL_CALLS
         if masked is None:
             return Rendered(chat.line, proven.text, proven.answers, True, chat.weight)
         stood_in = self.special.stood_in(proven.text, masked.masks)
@@ -161,13 +167,28 @@ class Conversations:
         ]
 
 
+def _with_tools(
+    steps: Steps, tools: Tools
+) -> Generator[list[Asked], list[str | ConversationRejected], Proven | Mismatch]:
+    """``steps``, each of whose renderings has the definitions of ``tools``."""
+    given: list[str | ConversationRejected] | None = None
+    while True:
+        try:
+            # None begins it.
+            asked = steps.send(given)  # type: ignore[arg-type]
+        except StopIteration as done:
+            proven: Proven | Mismatch = done.value
+            return proven
+        given = yield [(turns, prompt, tools) for turns, prompt in asked]
+
+
 def _check_size(chat: Chat, most_text: int) -> None:
     message = None
     if len(chat.turns) > MOST_TURNS:
         message = f"has {len(chat.turns):,} turns; a conversation may have {MOST_TURNS:,}"
     elif (characters := _characters_of(chat)) > MOST_CHARACTERS:
         message = f"has {characters:,} characters; a conversation may have {MOST_CHARACTERS:,}"
-    flaw = too_much_text([turn.content for turn in chat.turns], most_text) if message is None else None
+    flaw = too_much_text(chat.texts, most_text) if message is None else None
     if flaw is not None:
         raise RowRejected(chat.line, flaw)
     if message is not None:
@@ -175,7 +196,7 @@ def _check_size(chat: Chat, most_text: int) -> None:
 
 
 def _characters_of(chat: Chat) -> int:
-    return sum([len(turn.content) for turn in chat.turns])
+    return sum(map(len, chat.texts))
 
 
 def _some(chats: Sequence[Chat]) -> Iterator[list[Chat]]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.runtime import new_context
@@ -22,6 +22,15 @@ from mlora_worker.data.tokenizing.template_messages import (
 )
 
 Turns = Sequence[Turn]
+Tools = Sequence[Mapping[str, Any]]
+Asked = tuple[Turns, bool, Tools]  # with the generation prompt, or without; and the definitions of tools
+_FOR_TOOLS = "tool_use"  # of several templates, the one that transformers takes for rows with tools
+
+
+class _Compiled(NamedTuple):
+    source: str
+    template: Any
+    names: dict[str, Any]
 
 
 class ConversationRejected(Exception):
@@ -50,26 +59,28 @@ class ChatTemplate:
         self._names: dict[str, Any] = {"tools": None, "documents": None, **tokenizer.special_tokens_map}
         self._own = OwnTemplate(own, now) if own is not None else None
         if self._own is None:
-            self._source = _source_of(tokenizer)
-            self._template, literal = _compiled(self._source)
-            known = {
-                "strftime_now": lambda written: now.strftime(written),
-                "raise_exception": raising(literal),
-            }
-            self._names = {**self._template.globals, **self._names, **known}
+            given = tokenizer.chat_template
+            several = given if isinstance(given, dict) else {}
+            self._usual = self._compiled(_source_of(tokenizer), now)
+            tools = several.get(_FOR_TOOLS)
+            self._for_tools = self._compiled(tools, now) if tools is not None else self._usual
+
+    def _compiled(self, source: str, now: datetime) -> _Compiled:
+        template, literal = _compiled(source)
+        known = {"strftime_now": lambda written: now.strftime(written), "raise_exception": raising(literal)}
+        return _Compiled(source, template, {**template.globals, **self._names, **known})
 
     def render(
         self, conversations: Sequence[Turns], *, prompt: bool = False
     ) -> list[str | ConversationRejected]:
         """One text or refusal for each. ``prompt``: with what a server writes before the model answers."""
-        return self.render_all([(turns, prompt) for turns in conversations])
+        return self.render_all([(turns, prompt, ()) for turns in conversations])
 
-    def render_all(self, asked: Sequence[tuple[Turns, bool]]) -> list[str | ConversationRejected]:
-        """Each conversation, with ``prompt`` or without."""
+    def render_all(self, asked: Sequence[Asked]) -> list[str | ConversationRejected]:
         if self._own is None:
-            return [self._one(turns, prompt) for turns, prompt in asked]
+            return [self._one(*one) for one in asked]
         given = [
-            (_messages(turns), {**self._names, "add_generation_prompt": prompt}) for turns, prompt in asked
+            (_messages(turns), {**self._names, **_names(prompt, tools)}) for turns, prompt, tools in asked
         ]
         answers = self._own.render_all(given)
         return [one if isinstance(one, str) else ConversationRejected(str(one)) for one in answers]
@@ -78,10 +89,10 @@ class ChatTemplate:
         if self._own is not None:
             self._own.close()
 
-    def _one(self, turns: Turns, prompt: bool) -> str | ConversationRejected:
-        template = self._template
+    def _one(self, turns: Turns, prompt: bool, tools: Tools) -> str | ConversationRejected:
+        source, template, names = self._for_tools if tools else self._usual
         # As ``template.render`` does it, which gathers the environment's names anew each time: half of a rendering.
-        given = {**self._names, "messages": _messages(turns), "add_generation_prompt": prompt}
+        given = {**names, "messages": _messages(turns), **_names(prompt, tools)}
         known = new_context(template.environment, template.name, template.blocks, given, shared=True)
         try:
             try:
@@ -91,7 +102,7 @@ class ChatTemplate:
         except MemoryError:
             raise
         except Exception as error:  # of its expressions: a mistake in it, or a row that it does not take
-            return ConversationRejected(message_without_rows(error, self._source))
+            return ConversationRejected(message_without_rows(error, source))
         return rendered
 
 
@@ -120,5 +131,9 @@ def _compiled(source: str) -> tuple[Any, frozenset[str]]:
         raise InvalidTemplate(f"it cannot be compiled: {type(error).__name__}: {error}"[:LONGEST]) from None
 
 
-def _messages(turns: Turns) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in turns]
+def _messages(turns: Turns) -> list[dict[str, Any]]:
+    return [{"role": turn.role, "content": turn.content, **(turn.fields or {})} for turn in turns]
+
+
+def _names(prompt: bool, tools: Tools) -> dict[str, Any]:
+    return {"add_generation_prompt": prompt, "tools": list(tools) or None}

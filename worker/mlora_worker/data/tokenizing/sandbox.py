@@ -28,6 +28,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from mlora_worker.data.reading.tool_turns import texts_in
 from mlora_worker.data.tokenizing.template_messages import (
     TemplateMistake,
     keep_literal,
@@ -79,9 +80,9 @@ class TaskTemplate:
         except Exception as error:  # such as ValueError for a number of five thousand digits
             raise InvalidTemplate(f"cannot be compiled: {type(error).__name__}: {error}") from None
 
-    def render(self, messages: Sequence[Mapping[str, str]], **names: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **names: Any) -> str:
         """Raises TemplateMistake: the template's own refusal, a mistake in it, or more work than one rendering may be."""
-        characters = characters_of(messages)
+        characters = characters_of(messages, names)
         self._environment.begin(characters)
         try:
             text = self._template.render(messages=messages, **names)
@@ -107,15 +108,17 @@ def check_source(source: str) -> None:
     if len(source) > LONGEST_TEMPLATE:
         raise InvalidTemplate(
             f"it has {len(source):,} characters, but at most {LONGEST_TEMPLATE:,} are allowed: remove the parts for "
-            f"tools and "
             f"images, which rows do not have"
         )
     if not _is_unicode(source):
         raise InvalidTemplate("it holds half a character (a lone surrogate): write it in UTF-8")
 
 
-def characters_of(messages: Sequence[Mapping[str, str]]) -> int:
-    return sum(len(one["content"]) for one in messages)
+def characters_of(messages: Sequence[Mapping[str, Any]], names: Mapping[str, Any]) -> int:
+    """Of a conversation and, among the ``names`` that a template is given, of its tools."""
+    beside = [value for one in messages for key, value in one.items() if key not in ("role", "content")]
+    texts = texts_in([beside, names.get("tools") or ()])
+    return sum(len(one["content"]) for one in messages) + sum(map(len, texts))
 
 
 def longest_text(characters: int) -> int:

@@ -66,7 +66,7 @@ def main() -> None:
     allowed = _FIRST_SECONDS
     while (conversations := _read(asked)) is not None:
         for messages, names in conversations:
-            allowed += _SECONDS_A_RENDERING + _SECONDS_A_CHARACTER * characters_of(messages)
+            allowed += _SECONDS_A_RENDERING + _SECONDS_A_CHARACTER * characters_of(messages, names)
             kind, text = _rendered(template, messages, names, allowed)
             _write(answers, kind, text)
 

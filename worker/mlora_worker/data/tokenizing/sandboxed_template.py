@@ -45,7 +45,7 @@ _KEPT_NAMES: Final = (
     "TZ",
 )
 
-Conversation = Sequence[Mapping[str, str]]
+Conversation = Sequence[Mapping[str, Any]]
 Asked = tuple[Conversation, Mapping[str, Any]]  # with the names that the template is given
 
 
@@ -98,8 +98,8 @@ class OwnTemplate:
         try:
             for request in _requests(asked):
                 self._write(request)
-                for messages, _ in request:
-                    answers.append(self._answer(longest_text(characters_of(messages))))
+                for messages, names in request:
+                    answers.append(self._answer(longest_text(characters_of(messages, names))))
         except _Ended as error:
             answers += [TemplateError(str(error))] * (len(asked) - len(answers))
         except Interrupted as error:
@@ -225,7 +225,7 @@ def _requests(asked: Sequence[Asked]) -> Iterator[list[Asked]]:
     characters = 0
     for one in asked:
         request.append(one)
-        characters += 1000 + characters_of(one[0])
+        characters += 1000 + characters_of(*one)
         if characters >= _REQUEST_CHARACTERS:
             yield request
             request, characters = [], 0

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
 from mlora_worker.data.reading.row_types import ASSISTANT, Turn
+from mlora_worker.data.reading.tool_turns import texts_in
 from mlora_worker.data.tokenizing.text_tokens import Coded
 from mlora_worker.data.tokenizing.turn_ends import is_thought_mark
 
@@ -30,6 +31,7 @@ _PRIVATE = re.compile("[\U000f0000-\U0010ffff]")
 
 class Masked(NamedTuple):
     turns: tuple[Turn, ...]
+    tools: tuple[Mapping[str, Any], ...]
     masks: dict[str, str]  # to the texts that they stand for
 
     def unmasked(self, text: str) -> str:
@@ -58,7 +60,14 @@ class SpecialText:
     def within(self, text: str, role: str = "") -> bool:
         return self._beginning.search(text) is not None and self._pattern_of(role).search(text) is not None
 
-    def masked(self, turns: Sequence[Turn]) -> Masked | None:
+    def within_row(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> bool:
+        return (
+            any(self.within(turn.content, turn.role) for turn in turns)
+            or any(self.within(text, turn.role) for turn in turns for text in texts_in(turn.fields))
+            or any(map(self.within, texts_in(tools)))
+        )
+
+    def masked(self, turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]] = ()) -> Masked | None:
         """None where the text has characters that are needed for masks."""
         masks: dict[str, str] = {}
 
@@ -67,12 +76,22 @@ class SpecialText:
             masks[made] = found[0]
             return made
 
-        if any(_PRIVATE.search(turn.content) for turn in turns):
+        def masked(value: Any, role: str) -> Any:
+            if isinstance(value, str):
+                return self._pattern_of(role).sub(mask, value)
+            if isinstance(value, Mapping):
+                return {masked(key, role): masked(one, role) for key, one in value.items()}
+            return [masked(one, role) for one in value] if isinstance(value, list | tuple) else value
+
+        texts = (*(turn.content for turn in turns), *texts_in([[turn.fields for turn in turns], tools]))
+        if any(map(_PRIVATE.search, texts)):
             return None
         return Masked(
             tuple(
-                turn._replace(content=self._pattern_of(turn.role).sub(mask, turn.content)) for turn in turns
+                turn._replace(content=masked(turn.content, turn.role), fields=masked(turn.fields, turn.role))
+                for turn in turns
             ),
+            tuple(masked(one, "") for one in tools),
             masks,
         )
 

@@ -100,9 +100,7 @@ def _bytes(rows: list[Row]) -> int:
 
 def _texts(row: Row) -> list[str]:
     return [
-        text
-        for part in _parts(row)
-        for text in ([part.text] if isinstance(part, PlainText) else [turn.content for turn in part.turns])
+        text for part in _parts(row) for text in ([part.text] if isinstance(part, PlainText) else part.texts)
     ]
 
 

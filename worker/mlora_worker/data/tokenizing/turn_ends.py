@@ -138,6 +138,23 @@ def closing_of(
     return Closing(lead, tail, tail[:stop], next_turn)
 
 
+def closing_beside(
+    through: str, start: int, usual: Closing | None, added: AddedTokens, *, calls: bool
+) -> Closing | None:
+    """Of an answer that has calls or thoughts, which begins at ``start`` and ends with ``through``. It is closed as an
+    answer of text is (``usual``), or, with ``calls``, by the added token at its end. Calls behind which nothing is
+    written end nowhere: what follows them is no user's turn."""
+    if usual is not None and through.endswith(usual.tail) and (usual.tail or not calls):
+        return usual
+    if not calls or (usual is not None and not usual.tail):
+        return None
+    for last in list(added.within(through))[-1:]:
+        tail = through[last.start() :]
+        if last.start() >= start and tail.strip() == last[0].strip():
+            return Closing("", tail, last[0], "")
+    return None
+
+
 def _is_eos_after(tail: str, stop: int, one: re.Match[str], added: AddedTokens) -> bool:
     return one[0] == added.eos and not tail[stop : one.start()].strip()
 

@@ -86,39 +86,84 @@ def test_every_turn_of_a_conversation_is_kept_in_order() -> None:
         pytest.param(
             [user(), assistant(""), user(), assistant("x")], Drop.NO_ANSWER, id="one of two answers empty"
         ),
-        pytest.param(
-            [user(), assistant(None, tool_calls=[{"id": 1}])],
-            Drop.TOOL_CALLS,
-            id="null answer beside a tool call",
-        ),
-        pytest.param(
-            [user(), assistant("x", tool_calls=[{"id": 1}])], Drop.TOOL_CALLS, id="answer beside a tool call"
-        ),
-        pytest.param(
-            [user(), {"role": "tool", "content": "42"}, assistant()], Drop.TOOL_CALLS, id="tool result"
-        ),
     ],
 )
 def test_rows_without_a_trainable_answer_are_dropped_by_rule(turns: list[object], rule: Drop) -> None:
     assert chat(*turns) == [Dropped(1, rule)]
 
 
-def test_a_row_that_defines_tools_is_dropped_because_its_prompt_could_not_be_rendered_without_them() -> None:
-    line = json.dumps({"messages": [user(), assistant()], "tools": [{"type": "function"}]}).encode()
-    assert rows([line], MESSAGES) == [Dropped(1, Drop.TOOL_CALLS)]
-
-
 @pytest.mark.parametrize("name", ["tools", "functions"])
 @pytest.mark.parametrize(
-    ("value", "defines"),
-    [("[]", False), (" ", False), ("null", False), ([], False), ("[{}]", True), ([{}], True)],
+    ("value", "defined"),
+    [("[]", 0), (" ", 0), ("null", 0), ([], 0), (None, 0), ('[{"name": "f"}]', 1), ([{"name": "f"}], 1)],
 )
-def test_tools_are_defined_by_either_name_and_text_that_lists_none_defines_none(
-    name: str, value: object, defines: bool
+def test_tools_are_defined_by_either_name_in_a_list_or_its_json_text(
+    name: str, value: object, defined: int
 ) -> None:
     found = one(MESSAGES, messages=[user(), assistant()], **{name: value})
-    assert isinstance(found, Dropped if defines else Chat)
+    assert isinstance(found, Chat)
+    assert len(found.tools) == defined
     assert name in columns_of(MESSAGES, DEFAULT)
+
+
+def test_a_call_has_one_form_however_it_is_written() -> None:
+    arguments = {"city": "Bern"}
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    ways: list[dict[str, object]] = [
+        {"tool_calls": [call]},
+        {"tool_calls": [{"name": "f", "arguments": {"city": "Bern", "unit": None}}]},
+        {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": json.dumps(arguments)}}]},
+        {"function_call": {"name": "f", "arguments": json.dumps(arguments)}},
+    ]
+    for way in ways:
+        (row,) = chat(user(), assistant(None, **way))
+        assert row == Chat(1, (Turn("user", "hi"), Turn("assistant", "", fields={"tool_calls": [call]})))
+    shared = one(
+        DatasetFormat.SHAREGPT,
+        conversations=[
+            QUESTION,
+            {"from": "function_call", "value": json.dumps({"name": "f", "arguments": arguments})},
+            {"from": "observation", "value": "4 mm"},
+            ANSWER,
+        ],
+        tools='[{"name": "f"}]',
+    )
+    assert isinstance(shared, Chat)
+    assert [turn.role for turn in shared.turns] == ["user", "assistant", "tool", "assistant"]
+    assert shared.turns[1].calls == [call]
+    assert shared.tools == ({"name": "f"},)
+
+
+def test_thoughts_have_every_name_that_templates_read() -> None:
+    for name in ("reasoning_content", "reasoning", "thinking"):
+        (row,) = chat(user(), assistant("4", **{name: "2+2"}))
+        assert isinstance(row, Chat)
+        assert row.turns[-1].fields == {"reasoning_content": "2+2", "reasoning": "2+2", "thinking": "2+2"}
+    assert chat(user(), assistant("4", reasoning_content=" ", tool_calls=[])) == chat(user(), assistant("4"))
+
+
+def test_a_result_names_its_tool_and_its_call_and_may_be_empty() -> None:
+    result = {"role": "tool", "name": "f", "tool_call_id": "c1", "content": None}
+    (row,) = chat(user(), assistant(None, tool_calls=[{"name": "f"}]), result, assistant())
+    assert isinstance(row, Chat)
+    assert row.turns[2] == Turn("tool", "", fields={"name": "f", "tool_call_id": "c1"})
+
+
+@pytest.mark.parametrize(
+    ("turn", "told"),
+    [
+        ({"tool_calls": [{}]}, "turn 2: has a tool call without a name"),
+        ({"tool_calls": "f()"}, "turn 2: has tool_calls that are not a list"),
+        ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "the arguments of f is text that is not JSON"),
+        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "whose arguments are not an object"),
+        ({"reasoning_content": 3}, "turn 2: has thoughts that are not text"),
+    ],
+)
+def test_what_is_no_call_is_an_invalid_row(turn: dict[str, object], told: str) -> None:
+    line = json.dumps({"messages": [user(), assistant("x", **turn)]}).encode()
+    assert told in failure([line], MESSAGES)
+    tools = json.dumps({"messages": [user(), assistant()], "tools": {"f": 1}}).encode()
+    assert "column 'tools' is not a list of tool definitions" in failure([tools], MESSAGES)
 
 
 def test_an_answer_of_weight_0_is_context_and_is_not_learnt() -> None:
@@ -240,7 +285,7 @@ def test_whatever_the_messages_are_no_answer_is_ever_blank(value: object) -> Non
         return
     for row in found:
         assert isinstance(row, Dropped) or all(
-            turn.content.strip() for turn in row.turns if turn.role == "assistant"
+            turn.content.strip() or turn.calls for turn in row.turns if turn.role == "assistant"
         )
 
 
@@ -311,14 +356,7 @@ def test_a_text_is_kept_as_it_stands() -> None:
             {"conversations": [QUESTION, {"from": "gpt", "value": None}]},
             Drop.NO_ANSWER,
         ),
-        (
-            DatasetFormat.SHAREGPT,
-            {"conversations": [QUESTION, {"from": "function_call", "value": "{}"}, ANSWER]},
-            Drop.TOOL_CALLS,
-        ),
-        (DatasetFormat.SHAREGPT, {"conversations": [QUESTION, ANSWER], "tools": "[{}]"}, Drop.TOOL_CALLS),
-        (MESSAGES, {"messages": [user(), assistant("4", reasoning_content="2+2")]}, Drop.REASONING),
-        (MESSAGES, {"messages": [user(), assistant(None, thinking="2+2")]}, Drop.REASONING),
+        (MESSAGES, {"messages": [user(), assistant(None, thinking="2+2")]}, Drop.NO_ANSWER),
     ],
 )
 def test_a_row_that_teaches_nothing_is_dropped_by_rule_in_every_format(
