@@ -10,6 +10,7 @@ from mlora_worker.runtime.allocator import keep_freed_memory
 BENCHMARKS = {
     "throughput": "tokens per second of four tasks against PEFT, a packed run, padded batching",
     "quantised": "tokens per second of four tasks on a base in 4 bits against QLoRA; bytes of a weight",
+    "preference": "time of four DPO tasks against TRL's DPOTrainer with PEFT, one after the other",
     "limit": "time of a step with eight adapters over that of the frozen base alone",
     "launches": "operators of a step with eight tasks over those with one",
     "bubble": "idle time of real pipelines and of the simulator against the formulae",

@@ -27,10 +27,12 @@ def lora_config(setting: Setting) -> LoraConfig:
 
 def peft_models(base: Any, setting: Setting, attention: str) -> list[Any]:
     """One for each task. PEFT changes the modules that it is given, so each has its own; weights are shared."""
-    return [
-        get_peft_model(sharing_copy(base, attention), lora_config(setting)).train()
-        for _ in range(setting.tasks)
-    ]
+    return [peft_model(sharing_copy(base, attention), setting) for _ in range(setting.tasks)]
+
+
+def peft_model(own: Any, setting: Setting) -> Any:
+    """On a model that nobody else changes."""
+    return get_peft_model(own, lora_config(setting)).train()
 
 
 @torch.no_grad()

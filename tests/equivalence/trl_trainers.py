@@ -13,38 +13,17 @@ from peft import LoraConfig, get_peft_model
 from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_state_dict
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from torch.utils.data import SequentialSampler
 from transformers import PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+from bench.peers.trl_preference import InOrder, TokenDPO, trl_row
 from mlora_worker.protocol import Objective, ObjectiveType
 from tests.equivalence.tasks import IGNORED, VOCABULARY, Base, Row, Task, Trained
 
-_IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
 
-
-class _InOrder:
-    """Rows come as they stand, and each loss is kept as it is: logs round it."""
-
-    losses: list[float]
-
-    def _get_train_sampler(self, *_: Any, **__: Any) -> SequentialSampler:
-        return SequentialSampler(self.train_dataset)  # type: ignore[attr-defined]
-
-    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        loss = super().compute_loss(*arguments, **options)  # type: ignore[misc]
-        self.losses.append(float(loss.detach()))
-        return loss
-
-
-class _DPO(_InOrder, DPOTrainer):  # type: ignore[misc]
-    def _prepare_dataset(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
-        return dataset
-
-
-class _TokensAreThere(_InOrder):
+class _TokensAreThere(InOrder):
     """Their rows are texts of numbers."""
 
     def tokenize_row(self, feature: Mapping[str, Any], **_: Any) -> dict[str, Any]:
@@ -137,18 +116,15 @@ def _trainer(objective: Objective, common: Mapping[str, Any]) -> tuple[Any, Any]
     options = {name: value for name, value in given.items() if value is not None}
     match objective.type:
         case ObjectiveType.DPO:
-            return _DPO, DPOConfig(**common, **options)
+            return TokenDPO, DPOConfig(**common, **options)
         case ObjectiveType.ORPO:
             return _ORPO, ORPOConfig(**common, **options)
     return _CPO, CPOConfig(**common, **options)
 
 
 def _row(row: Row) -> dict[str, Any]:
-    chosen, rejected = row.ids[: row.split], row.ids[row.split :]
-    prompt = 1 + next(place for place, label in enumerate(row.labels) if label != IGNORED)
-    tokens = list(chosen[:prompt]), list(chosen[prompt:]), list(rejected[prompt:])
     texts = {"prompt": "a", "chosen": "b", "rejected": "c"}  # which are looked for, and never used
-    return dict(zip(_IDS, tokens, strict=True)) | texts
+    return trl_row(row.tokens) | texts
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
