@@ -111,6 +111,22 @@ def test_each_row_is_asked_for_once_whoever_trains_on_it(base: Base) -> None:
     assert sum(len(item.lengths) for item in asked(pipeline)) == 2 * (22 + 22)
 
 
+def test_a_trial_that_comes_later_finds_what_is_known(base: Base) -> None:
+    """The first has ended and is gone."""
+    trials = [pairs(f"trial-{beta}", {"type": "dpo", "beta": beta}) for beta in (0.1, 0.5)]
+    first, second = (task.prepared() for task in trials)
+    second.plan = second.plan.model_copy(update={"admitted": False})
+
+    def then(_: ThreadedPipeline) -> None:
+        if first.finished and not first.in_stream:
+            first.references = None
+            second.plan = second.plan.model_copy(update={"admitted": True})
+
+    runs = {"trial-0.1": first, "trial-0.5": second}
+    pipeline = finished(ThreadedPipeline(engines_of(base, 1), runs, script=then).run())
+    assert sum(len(item.lengths) for item in asked(pipeline)) == 2 * 22
+
+
 def test_rows_beyond_the_last_step_are_never_asked_for(base: Base) -> None:
     task = Task("few", LORA, TRAINING, random_pairs(60, 1), 3)
     pipeline = finished(ThreadedPipeline(engines_of(base, 1), {"few": task.prepared()}).run())

@@ -1,7 +1,7 @@
 """Forwards that find out what a reference thinks of rows: which come next, and what they brought.
 
-They go between the microbatches that train, a few steps ahead of those that need them. Tasks with the same rows and the
-same reference have one table between them: a sweep pays once.
+They go between the microbatches that train, a few steps ahead of those that need them. Tasks of a namespace with the same
+rows and the same reference have one table between them, also one after the other: a sweep pays once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -23,9 +22,10 @@ from mlora_worker.stream.rule import IssueRule
 
 _AHEAD = 2  # microbatches of them in the pipeline, for each stage
 
-Key = tuple[
-    str, str | None
-]  # digests of the rows, and of the adapter that is the reference; None: the base is
+_MOST_PAIRS = 4_000_000  # of all tables that are kept after their tasks; 17 bytes each
+
+# Namespace; digests of the rows, and of the adapter that is the reference; None: the base is.
+Key = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,14 @@ class _Asked:
 
 
 class ReferenceForwards:
-    def __init__(self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer) -> None:
+    def __init__(
+        self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer, most_pairs: int = _MOST_PAIRS
+    ) -> None:
+        """``most_pairs``: of all tables together; the least recently used ones go."""
         self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
-        self._tables: WeakValueDictionary[Key, ReferenceTable] = WeakValueDictionary()
+        self._most_pairs = most_pairs
+        self._tables: dict[Key, ReferenceTable] = {}  # the one that was asked for last is the last
         self._out: dict[int, _Asked] = {}  # by number of the item
 
     def join(self, task: TaskRun) -> None:
@@ -51,9 +55,9 @@ class ReferenceForwards:
             adapter = prepared.reference_sha256
             evaluation = None
             if prepared.evaluation is not None:
-                evaluation = self._table(prepared.evaluation.rows, adapter)
+                evaluation = self._table(task, prepared.evaluation.rows)
             task.references = References(
-                self._table(prepared.rows, adapter), prepared.steps, evaluation, whole=adapter is not None
+                self._table(task, prepared.rows), prepared.steps, evaluation, whole=adapter is not None
             )
         task.references.restart()
 
@@ -106,11 +110,17 @@ class ReferenceForwards:
             if references is not None and asked.table in (references.train, references.evaluation):
                 references.restart()
 
-    def _table(self, rows: Sequence[TokenRow], adapter: str | None) -> ReferenceTable:
-        key = (rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows), adapter)
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = ReferenceTable.of(len(rows))
+    def _table(self, task: TaskRun, rows: Sequence[TokenRow]) -> ReferenceTable:
+        assert task.prepared is not None
+        digest = rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows)
+        key = task.plan.namespace, digest, task.prepared.reference_sha256
+        table = self._tables.pop(key, None) or ReferenceTable.of(len(rows))
+        self._tables[key] = table
+        pairs = sum(len(one.known) for one in self._tables.values())
+        for former in [*self._tables][:-1]:
+            if pairs <= self._most_pairs:
+                break
+            pairs -= len(self._tables.pop(former).known)
         return table
 
     def _microbatch(self, task: TaskRun, rows: Sequence[TokenRow], pairs: Sequence[int]) -> tuple[int, ...]:

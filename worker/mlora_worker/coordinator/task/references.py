@@ -19,7 +19,7 @@ AHEAD = 8  # steps whose rows may be asked for before their turn
 _TOGETHER = 64  # pairs that are looked at in one go, where they are asked for in their order
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class ReferenceTable:
     """Of the pairs of one set of rows."""
 
