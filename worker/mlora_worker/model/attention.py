@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from inspect import signature
 from itertools import accumulate
 from typing import Any
@@ -146,7 +146,8 @@ def _row_by_row(
     groups, dtype = query.shape[1] // key.shape[1], query.dtype
     wide = product_dtype(dtype, query.device)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
-    if groups > 1:
+    grouped = groups > 1 and softcap is None and _knows_grouped_heads(query.device.type, wide)
+    if groups > 1 and not grouped:
         key, value = _repeat(key, groups), _repeat(value, groups)
     # split has one backward node for all rows; slices would each make a gradient of the whole tensor.
     outs = []
@@ -160,10 +161,29 @@ def _row_by_row(
             continue
         mask = packed.window_mask(length, window) if window is not None and window < length else None
         out = scaled_dot_product_attention(
-            row_query, row_key, row_value, attn_mask=mask, is_causal=mask is None, scale=scaling
+            row_query,
+            row_key,
+            row_value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=scaling,
+            enable_gqa=grouped,
         )
         outs.append(out.transpose(1, 2))
     return torch.cat(outs, dim=1).to(dtype)
+
+
+@cache
+def _knows_grouped_heads(device: str, dtype: torch.dtype) -> bool:
+    """Whether attention in blocks, which keeps no scores, takes fewer key heads than query heads as they are. Where it does
+    not, torch would take the way that keeps them."""
+    query, key = (torch.zeros(1, heads, 2, 8, device=device, dtype=dtype) for heads in (2, 1))
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 class CappedAttention(torch.autograd.Function):

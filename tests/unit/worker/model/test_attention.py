@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from mlora_worker.model import attention
 from mlora_worker.model.attention import PackedRows, packed_attention
 
 
@@ -85,3 +88,29 @@ def test_arithmetic_that_is_not_known_is_refused() -> None:
             packed=PackedRows((2,), torch.device("cpu")),
             s_aux=tensor,
         )
+
+
+def test_key_heads_are_repeated_only_where_torch_does_not_know_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    plain = attention.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        seen.append(key.shape[1])
+        out: Tensor = plain(query, key, value, **options)
+        return out
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, n, 12, 8, generator=generator, requires_grad=True) for n in (6, 2, 2))
+    packed = PackedRows((5, 7), torch.device("cpu"))
+    results = []
+    for knows in (True, False):
+        monkeypatch.setattr(attention, "_knows_grouped_heads", lambda *_, knows=knows: knows)
+        out, _ = packed_attention(nn.Module(), query, key, value, None, packed=packed)
+        grads = torch.autograd.grad(out, (query, key, value), torch.ones_like(out))
+        results.append((out, *grads))
+    assert seen == [2, 2, 6, 6]
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
