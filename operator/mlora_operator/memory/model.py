@@ -224,7 +224,7 @@ def widest_shape(
         loss_rows=loss_rows(learnt, facts.vocab_size, stage.device),
         exact_bytes=exact,
         layer_bytes=layer,
-        floor_bytes=floor_bytes(parameters, tokens * facts.hidden_size * facts.dtype_bytes),
+        floor_bytes=floor_bytes(parameters, tokens * facts.hidden_size * facts.dtype_bytes, stage.device),
         lowest_group=0 if stage.stage == 0 else NONE_BELOW,
     )
 

@@ -201,7 +201,7 @@ class StageReckoning:
         peak = max(
             (in_peak + (forward.base + forward.slope * layer)) * forward.factor,
             (in_peak + (backward.base + backward.slope * layer)) * backward.factor,
-            floor_bytes(parameters, hidden) * (1 + LEAST_INTERVAL),
+            floor_bytes(parameters, hidden, self.stage.device) * (1 + LEAST_INTERVAL),
         )
         others = (exact + (kept.base + kept.slope * layer)) * kept.factor
         return int((others * (min(steps, most_held) - tokens) / tokens + peak) * self.fit.correction)

@@ -197,6 +197,7 @@ class MeteredEngine(StageEngine):
             floor_bytes=floor_bytes(
                 max(self._task(segment.task).adapter.parameters.numel() for segment in closing),
                 item.tokens * self._facts.hidden_size * stage.dtype.itemsize,
+                stage.device.type,
             )
             if closing
             else 0,

@@ -26,6 +26,7 @@ CHUNK_LOGITS_CUDA = 128 * 2**20
 # no more than four numbers of 4 bytes for each of them.
 UNPACKED_AT_ONCE = 2**16
 UNPACKING_BYTES = 4 * 4 * UNPACKED_AT_ONCE
+NORM_AT_ONCE = 2**16  # gradients that are float64 at a time, on a CPU, for their norm
 # A product of very few rows may take another path through the matrix library, which rounds otherwise.
 FEWEST_LOSS_ROWS = 16
 
@@ -169,11 +170,12 @@ def exact_parts(
     return sum(map(of, groups)) + copy, of(groups[-1]) if groups else 0
 
 
-def floor_bytes(parameters: int, hidden_bytes: int) -> int:
+def floor_bytes(parameters: int, hidden_bytes: int, device: str) -> int:
     """At the end of a step's backward the norm of an adapter's gradients is taken in float64. ``parameters``: of the
     largest adapter on the stage. ``hidden_bytes``: of the microbatch's hidden states, which are there as the stage's
     input and output and as a gradient."""
-    return 8 * parameters + 3 * hidden_bytes
+    at_once = parameters if device.startswith("cuda") else min(parameters, NORM_AT_ONCE)
+    return 8 * at_once + 3 * hidden_bytes
 
 
 def lowest_adapted(adapters: Iterable[Ranks], groups: Sequence[ModuleGroup]) -> int:

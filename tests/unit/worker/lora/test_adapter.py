@@ -9,6 +9,7 @@ import torch
 
 from mlora_worker.lora.adapter import Adapter, expected_keys, initial_a
 from mlora_worker.protocol import InitialWeights
+from mlora_worker.stream.footprint import NORM_AT_ONCE
 
 CPU = torch.device("cpu")
 Q0, V1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.v_proj"
@@ -96,6 +97,17 @@ def test_the_squared_norm_counts_every_gradient_once() -> None:
         for b in stack.b:
             b.fill_(1.0)
     assert own.squared_norm().item() == 4 * (10 + 10) + 14 + 6
+
+
+def test_the_squared_norm_of_many_gradients_is_that_of_float64() -> None:
+    """In more than one part, the last of which is shorter."""
+    shapes = {"layers.0.wide": (4000, 100)}
+    own = Adapter([shapes], rank=20, seed=1, dtype=torch.float32, device=CPU)
+    own.gradient.copy_(torch.randn(own.gradient.numel(), generator=torch.Generator().manual_seed(0)))
+    assert own.gradient.numel() % NORM_AT_ONCE
+    assert own.gradient.numel() > NORM_AT_ONCE
+    wanted = own.gradient.double().square().sum().item()
+    assert own.squared_norm().item() == pytest.approx(wanted, rel=1e-14)
 
 
 def test_modules_that_share_their_input_lie_one_below_the_other() -> None:
