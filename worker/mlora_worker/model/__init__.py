@@ -9,6 +9,7 @@
 ``load``          reads the tensors of one stage
 ``stage``         the modules of one stage and how tokens go through them
 ``rotary``        frequencies of packed rows
+``rotation``      another way to rotate heads in the place of the model's own
 ``fusing``        one pass or kernel for a norm, a gated activation, a rotary embedding, where it equals the model's own
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows

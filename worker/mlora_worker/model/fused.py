@@ -1,12 +1,14 @@
-"""Norms and gated activations in one pass each, on a CPU: in float32, and in bfloat16 with float32 inside.
+"""Norms, gated activations and rotary embeddings in one pass each, on a CPU: in float32, and in bfloat16 with float32
+inside.
 
-transformers writes both as chains of element-wise operations, each of which goes through memory, and keeps what lies
+transformers writes them as chains of element-wise operations, each of which goes through memory, and keeps what lies
 between for the backward. The modules here take the place of those that they equal: ``fuse`` tries each candidate on
 random numbers and leaves alone what differs, so no list of models is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch.nn.functional import silu
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.fused_kernels import array, kernels
+from mlora_worker.model.rotation import Made, rotate_by
 from mlora_worker.runtime.numba_loops import AVAILABLE, spread
 
 # Relative, of the largest element. In bfloat16 it is two roundings: another activation differs by far more.
@@ -26,7 +29,8 @@ _LINEAR = (nn.Linear, FrozenLinear)
 
 
 def fuse(layers: nn.Module) -> int:
-    """Replace norms and gated feed-forward modules below ``layers``; returns how many. Weights are shared, not copied."""
+    """Replace norms, gated feed-forward modules and rotary embeddings below ``layers``; returns how many. Weights are
+    shared, not copied."""
     if not AVAILABLE:
         return 0
     replaced = 0
@@ -36,6 +40,7 @@ def fuse(layers: nn.Module) -> int:
             if fused is not None:
                 setattr(parent, name, fused)
                 replaced += 1
+        replaced += rotate_by(parent, _Rotary.apply, _difference, _TOLERANCE)
     return replaced
 
 
@@ -93,12 +98,23 @@ def _suits(weight: Tensor | FrozenWeight) -> bool:
 @torch.no_grad()
 def _equal(module: nn.Module, fused: nn.Module, size: int, dtype: torch.dtype) -> bool:
     x = torch.randn(_TRIED_ROWS, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    return _difference(fused, module, lambda: (x,)) <= _TOLERANCE[dtype]
+
+
+@torch.no_grad()
+def _difference(one: Callable[..., Any], other: Callable[..., Any], make: Made) -> float:
+    """The largest, in parts of the largest element; infinite where shapes or arguments differ."""
     try:
-        wanted = module(x).float()
-    except TypeError:  # it takes more than rows, such as a gate
-        return False
-    found = fused(x).float()
-    return bool((found - wanted).abs().max() <= _TOLERANCE[dtype] * wanted.abs().max())
+        results = [one(*make()), other(*make())]
+        found, wanted = (result if isinstance(result, tuple) else (result,) for result in results)
+        return max(
+            float((a.float() - b.float()).abs().max() / b.float().abs().max())
+            if a.shape == b.shape
+            else torch.inf
+            for a, b in zip(found, wanted, strict=True)
+        )
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return torch.inf
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -131,6 +147,36 @@ class _RMSNorm(torch.autograd.Function):
 
         spread(some, *flat.shape)
         return grad_x.view(grads[0].shape), None, None
+
+
+class _Rotary(torch.autograd.Function):
+    """Keeps the cosines and sines, which all layers share."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(q, cos, sin, backward=False), _rotated(k, cos, sin, backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        return *(_rotated(grad, cos, sin, backward=True) for grad in grads), None, None
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, *, backward: bool) -> Tensor:
+    """[1, heads, tokens, size], which lies token by token afterwards, as the products want it."""
+    by_token = not heads.is_contiguous()
+    flat = (heads[0].transpose(0, 1) if by_token else heads[0]).contiguous()
+    y = heads.new_empty(heads.shape[2], heads.shape[1], heads.shape[3])
+    source, cosines, sines, target = map(array, (flat, cos[0].contiguous(), sin[0].contiguous(), y))
+    rotate = kernels().rotate if heads.dtype == torch.float32 else kernels().half_rotate
+
+    def some(rows: slice) -> None:
+        own = source[rows] if by_token else source[:, rows]
+        rotate(own, cosines[rows], sines[rows], target[rows], by_token, backward)
+
+    spread(some, len(y), y[0].numel() if len(y) else 0)
+    return y.transpose(0, 1)[None]
 
 
 class _SiluTimes(torch.autograd.Function):

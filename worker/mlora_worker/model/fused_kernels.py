@@ -20,6 +20,8 @@ class _Compiled:
         self.norm = compiled(_norm, reorder_sums=True)
         self.norm_backward = compiled(_norm_backward, reorder_sums=True)
         self.silu_times_backward = compiled(_silu_times_backward)
+        self.rotate = compiled(_rotate)
+        self.half_rotate = compiled(_half_rotate)
         self.half_norm = compiled(_half_norm, reorder_sums=True)
         self.half_norm_backward = compiled(_half_norm_backward, reorder_sums=True)
         self.half_silu_times_backward = compiled(_half_silu_times_backward)
@@ -86,6 +88,46 @@ def _silu_times_backward(gate: Any, up: Any, sigmoid: Any, grad: Any, grad_gate:
             grad_gate[token, feature] = (
                 grad[token, feature] * up[token, feature] * (s * (np.float32(1) + g * (np.float32(1) - s)))
             )
+
+
+def _rotate(x: Any, cos: Any, sin: Any, y: Any, by_token: Any, backward: Any) -> None:
+    """``y`` [tokens, heads, size]; ``x`` the same where it lies ``by_token``, else [heads, tokens, size]. Of each head the
+    first ``rotated`` numbers are, as [.., rotated] of ``cos`` and ``sin`` says; ``backward``: the other way round."""
+    half, rotated = cos.shape[1] // 2, cos.shape[1]
+    for outer in range(x.shape[0]):
+        for inner in range(x.shape[1]):
+            token, head = (outer, inner) if by_token else (inner, outer)
+            for one in range(half):
+                other = one + half
+                a, b = x[outer, inner, one], x[outer, inner, other]
+                if backward:
+                    y[token, head, one] = a * cos[token, one] + b * sin[token, other]
+                    y[token, head, other] = b * cos[token, other] - a * sin[token, one]
+                else:
+                    y[token, head, one] = a * cos[token, one] - b * sin[token, one]
+                    y[token, head, other] = b * cos[token, other] + a * sin[token, other]
+            for one in range(rotated, x.shape[2]):
+                y[token, head, one] = x[outer, inner, one]
+
+
+def _half_rotate(x: Any, cos: Any, sin: Any, y: Any, by_token: Any, backward: Any) -> None:
+    half, rotated = cos.shape[1] // 2, cos.shape[1]
+    for outer in range(x.shape[0]):
+        for inner in range(x.shape[1]):
+            token, head = (outer, inner) if by_token else (inner, outer)
+            for one in range(half):
+                other = one + half
+                a, b = _wide(x[outer, inner, one]), _wide(x[outer, inner, other])
+                c, d = _wide(cos[token, one]), _wide(cos[token, other])
+                s, t = _wide(sin[token, one]), _wide(sin[token, other])
+                if backward:
+                    y[token, head, one] = _narrow(a * c + b * t)
+                    y[token, head, other] = _narrow(b * d - a * s)
+                else:
+                    y[token, head, one] = _narrow(a * c - b * s)
+                    y[token, head, other] = _narrow(b * d + a * t)
+            for one in range(rotated, x.shape[2]):
+                y[token, head, one] = x[outer, inner, one]
 
 
 def _half_norm(x: Any, weight: Any, epsilon: Any, y: Any, rescale: Any) -> None:

@@ -6,10 +6,7 @@ tried on random numbers, and what differs is left alone, so no list of models is
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
-from functools import partial
-from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -19,13 +16,11 @@ from torch.nn.functional import gelu, silu
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.elementwise import MOST_SIZE, Gated, RMSNorm, Rotary
+from mlora_worker.model.rotation import Differ, Like, Made, rotate_by
 from mlora_worker.model.triton_elementwise import GELU, GELU_TANH, SILU
 from mlora_worker.runtime.kernel_compiler import Launch, launch
 
-Made = Callable[[], tuple[Tensor, ...]]  # arguments to try
-Differ = Callable[[Callable[..., Any], Callable[..., Any], Made], float]
 Some = TypeVar("Some", bound=nn.Module)
-Like = Tensor | FrozenWeight
 
 _ACTIVATIONS: dict[int, Callable[[Tensor], Tensor]] = {
     SILU.value: silu,
@@ -36,7 +31,6 @@ _SCALES = (1e-3, 3e-2, 1.0, 3.0, 10.0)  # of the rows that are tried: small ones
 # Of the largest element of a row. Half precision differs by its last bit where sums come in another order.
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 _SAME = 2e-6  # activations in float32
-_ROTATED = ("q", "k", "cos", "sin")
 
 
 @torch.no_grad()
@@ -53,6 +47,11 @@ def fuse_on_gpu(layers: nn.Module, launch: Launch = launch, differ: Differ = dif
     """Replace norms, gated feed-forward modules and rotary embeddings below ``layers``; returns how many. Weights are
     shared, not copied. ``differ``: how far a candidate is from what it would replace; for those who start no kernels.
     """
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        both: tuple[Tensor, Tensor] = Rotary.apply(q, k, cos, sin, launch)
+        return both
+
     replaced = 0
     for parent in list(layers.modules()):
         for name, child in list(parent.named_children()):
@@ -60,7 +59,7 @@ def fuse_on_gpu(layers: nn.Module, launch: Launch = launch, differ: Differ = dif
             if fused is not None:
                 setattr(parent, name, fused)
                 replaced += 1
-        replaced += _rotary(parent, launch, differ)
+        replaced += rotate_by(parent, rotate, differ, _TOLERANCES)
     return replaced
 
 
@@ -138,72 +137,12 @@ def _gated(module: nn.Module, launch: Launch, differ: Differ) -> TritonGatedMLP 
     )
 
 
-def _rotary(module: nn.Module, launch: Launch, differ: Differ) -> bool:
-    """Give the module a class whose ``forward`` calls the kernel instead of a function that does the same."""
-    size = getattr(module, "head_dim", None)
-    weight = _some_weight(module)
-    if not isinstance(size, int) or size % 2 or weight is None or not _suits(weight):
-        return False
-    forward = inspect.unwrap(type(module).forward)
-    if not isinstance(forward, FunctionType):
-        return False
-    for name in forward.__code__.co_names:
-        plain = forward.__globals__.get(name)
-        if not isinstance(plain, FunctionType) or tuple(inspect.signature(plain).parameters)[:4] != _ROTATED:
-            continue
-        # A function may know heads of which only the first part is rotated, or may not.
-        whole, part = (
-            differ(_Rotate(plain, rotated, launch), plain, partial(_heads, weight, size, rotated))
-            for rotated in (size, size // 4 * 2)
-        )
-        if whole <= _TOLERANCES[weight.dtype]:
-            own = _Rotate(plain, None if part <= _TOLERANCES[weight.dtype] else size, launch)
-            module.__class__ = _calling(type(module), forward, name, own)
-            return True
-    return False
-
-
-class _Rotate:
-    """``width``: numbers of a head that may be rotated; None: any. Other calls are the plain function's."""
-
-    def __init__(
-        self, plain: Callable[..., tuple[Tensor, Tensor]], width: int | None, launch: Launch
-    ) -> None:
-        self._plain, self._width, self._launch = plain, width, launch
-
-    def __call__(
-        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **options: Any
-    ) -> tuple[Tensor, Tensor]:
-        rotated, size = cos.shape[-1], q.shape[-1]
-        fits = rotated == self._width if self._width is not None else rotated <= size and rotated % 2 == 0
-        packed = q.ndim == 4 and cos.shape == (1, q.shape[2], rotated) and len(q) == 1
-        if others or options or not fits or not packed:
-            return self._plain(q, k, cos, sin, *others, **options)
-        both: tuple[Tensor, Tensor] = Rotary.apply(q, k, cos, sin, self._launch)
-        return both
-
-
-def _calling(kind: type, forward: FunctionType, name: str, own: _Rotate) -> type:
-    """``kind`` with a ``forward`` in which ``name`` is ``own``: transformers' module stays as it is for others."""
-    copy = FunctionType(
-        forward.__code__, {**forward.__globals__, name: own}, forward.__name__, forward.__defaults__, forward.__closure__
-    )  # fmt: skip
-    copy.__kwdefaults__ = forward.__kwdefaults__
-    return type(kind.__name__, (kind,), {"forward": copy, "__module__": kind.__module__})
-
-
 def _nearest(
     candidates: Iterable[Some], module: nn.Module, make: Made, differ: Differ, dtype: torch.dtype
 ) -> Some | None:
     judged = [(differ(one, module, make), one) for one in candidates]
     best = min(judged, key=lambda pair: pair[0], default=None)
     return best[1] if best is not None and best[0] <= _TOLERANCES[dtype] else None
-
-
-def _some_weight(module: nn.Module) -> Like | None:
-    """For its type: a quantised one has no parameters."""
-    frozen = (one for one in module.modules() if isinstance(one, FrozenWeight))
-    return next(frozen, None) or next(module.parameters(), None)
 
 
 def _suits(weight: Like) -> bool:
@@ -215,12 +154,6 @@ def _suits(weight: Like) -> bool:
 def _rows(like: Like, size: int) -> tuple[Tensor, ...]:
     drawn = torch.randn(len(_SCALES), size, generator=torch.Generator().manual_seed(0))
     return ((drawn * torch.tensor(_SCALES)[:, None])[None].to(like.device, like.dtype),)
-
-
-def _heads(like: Like, size: int, rotated: int) -> tuple[Tensor, ...]:
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((1, 3, 5, size), (1, 2, 5, size), (1, 5, rotated), (1, 5, rotated))
-    return tuple(torch.randn(shape, generator=generator).to(like.device, like.dtype) for shape in shapes)
 
 
 def _row_difference(found: Tensor, wanted: Tensor) -> float:

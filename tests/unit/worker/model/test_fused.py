@@ -7,9 +7,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from transformers import GemmaConfig, LlamaConfig, Qwen3Config
+from transformers import GemmaConfig, LlamaConfig, Phi3Config, Qwen3Config
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama import modeling_llama
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.phi3 import modeling_phi3
+from transformers.models.phi3.modeling_phi3 import Phi3Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from mlora_worker.model.fused import FusedGatedMLP, FusedRMSNorm, fuse
@@ -82,8 +85,56 @@ def test_what_differs_is_left_alone(module: nn.Module) -> None:
 def test_norms_within_a_layer_are_found_and_share_their_weights() -> None:
     layers = frozen(Qwen3Attention(Qwen3Config(**CONFIG, head_dim=8), 0))
     weight = layers[0].q_norm.weight
-    assert fuse(layers) == 2
+    assert fuse(layers) == 3, "both, and the rotation of heads"
     assert layers[0].q_norm.weight is weight
+
+
+@pytest.mark.parametrize("rotated", [10, 4], ids=["whole heads", "a part of each"])
+@pytest.mark.parametrize("by_token", [True, False], ids=["token by token", "head by head"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)], ids=str)
+def test_heads_are_rotated_in_one_pass_there_and_back(
+    rotated: int, by_token: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Also where only a part of each head is rotated; transformers' own function stays as it is."""
+    before = modeling_phi3.apply_rotary_pos_emb
+    layers = frozen(Phi3Attention(Phi3Config(**CONFIG, pad_token_id=0), 0), dtype)
+    assert fuse(layers) == 1
+    own = layers[0].forward.__func__.__globals__["apply_rotary_pos_emb"]
+    assert modeling_phi3.apply_rotary_pos_emb is before
+    assert own is not before
+    angles = torch.randn(1, 7, rotated, generator=torch.Generator().manual_seed(1))
+    results = []
+    for function, kind in ((own, dtype), (before, torch.float32)):
+        cos, sin = angles.cos().to(dtype).to(kind), angles.sin().to(dtype).to(kind)
+        generator = torch.Generator().manual_seed(2)
+
+        def heads(count: int) -> torch.Tensor:
+            shape = (1, 7, count, 10) if by_token else (1, count, 7, 10)
+            made = torch.randn(shape, generator=generator).to(dtype).to(kind)  # noqa: B023
+            return made.transpose(1, 2) if by_token else made
+
+        q, k = heads(4).requires_grad_(), heads(2).requires_grad_()
+        both = function(q, k, cos, sin)
+        torch.autograd.backward(both, [heads(4), heads(2)])
+        assert q.grad is not None
+        assert k.grad is not None
+        results.append((*(one.detach() for one in both), q.grad, k.grad))
+    for found, wanted in zip(*results, strict=True):
+        assert (found - wanted).norm() <= tolerance * wanted.norm()
+
+
+def test_a_token_s_heads_do_not_depend_on_the_others_nor_are_others_arguments_touched() -> None:
+    layers = frozen(LlamaAttention(LlamaConfig(**CONFIG), 0))
+    fuse(layers)
+    own = layers[0].forward.__func__.__globals__["apply_rotary_pos_emb"]
+    q, k, cos, sin = (torch.randn(1, n, 9, 10) for n in (4, 2, 1, 1))
+    many = own(q, k, cos[0], sin[0])
+    few = own(q[:, :, 3:5], k[:, :, 3:5], cos[0, :, 3:5], sin[0, :, 3:5])
+    for one, other in zip(many, few, strict=True):
+        assert torch.equal(one[:, :, 3:5], other)
+    halves = own(q.bfloat16(), k.bfloat16(), cos[0], sin[0])
+    plain = modeling_llama.apply_rotary_pos_emb(q.bfloat16(), k.bfloat16(), cos[0], sin[0])
+    assert all(map(torch.equal, halves, plain)), "types that are mixed are left to transformers"
 
 
 def test_a_token_does_not_depend_on_the_others() -> None:
