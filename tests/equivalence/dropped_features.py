@@ -202,3 +202,21 @@ def gates_of_states(stage: Stage) -> Stage:
         if path.endswith("in_proj_z"):
             linear.weight = PlainWeight(torch.zeros(linear.out_features, linear.in_features))
     return stage
+
+
+def norms_of_values(stage: Stage) -> Stage:
+    for one in _modules(stage, "v_norm"):
+        one.v_norm = nn.Identity()
+    return stage
+
+
+def scalars_of_layers(stage: Stage) -> Stage:
+    for one in _modules(stage, "layer_scalar"):
+        one.layer_scalar = torch.ones_like(one.layer_scalar)
+    return stage
+
+
+def growing_scale_of_scores(stage: Stage) -> Stage:
+    for one in _modules(stage, "config"):
+        one.config.rope_parameters["llama_4_scaling_beta"] = 0.0
+    return stage

@@ -104,43 +104,49 @@ _HYBRIDS = ["lfm2", "lfm2 with biases", "qwen3_5", "qwen3_5_text"]
 # What is dropped, on which of two stages alone, and which models have it.
 FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.windows, EACH, [
-        "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3", "gemma3_text", "llava of mistral", "ministral",
+        "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
+        "llava of mistral", "ministral",
         "mistral", "mistral3", "olmo3", "phi3, partly rotated, windows", "qwen2", "qwen2_5_vl with windows",
         "qwen3 with windows", "smollm3 with windows", "starcoder2"]),
     (without.capped_scores, EACH, ["gemma2"]),
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite"]),
     (without.norms_of_queries, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_5", "qwen3_5_text",
-        "qwen3_vl"]),
+        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_5",
+        "qwen3_5_text", "qwen3_vl"]),
     (without.norms_of_keys, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "olmo2", "olmo3", "qwen3", "qwen3_5", "qwen3_5_text",
-        "qwen3_vl"]),
+        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_5",
+        "qwen3_5_text", "qwen3_vl"]),
     (without.biases, EACH, [
         "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
-        "lfm2 with biases", "llama with biases", "llava of qwen2", "qwen2", "qwen2_5_vl", "seed_oss", "starcoder2"]),
+        "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2", "qwen2_5_vl",
+        "qwen2_vl", "seed_oss", "starcoder2"]),
     (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"]),
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
     (without.factor_of_residuals, EACH, ["granite"]),
     (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3"]),
-    (without.scaled_frequencies, EACH, ["gemma3", "gemma3_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
+    (without.scaled_frequencies, EACH, [
+        "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
     (without.scale_of_rotations, EACH, ["llama, yarn"]),
     (without.partial_rotation, EACH, [
         "glm", "glm4", "gpt_neox", "phi3, partly rotated, windows", "qwen3_5", "qwen3_5_text"]),
     (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
+    (without.norms_of_values, EACH, ["gemma4", "gemma4_text"]),
+    (without.scalars_of_layers, EACH, ["gemma4", "gemma4_text"]),
+    (without.growing_scale_of_scores, EACH, ["ministral3", "mistral3 of ministral3"]),
     (without.states_of_their_own, EACH, _HYBRIDS),
     (without.convolutions, EACH, _HYBRIDS),
     (without.decay_of_states, EACH, ["qwen3_5", "qwen3_5_text"]),
     (without.bias_of_decay, EACH, ["qwen3_5", "qwen3_5_text"]),
     (without.gates_of_states, EACH, ["qwen3_5", "qwen3_5_text"]),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
-    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "granite"]),
+    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite"]),
     (without.tied_head, LAST, TIED),
     (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite"]),
-    (without.capped_logits, LAST, ["gemma2", "gemma3_text"]),
+    (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text"]),
 ]  # fmt: skip
 
 

@@ -124,11 +124,13 @@ def test_gradients_of_every_architecture_equal_autograds(
 ) -> None:
     """Recomputed, which is the harder way. PEFT's mini-batches are single rows: a window shorter than the padding leaves
     padded positions nothing to look at, and transformers' eager attention makes NaN of them. It takes its softmax in
-    float32, too, whatever the type: that is what the larger limit is for.
+    float32, too, whatever the type: that is what the larger limit is for. Gemma 4 does not scale its scores, so what is
+    lost there, and in a scale of embeddings that transformers keeps in float32, weighs more: without both it is below 1e-6.
     """
+    limit = 2e-5 if model_type in ("gemma4", "gemma4_text") else 5e-6
     saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
     lora = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1
     )
-    assert_gradients_are_autograds(Base(saved.folder, saved.model), task, [], recompute=True, limit=5e-6)
+    assert_gradients_are_autograds(Base(saved.folder, saved.model), task, [], recompute=True, limit=limit)

@@ -19,8 +19,12 @@ from mlora_worker.stream.items import Load
 from mlora_worker.stream.targets import published_names
 from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import Base, Row, Task, assert_same, engines_of, train
+from tests.fixtures.model_options import FAMILY
 
 TRAINING = Training(batch_size=3, learning_rate=1e-3, seed=5)
+HYBRIDS = ("lfm2", "qwen3_5_text")
+SHAPES: dict[str, dict[str, Any]] = {one: {"num_hidden_layers": 4, **FAMILY[one]} for one in HYBRIDS}
+SHAPES["gpt2"] = {"n_inner": 48}
 # Model, our words, PEFT's words for the same.
 WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "names": ("llama", {"target_modules": ["q_proj", "down_proj"]}, {}),
@@ -35,6 +39,22 @@ WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "excluded": (
         "llama",
         {"target_modules": ["q_proj", "v_proj"], "exclude_modules": ["layers.1.self_attn.q_proj"]},
+        {},
+    ),
+    "all linear, convolutions": (
+        "lfm2",
+        {"target_modules": ["all-linear"]},
+        {"target_modules": "all-linear"},
+    ),
+    "a name in attention and convolution": ("lfm2", {"target_modules": ["conv.out_proj", "w1"]}, {}),
+    "all linear, states": (
+        "qwen3_5_text",
+        {"target_modules": ["all-linear"]},
+        {"target_modules": "all-linear"},
+    ),
+    "layers with states alone": (
+        "qwen3_5_text",
+        {"target_modules": ["in_proj_qkv", "linear_attn.out_proj"]},
         {},
     ),
     "layers": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "layers_to_transform": [0, 2]}, {}),
@@ -74,7 +94,7 @@ def test_the_same_words_choose_the_same_modules_as_in_peft_and_so_does_the_publi
     small_model: Any, story: str
 ) -> None:
     model_type, ours, theirs = WORDS[story]
-    saved = small_model(model_type, n_inner=48) if model_type == "gpt2" else small_model(model_type)
+    saved = small_model(model_type, **SHAPES.get(model_type, {}))
     lora = LoRAConfig(rank=4, alpha=6, **ours)
     facts = model_facts(saved.folder, 2, torch.float32)
     found = {target.path: (target.rank, target.scale) for target in resolve_targets(facts, lora)}

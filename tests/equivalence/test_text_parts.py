@@ -76,7 +76,7 @@ def test_of_the_files_that_transformers_writes_the_text_parts_tensors_alone_are_
     torch.testing.assert_close(logits(saved.folder, files), wanted, rtol=1e-5, atol=1e-5)
     unread = {name for name in files.names() if name not in files.read}
     assert unread
-    towers = ("vision_tower", "multi_modal_projector", "image_newline", "visual")
+    towers = ("vision_tower", "multi_modal_projector", "image_newline", "visual", "embed_vision")
     assert all(name.removeprefix("model.").startswith(towers) for name in unread)
     assert "do not belong" not in caplog.text
 
@@ -132,7 +132,8 @@ def test_what_a_stage_takes_is_the_text_parts(small_model: Any, kind: str) -> No
     saved = small(small_model, kind)
     (shape,) = stage_shapes(saved.folder, 1, torch.float32)
     text = [p for name, p in saved.model.named_parameters() if "language_model" in name or "lm_head" in name]
-    text += [buffer for name, buffer in saved.model.named_buffers() if "embed_scale" in name]
+    scales = ("language_model.embed_tokens.embed_scale", "layer_scalar")
+    text += [buffer for name, buffer in saved.model.named_buffers() if name.endswith(scales)]
     assert shape.parameters == sum(p.numel() for p in text)
     assert shape.parameters < sum(p.numel() for p in saved.model.parameters())
 

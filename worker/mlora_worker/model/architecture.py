@@ -18,7 +18,7 @@ from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
 from mlora_worker.model.families import FAMILIES, REFUSED, Family
-from mlora_worker.model.recurrent import begin_at_each_row
+from mlora_worker.model.recurrent import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part
@@ -89,10 +89,10 @@ def read_config(folder: Path) -> PretrainedConfig:
     """The configuration of the model in ``folder``. Raises UnsupportedModel."""
     with _understood():
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        family_of(config)
+        family = family_of(config)
         _check_sizes(text_config(config))
         form_of(getattr(config, "quantization_config", None))
-        check_rope(text_config(config))
+        check_rope(text_config(config), family.rope_types)
         return config
 
 
@@ -121,8 +121,18 @@ def _understood() -> Iterator[None]:
 
 def family_of(config: PretrainedConfig) -> Family:
     """Raises UnsupportedModel, with the reason where it is known."""
-    if config.model_type in TEXT_PARTS:
-        return _family_within(config)
+    family = _family_within(config) if config.model_type in TEXT_PARTS else _family_named(config)
+    text = text_config(config)
+    beyond = [name for name in family.without if getattr(text, name, None)]
+    if beyond:
+        raise UnsupportedModel(
+            f"{config.model_type} with {', '.join(f'{name} {getattr(text, name)}' for name in beyond)} is not "
+            f"supported: what that brings has not been compared; use one without"
+        )
+    return family
+
+
+def _family_named(config: PretrainedConfig) -> Family:
     known = FAMILIES.get(config.model_type)
     if known is None:
         why = REFUSED.get(config.model_type)
@@ -162,6 +172,7 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
             raise UnsupportedModel(f"{config.model_type} is not a causal language model: {words}") from error
     unify_linears(model)
     begin_at_each_row(model, dtype)
+    forget_shared_keys(model)
     parts, head = parts_of(model, family), model.get_output_embeddings()
     missing = [attribute for attribute, part in parts.items() if part is None]
     layers = parts[family.layers]

@@ -24,6 +24,8 @@ class Family:
     layers: str = "layers"
     norm: str = "norm"
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
+    rope_types: tuple[str, ...] = ()  # of its own, beside those that all may have
+    without: tuple[str, ...] = ()  # configuration fields whose features have not been compared: to be zero
     # Configuration fields of what is done between the parts:
     embedding_factor: str | None = None  # embeddings are multiplied by it
     logit_factor: str | None = None  # logits are multiplied by it
@@ -37,6 +39,12 @@ class Family:
 _PLAIN = Family()
 _GPT2 = Family("wte", learned_positions="wpe", rotary=None, layers="h", norm="ln_f")
 _COHERE = Family(logit_factor="logit_scale")
+_GEMMA4 = Family(
+    logit_cap="final_logit_softcapping",
+    rotary_by_layer_type=True,
+    rope_types=("proportional",),
+    without=("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
+)
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
 FAMILIES: dict[str, Family] = {
@@ -48,6 +56,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
     "gemma3_text": Family(logit_cap="final_logit_softcapping", rotary_by_layer_type=True),
+    "gemma4_text": _GEMMA4,
     "glm": _PLAIN,
     "glm4": _PLAIN,
     "gpt2": _GPT2,
@@ -57,6 +66,7 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(norm="embedding_norm"),
     "llama": _PLAIN,
     "ministral": _PLAIN,
+    "ministral3": _PLAIN,
     "mistral": _PLAIN,
     "olmo2": _PLAIN,
     "olmo3": Family(rotary_by_layer_type=True),
@@ -85,7 +95,6 @@ REFUSED: dict[str, str] = {
     "deepseek_v3": "its feed-forward layers are mixtures of experts",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
     "gemma3n": "its layers share keys and have embeddings of their own, which have not been compared",
-    "gemma4": "its layers share keys and have embeddings of their own, which have not been compared",
     "gpt_oss": "its feed-forward layers are mixtures of experts, and its attention has sinks",
     "granitemoehybrid": "its Mamba layers carry a state that has not been compared over packed rows",
     "lfm2_moe": "its feed-forward layers are mixtures of experts",

@@ -86,6 +86,13 @@ def begin_at_each_row(model: PreTrainedModel, dtype: torch.dtype) -> int:
     return len(found)
 
 
+def forget_shared_keys(model: PreTrainedModel) -> None:
+    """Keys and values that layers leave for others, which such a model here does not have."""
+    for module in model.modules():
+        if getattr(module, "store_full_length_kv", False):
+            setattr(module, "store_full_length_kv", False)  # noqa: B010 - a plain flag of transformers' module
+
+
 def _looking_back(conv: nn.Conv1d, row: Tensor) -> Tensor:
     """[1, length, channels] -> the same: each channel's last tokens, with nothing before the row's first."""
     length = row.shape[1]

@@ -23,8 +23,11 @@ _ROPE_TYPES = ("default", "linear", "llama3", _LONGROPE, "yarn")
 _HISTORY_DEPENDENT = ("dynamic",)
 
 
-def check_rope(config: PretrainedConfig) -> None:
-    """Raises UnsupportedModel for frequencies that depend on other rows, or have not been compared."""
+def check_rope(config: PretrainedConfig, more: tuple[str, ...] = ()) -> None:
+    """Raises UnsupportedModel for frequencies that depend on other rows, or have not been compared. ``more``: types that
+    this kind of model may have, too.
+    """
+    known = _ROPE_TYPES + more
     kinds = _rope_parameters(config)
     for parameters in kinds:
         rope_type = parameters.get("rope_type", "default")
@@ -32,9 +35,9 @@ def check_rope(config: PretrainedConfig) -> None:
             raise UnsupportedModel(
                 f"rope type {rope_type} depends on the longest row so far: tasks would change each other's results"
             )
-        if rope_type not in _ROPE_TYPES:
+        if rope_type not in known:
             raise UnsupportedModel(
-                f"rope type {rope_type} is not supported; supported types: {', '.join(_ROPE_TYPES)}"
+                f"rope type {rope_type} is not supported; supported types: {', '.join(known)}"
             )
         if rope_type == _LONGROPE and len(kinds) > 1:
             raise UnsupportedModel(f"rope type {_LONGROPE} of some layers alone is not supported")

@@ -19,7 +19,15 @@ from mlora_worker.model.families import FAMILIES, Family
 
 DECODER: Final = "model.language_model"
 _HEAD: Final = "lm_head"
-_TOWERS: Final = ("vision_tower", "multi_modal_projector", "image_newline", "visual")
+_TOWERS: Final = (
+    "vision_tower",
+    "multi_modal_projector",
+    "image_newline",
+    "visual",
+    "embed_vision",
+    "audio_tower",
+    "embed_audio",
+)
 # Beginnings of names in files, the first that fits, and what they are in the model.
 _STORED: Final = (
     (f"{DECODER}.", f"{DECODER}."),
@@ -36,9 +44,12 @@ _LLAVA = {kind: FAMILIES[kind] for kind in ("llama", "mistral", "qwen2")}
 TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     # The whole model does not cap logits, whatever its text part's configuration says.
     "gemma3": {"gemma3_text": replace(FAMILIES["gemma3_text"], logit_cap=None)},
+    "gemma4": {"gemma4_text": FAMILIES["gemma4_text"]},
     "llava": _LLAVA,
     "llava_next": _LLAVA,
-    "mistral3": {"mistral": FAMILIES["mistral"]},
+    "llava_onevision": {"qwen2": FAMILIES["qwen2"]},
+    "mistral3": {kind: FAMILIES[kind] for kind in ("ministral3", "mistral")},
+    "qwen2_vl": {"qwen2_vl_text": _PLAIN},
     "qwen2_5_vl": {"qwen2_5_vl_text": _PLAIN},
     "qwen3_5": {"qwen3_5_text": FAMILIES["qwen3_5_text"]},
     "qwen3_vl": {"qwen3_vl_text": _PLAIN},

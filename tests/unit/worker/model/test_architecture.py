@@ -126,6 +126,11 @@ def tiny(model_type: str, **options: Any) -> Any:
             AutoConfig.for_model("llava", text_config={"model_type": "gpt2"}),
             "text part of this llava model is of type gpt2.*; supported types: llama, mistral, qwen2",
         ),
+        (
+            "embeddings of each layer",
+            AutoConfig.for_model("gemma4", text_config={"num_kv_shared_layers": 2}, vision_config=None),
+            "gemma4 with hidden_size_per_layer_input 256, num_kv_shared_layers 2 is not supported: .* use one without",
+        ),
         ("experts beside a tower", AutoConfig.for_model("qwen3_vl_moe"), "qwen3_vl_moe .*: .* experts"),
         ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),
     ],
