@@ -129,6 +129,12 @@ test: ## unit, integration, e2e
 	@$(MAKE) --no-print-directory integration
 	@$(MAKE) --no-print-directory e2e
 
+# Not part of `make test`: it installs 5 GB more, and takes minutes.
+.PHONY: consumers
+consumers: setup model ## Tests of what serves adapters: the real vLLM, on a CPU
+	@.ci/consumers
+	$(PYTEST) --durations=5 tests/consumers
+
 ##@ Test cluster
 
 .PHONY: cluster

@@ -1,0 +1,110 @@
+"""vLLM writes the tokens that PEFT writes, of adapters that ``mlora sync`` brings it while it runs."""
+
+from __future__ import annotations
+
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.consumers.conftest import BASE, TOKENS, Store, Sync, Vllm
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+
+QUESTIONS = ("Tom has 3 bags of 7 apples. How many apples are there?", "What is 12 times 4?")
+
+
+@pytest.fixture(scope="session")
+def prompts(smollm2: Path) -> list[list[int]]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(smollm2)
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": one}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for one in QUESTIONS
+    ]
+
+
+def by_transformers(base: Path, prompts: list[list[int]], adapter: Path | None = None) -> list[list[int]]:
+    """Greedy tokens of the base, with ``adapter`` by PEFT where there is one."""
+    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if adapter is not None:
+        model = PeftModel.from_pretrained(model, adapter)
+    model.eval()
+    model.generation_config.eos_token_id = None  # the same number of tokens, whatever they are
+    written = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            made = model.generate(
+                input_ids=torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=TOKENS,
+                do_sample=False,
+                pad_token_id=0,
+            )
+            written.append(made[0, len(prompt) :].tolist())
+    return written
+
+
+def by_vllm(vllm: Vllm, prompts: list[list[int]], model: str) -> list[list[int]]:
+    return [vllm.tokens(model, prompt) for prompt in prompts]
+
+
+@pytest.fixture(scope="session")
+def of_base(vllm: Vllm, smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """What both say without an adapter: without that, nothing could be said of one."""
+    expected = by_transformers(smollm2, prompts)
+    assert by_vllm(vllm, prompts, BASE) == expected
+    return expected
+
+
+@pytest.mark.parametrize("adapter", ["two-stage", "rank-48"])
+def test_an_adapter_that_comes_while_vllm_runs_writes_what_peft_writes(
+    adapter: str,
+    vllm: Vllm,
+    store: Store,
+    sync: Sync,
+    smollm2: Path,
+    prompts: list[list[int]],
+    of_base: list[list[int]],
+) -> None:
+    assert adapter not in vllm.models()
+    store.publish(adapter, adapter)
+    sync.await_news("loaded", adapter)
+    expected = by_transformers(smollm2, prompts, store.trained / adapter)
+    assert by_vllm(vllm, prompts, adapter) == expected
+    assert all(one != base for one, base in zip(expected, of_base, strict=True))
+    assert by_vllm(vllm, prompts, BASE) == of_base
+    store.remove(adapter)
+    sync.await_news("unloaded", adapter)
+
+
+def test_an_adapter_that_is_replaced_writes_as_the_new_one_and_one_that_is_removed_is_unknown(
+    vllm: Vllm,
+    store: Store,
+    sync: Sync,
+    smollm2: Path,
+    prompts: list[list[int]],
+    of_base: list[list[int]],
+) -> None:
+    store.publish("two-stage", "bot")
+    sync.await_news("loaded", "bot")
+    former = by_transformers(smollm2, prompts, store.trained / "two-stage")
+    assert by_vllm(vllm, prompts, "bot") == former  # its cache now holds these prompts
+
+    store.publish("better", "bot")
+    sync.await_news("reloaded", "bot")
+    better = by_transformers(smollm2, prompts, store.trained / "better")
+    assert by_vllm(vllm, prompts, "bot") == better
+    assert all(one not in (other, base) for one, other, base in zip(better, former, of_base, strict=True))
+
+    store.remove("bot")
+    sync.await_news("unloaded", "bot")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        vllm.tokens("bot", prompts[0])
+    assert refused.value.code == 404
+    assert by_vllm(vllm, prompts, BASE) == of_base
