@@ -257,4 +257,5 @@ def _kind(demand: Demand) -> Kind:
     lora = demand.lora
     chosen = lora.target_modules, lora.exclude_modules, lora.layers_to_transform
     ranks = lora.rank, tuple(sorted(lora.rank_pattern.items()))
-    return demand.step_tokens, demand.longest_row, lora.dropout, chosen, ranks
+    held = lora.type, lora.use_dora, demand.moments
+    return demand.step_tokens, demand.longest_row, lora.dropout, chosen, ranks, held

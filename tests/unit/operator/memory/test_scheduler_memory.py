@@ -15,7 +15,7 @@ from mlora_operator.memory.fit import Coefficients, FittedLine, StageFit
 from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.reckoning import layouts, reckonings, reported_groups
 from mlora_operator.memory.scheduler_memory import DemandKinds, MemoryAnswers, scheduler_memory
-from mlora_worker.protocol import LoRAConfig
+from mlora_worker.protocol import AdapterType, LoRAConfig
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 loras = st.builds(
@@ -23,10 +23,16 @@ loras = st.builds(
     rank=st.sampled_from([4, 16, 64]),
     target_modules=st.sampled_from([("q_proj",), ("v_proj",), ("q_proj", "v_proj")]),
     use_dora=st.booleans(),
+) | st.builds(
+    LoRAConfig,
+    type=st.just(AdapterType.VERA),
+    rank=st.sampled_from([4, 64]),
+    target_modules=st.sampled_from([("q_proj",), ("q_proj", "v_proj")]),
 )
 demands = st.builds(
-    lambda lora, rows, longest: Demand(lora, rows * longest, longest),
+    lambda lora, moments, rows, longest: Demand(lora, rows * longest, longest, moments),
     loras,
+    st.sampled_from([1, 2]),
     st.integers(1, 16),
     st.sampled_from([64, 256, 1024]),
 )
