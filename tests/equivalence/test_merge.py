@@ -26,14 +26,20 @@ IDS = torch.tensor([[3, 5, 8, 13, 21, 34]])
 
 @pytest.fixture(scope="module")
 def adapter(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_by_peft(tiny_model, tmp_path_factory.mktemp("adapter"))
+
+
+def made_by_peft(tiny_model: Path, folder: Path, *, dora: bool = False) -> Path:
     """A PEFT adapter whose B is not zero."""
     torch.manual_seed(3)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], use_dora=dora)
+    model = get_peft_model(base, config)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-    folder = tmp_path_factory.mktemp("adapter")
+        if "lora_magnitude" in name:
+            parameter.data.mul_(1 + torch.rand_like(parameter))
     model.save_pretrained(folder)
     return folder
 
@@ -74,6 +80,15 @@ def test_a_model_that_also_reads_images_is_merged_whole(small_model: Any) -> Non
     assert (wanted - plain).abs().max() > 1e-2
     files = [load_file(folder / "model.safetensors") for folder in (base, saved.folder / "merged")]
     assert files[0].keys() == files[1].keys()
+
+
+def test_dora_is_merged_with_its_magnitudes(tiny_model: Path, tmp_path: Path) -> None:
+    adapter = made_by_peft(tiny_model, tmp_path / "dora", dora=True)
+    assert ask(adapter, tiny_model, tmp_path / "merged").failure is None
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    wanted = PeftModel.from_pretrained(base, adapter)(IDS).logits
+    torch.testing.assert_close(merged(IDS).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_the_sum_is_rounded_once_to_the_type_that_was_asked_for(

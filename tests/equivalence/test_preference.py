@@ -50,6 +50,14 @@ def test_losses_and_weights_are_those_of_trl(base: Base, name: str, tmp_path: Pa
     assert_same(ours, theirs, losses=1e-4, weights=1e-4)
 
 
+def test_dora_learns_from_pairs_as_with_trl(base: Base, tmp_path: Path) -> None:
+    plain = task("dpo", {"type": "dpo"})
+    subject = Task("dpo", LORA.model_copy(update={"use_dora": True}), plain.training, plain.rows, STEPS)
+    ours = train(base, 2, [subject])["dpo"]
+    theirs = train_with_trl(base, subject, ours.start, tmp_path)
+    assert_same(ours, theirs, losses=1e-4, weights=1e-4)
+
+
 def test_gradient_accumulation_is_that_of_trl(base: Base, tmp_path: Path) -> None:
     subject = task("dpo", {"type": "dpo"}, batch_size=2, gradient_accumulation_steps=2)
     ours = train(base, 1, [subject])["dpo"]

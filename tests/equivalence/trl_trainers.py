@@ -55,6 +55,7 @@ def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: 
         LoraConfig(
             r=task.lora.rank,
             lora_alpha=task.lora.alpha,
+            use_dora=task.lora.use_dora,
             target_modules=list(task.lora.target_modules),
             task_type="CAUSAL_LM",
         ),

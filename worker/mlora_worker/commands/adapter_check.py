@@ -16,6 +16,7 @@ from mlora_worker.storage.object_store.file_store import FileStore
 from mlora_worker.storage.versioned_json import plain_json
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
+_MAGNITUDE = ".lora_magnitude_vector"
 _AGAIN = "fetch the adapter again"
 _SHOWN = 100  # characters of a value
 
@@ -47,6 +48,7 @@ def check_adapter(folder: Path) -> None:
     if not entries:
         raise UnusableAdapter(f"{path} holds no tensors: {_AGAIN}")
     _check_pairs(path, entries)
+    _check_magnitudes(path, entries, bool(config.get("use_dora")))
 
 
 def json_object(path: Path) -> dict[str, Any]:
@@ -102,6 +104,20 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
             raise UnusableAdapter(f"{path} has a {name} that is not an object: it is damaged; {_AGAIN}")
         for module in pattern:
             positive(path, pattern, module, float)
+
+
+def _check_magnitudes(path: Path, entries: Mapping[str, TensorEntry], wanted: bool) -> None:
+    """PEFT would take the base's lengths for those that are missing, and say no more than a warning."""
+    modules = {name.removesuffix(_B) for name in entries if name.endswith(_B)}
+    found = {name.removesuffix(_MAGNITUDE) for name in entries if name.endswith(_MAGNITUDE)}
+    for module in sorted(modules ^ found if wanted else found):
+        missing = "lacks" if module in modules else "has no matrices for"
+        what = (
+            f"{missing} {module}{_MAGNITUDE}"
+            if wanted
+            else f"has {module}{_MAGNITUDE}, and use_dora is false"
+        )
+        raise UnusableAdapter(f"{path} {what}: {_AGAIN}")
 
 
 def _check_pairs(path: Path, entries: Mapping[str, TensorEntry]) -> None:

@@ -7,7 +7,9 @@
 ``dropout``    masks that are recomputed, never stored, and depend on the task alone
 ``linear``     the module that takes a frozen linear's place
 ``adapter``    one task's parameters on one stage, their names and their start
-``optimizer``  one task's AdamW
+``magnitudes`` what DoRA multiplies outputs by, and how it is trained
+``vera``       the vectors of VeRA, and the matrices that they make
+``optimizer``  one task's optimizer: AdamW, or ``lion``
 ``peft_fields`` which fields a PEFT configuration of a plain adapter has
 ``lasting``    where on the CPU their memory lies
 

@@ -20,6 +20,7 @@ from mlora_worker.lora.peft_fields import unknown_field
 from mlora_worker.protocol import MergeAnswer, MergeQuestion
 
 A, B = (f"base_model.model.model.layers.0.self_attn.q_proj.lora_{one}.weight" for one in "AB")
+M = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
 CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
 BASE = {"model_type": "llama", "num_attention_heads": 2, "num_hidden_layers": 1}
 WEIGHTS = {A: torch.ones(2, 4), B: torch.ones(4, 2)}
@@ -70,6 +71,13 @@ DAMAGED: list[tuple[str, Any, str]] = [
         "shape [4], and is not a matrix",
     ),
     ("adapter_model.safetensors", save({A: torch.ones(0, 4), B: torch.ones(4, 0)}), "is not a matrix"),
+    (
+        "adapter_config.json",
+        {**CONFIG, "use_dora": True},
+        "lacks base_model.model.model.layers.0.self_attn.q_proj",
+    ),
+    ("adapter_model.safetensors", save(WEIGHTS | {M: torch.ones(4)}), "and use_dora is false"),
+    ("adapter_config.json", {**CONFIG, "peft_type": "VERA"}, "merge this one with PEFT's merge_and_unload"),
     ("adapter_config.json", b"", "adapter_config.json is not JSON"),
     ("adapter_config.json", b"[1]", "adapter_config.json is not a JSON object"),
     ("adapter_config.json", b'{"peft_type": "LORA", "r"', "adapter_config.json is not JSON"),

@@ -191,3 +191,21 @@ def test_every_field_that_todays_peft_writes_by_default_is_taken(folder: MemoryS
     theirs = {name: sorted(value) if isinstance(value, set) else value for name, value in theirs.items()}
     folder.write(f"{URI}/adapter_config.json", json.dumps(theirs).encode())
     read_initial(folder, URI, LORA, TARGETS)
+
+
+def test_a_dora_adapter_goes_on_as_one_and_as_nothing_else() -> None:
+    lora = LORA.model_copy(update={"use_dora": True})
+    targets, store = targets_of(FACTS, lora), MemoryStore()
+    tensors = {name: torch.full(shape, 0.5) for name, shape in expected_tensors(targets).items()}
+    store.write(f"{URI}/adapter_model.safetensors", save(tensors))
+    config = adapter_config(lora, "acme/tiny", None, ["q_proj"])
+    store.write(f"{URI}/adapter_config.json", json.dumps(config).encode())
+    found = read_initial(store, URI, lora, targets).state
+    assert sum(name.endswith("lora_magnitude_vector") for name in found.own) == 2
+    assert sum(name.endswith("lora_magnitude_vector") for name in load(found.payloads[1])) == 1
+    with pytest.raises(UnfitAdapter, match="has use_dora true, the task false"):
+        read_initial(store, URI, LORA, TARGETS)
+    del tensors[next(name for name in tensors if name.endswith("lora_magnitude_vector"))]
+    store.write(f"{URI}/adapter_model.safetensors", save(tensors))
+    with pytest.raises(UnfitAdapter, match="lora_magnitude_vector"):
+        read_initial(store, URI, lora, targets)
