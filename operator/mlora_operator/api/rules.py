@@ -127,6 +127,7 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
 
 # What pydantic checks of an objective by itself has no Python form here.
 OBJECTIVE_RULES: tuple[Rule, ...] = (
+    Rule(path=("training", "objective"), cel="self.type != 'kto'", message=OBJECTIVE_FLAWS["type"]),
     Rule(
         path=("training", "objective"),
         cel="self.type != 'sft' || !has(self.beta)",

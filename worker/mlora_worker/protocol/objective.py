@@ -22,6 +22,7 @@ class ObjectiveType(StrEnum):
     CPO = "cpo"
     SIMPO = "simpo"
     ORPO = "orpo"
+    KTO = "kto"  # which is refused, with the reason
 
 
 class PreferenceLoss(StrEnum):
@@ -49,6 +50,8 @@ LOSSES_OF: Final[Mapping[ObjectiveType, tuple[PreferenceLoss, ...]]] = {
 }
 # Of each field, in words, what it has no meaning for and what to do.
 OBJECTIVE_FLAWS: Final[Mapping[str, str]] = {
+    "type": "type must be sft, dpo, cpo, simpo or orpo: the loss of kto compares each row with a mean over the rows that "
+    "happen to be beside it, so that a result would depend on how a step is cut into microbatches",
     "beta": "beta has a meaning only for dpo, cpo, simpo and orpo: remove it, or set type",
     "lossType": "lossType is sigmoid, hinge, ipo or robust for dpo, and sigmoid, hinge or ipo for cpo; other types have "
     "one loss: correct it, or remove it",
@@ -143,6 +146,8 @@ def flaws_of(objective: Objective) -> list[str]:
     """What is set and has no meaning for its type, each with what to do."""
     kind = objective.type
     flaws = []
+    if kind is ObjectiveType.KTO:
+        return [OBJECTIVE_FLAWS["type"]]
     if objective.beta is not None and not objective.prefers:
         flaws.append(OBJECTIVE_FLAWS["beta"])
     if objective.loss_type is not None and objective.loss_type not in LOSSES_OF.get(kind, ()):

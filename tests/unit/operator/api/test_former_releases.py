@@ -22,6 +22,7 @@ SCHEMAS = {"LoRATask": spec_schema(crd.task_crd()), "LoRAPipeline": spec_schema(
 KEPT = {
     "quickstart.yaml": "quickstart.yaml",
     "pipeline.yaml": "pipeline.yaml",
+    "preference.yaml": "preference.yaml",
     "ci/task.yaml": "ci-task.yaml",
     "kustomize/base/tasks.yaml": "kustomize-tasks.yaml",
     "kustomize/base/pipeline.yaml": "kustomize-pipeline.yaml",
