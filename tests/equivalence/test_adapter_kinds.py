@@ -65,13 +65,14 @@ def task(kind: str, rows: Callable[..., list[Row]]) -> Task:
 
 
 def loraplus(model: PeftModel, training: Training) -> torch.optim.Optimizer:
-    return create_loraplus_optimizer(
+    made: torch.optim.Optimizer = create_loraplus_optimizer(
         model,
         torch.optim.AdamW,
         lr=training.learning_rate,
         loraplus_lr_ratio=8.0,
         loraplus_weight_decay=training.weight_decay,
     )
+    return made
 
 
 def with_peft(base: Base, task: Task, ours: Trained, seed: int | None = None) -> Trained:

@@ -111,13 +111,11 @@ def _check_magnitudes(path: Path, entries: Mapping[str, TensorEntry], wanted: bo
     modules = {name.removesuffix(_B) for name in entries if name.endswith(_B)}
     found = {name.removesuffix(_MAGNITUDE) for name in entries if name.endswith(_MAGNITUDE)}
     for module in sorted(modules ^ found if wanted else found):
-        missing = "lacks" if module in modules else "has no matrices for"
-        what = (
-            f"{missing} {module}{_MAGNITUDE}"
-            if wanted
-            else f"has {module}{_MAGNITUDE}, and use_dora is false"
+        lacks = "lacks" if wanted and module in modules else "has"
+        raise UnusableAdapter(
+            f"{path.parent / CONFIG_NAME} has use_dora {json.dumps(wanted)}, and {path.name} {lacks} "
+            f"{module}{_MAGNITUDE}: {_AGAIN}"
         )
-        raise UnusableAdapter(f"{path} {what}: {_AGAIN}")
 
 
 def _check_pairs(path: Path, entries: Mapping[str, TensorEntry]) -> None:

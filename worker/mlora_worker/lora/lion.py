@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 _PIECE = 2**20  # elements: what a step needs beside the moment is no larger, however large the adapter
@@ -32,7 +33,7 @@ class Lion:
     def step(self, parts: Sequence[LionPart], learning_rate: float) -> None:
         for part in parts:
             rate = learning_rate * part.ratio
-            pieces = (tensor.split(_PIECE) for tensor in (part.parameters, part.gradient, part.moment))
+            pieces = (torch.split(one, _PIECE) for one in (part.parameters, part.gradient, part.moment))
             for parameters, gradient, moment in zip(*pieces, strict=True):
                 direction = (moment * self.beta1).add_(gradient, alpha=1 - self.beta1).sign_()
                 parameters.mul_(1 - rate * self.weight_decay).add_(direction, alpha=-rate)

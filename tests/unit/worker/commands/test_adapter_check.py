@@ -76,7 +76,11 @@ DAMAGED: list[tuple[str, Any, str]] = [
         {**CONFIG, "use_dora": True},
         "lacks base_model.model.model.layers.0.self_attn.q_proj",
     ),
-    ("adapter_model.safetensors", save(WEIGHTS | {M: torch.ones(4)}), "and use_dora is false"),
+    (
+        "adapter_model.safetensors",
+        save(WEIGHTS | {M: torch.ones(4)}),
+        "has use_dora false, and adapter_model.safetensors has base",
+    ),
     ("adapter_config.json", {**CONFIG, "peft_type": "VERA"}, "merge this one with PEFT's merge_and_unload"),
     ("adapter_config.json", b"", "adapter_config.json is not JSON"),
     ("adapter_config.json", b"[1]", "adapter_config.json is not a JSON object"),
