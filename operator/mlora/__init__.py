@@ -34,7 +34,8 @@ from mlora.errors import (
 from mlora_operator.api.meta import Storage
 from mlora_operator.api.task import LoRATaskSpec, Output, TaskStatus
 from mlora_operator.cli.logs.story import StoryLine
-from mlora_worker.protocol import Dataset, Evaluation, InitFrom, LoRASpec, TrainingSpec
+from mlora_worker.protocol import DatasetSpec as Dataset
+from mlora_worker.protocol import Evaluation, InitFrom, LoRASpec, TrainingSpec
 
 __all__ = [
     "AdapterDamaged",
