@@ -44,7 +44,7 @@ class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformer
         """[1, length, ...] of one row -> [1, length, value heads, size]."""
         # [1, length, heads, size] each.
         seen = silu(_looking_back(self.conv1d, mixed))
-        query, key, value = seen.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
+        query, key, value = torch.split(seen, [self.key_dim, self.key_dim, self.value_dim], dim=-1)
         out, _ = _DELTA_RULE(
             query.unflatten(-1, (-1, self.head_k_dim)),
             key.unflatten(-1, (-1, self.head_k_dim)),

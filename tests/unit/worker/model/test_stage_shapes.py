@@ -17,7 +17,8 @@ from tests.fixtures.model_options import FAMILY
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "phi3", "gemma2", "gemma3_text", "gemma3", "qwen3_vl", "gpt_neox", "gpt2"]
+    "model_type",
+    ["llama", "phi3", "gemma2", "gemma3_text", "gemma3", "qwen3_vl", "qwen3_5", "lfm2", "gpt_neox", "gpt2"],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_bytes_are_those_that_a_loaded_stage_measures(
@@ -61,11 +62,11 @@ def test_weights_of_another_library_take_its_kernels_more(small_model: Any, tied
         Quantization(type="int8"),
     ],
 )
-@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5"])
 def test_so_are_the_bytes_of_a_quantised_stage(
     small_model: Any, asked: Quantization, model_type: str
 ) -> None:
-    saved = small_model(model_type, **FAMILY.get(model_type, {}))
+    saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
     freeze = freeze_of(asked)
     assert freeze is not None
     for shape in stage_shapes(saved.folder, 2, torch.bfloat16, asked):
