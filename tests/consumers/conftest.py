@@ -29,10 +29,11 @@ _START_SECONDS = 600  # on a busy machine; 60 on a quiet one
 
 @dataclass(frozen=True)
 class Vllm:
-    """``log``: what it has said."""
+    """``log``: what it has said. ``resolved``: the folder that it looks into for models that it does not know."""
 
     url: str
     log: Path
+    resolved: Path
 
     def tokens(self, model: str, prompt: Sequence[int]) -> list[int]:
         """What it writes after ``prompt``, the likeliest token each time. Raises HTTPError for a model that it has not."""
@@ -64,6 +65,7 @@ def vllm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vl
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "log"
+    resolved = tmp_path_factory.mktemp("resolved")
     command = [
         *(
             str(PYTHON),
@@ -81,6 +83,8 @@ def vllm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vl
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_PLUGINS": "lora_filesystem_resolver",
+        "VLLM_LORA_RESOLVER_CACHE_DIR": str(resolved),
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -91,7 +95,7 @@ def vllm(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vl
         running = subprocess.Popen(
             command, env=environment, cwd=log.parent, stdout=output, stderr=output, start_new_session=True
         )
-    served = Vllm(f"http://127.0.0.1:{port}", log)
+    served = Vllm(f"http://127.0.0.1:{port}", log, resolved)
     try:
         _await_start(served, running)
         yield served
@@ -148,14 +152,18 @@ def task(name: str, folder: Path, *, rank: int, modules: list[str], seed: int) -
 
 @pytest.fixture(scope="session")
 def trained(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the adapters ``two-stage``, ``rank-48`` and ``better``, all of one run on two stages."""
+    """A folder with adapters, all of one run on two stages. ``by-path`` names its base as the server does in itself: by the
+    folder that it was started with.
+    """
     folder = tmp_path_factory.mktemp("trained")
     attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     tasks = [
         task("two-stage", folder / "two-stage", rank=8, modules=attention, seed=1),
         task("rank-48", folder / "rank-48", rank=48, modules=["all-linear"], seed=2),
         task("better", folder / "better", rank=16, modules=attention, seed=3),
+        task("by-path", folder / "by-path", rank=8, modules=attention, seed=4),
     ]
+    tasks[-1]["spec"]["output"]["baseModelName"] = str(smollm2)
     manifest = folder / "tasks.yaml"
     manifest.write_text(yaml.safe_dump_all(tasks))
     command = [

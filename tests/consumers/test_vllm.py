@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from mlora_operator.cli.sync.command import main as sync_main
 from tests.consumers.conftest import BASE, TOKENS, Store, Sync, Vllm
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
@@ -81,6 +82,20 @@ def test_an_adapter_that_comes_while_vllm_runs_writes_what_peft_writes(
     assert by_vllm(vllm, prompts, BASE) == of_base
     store.remove(adapter)
     sync.await_news("unloaded", adapter)
+
+
+def test_a_synced_folder_is_one_that_vllms_resolver_loads_from(
+    vllm: Vllm, store: Store, smollm2: Path, prompts: list[list[int]], of_base: list[list[int]]
+) -> None:
+    for adapter in ("by-path", "two-stage"):
+        store.publish(adapter, adapter)
+    assert sync_main([store.folder.as_uri(), "-d", str(vllm.resolved), "--once"]) == 0
+    expected = by_transformers(smollm2, prompts, store.trained / "by-path")
+    assert by_vllm(vllm, prompts, "by-path") == expected
+    assert all(one != base for one, base in zip(expected, of_base, strict=True))
+    with pytest.raises(urllib.error.HTTPError) as refused:  # it names its base otherwise
+        vllm.tokens("two-stage", prompts[0])
+    assert refused.value.code == 404
 
 
 def test_an_adapter_that_is_replaced_writes_as_the_new_one_and_one_that_is_removed_is_unknown(
