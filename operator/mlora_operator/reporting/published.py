@@ -12,7 +12,7 @@ from mlora_operator.reporting.curves import Finished, Run, points_of
 
 _HISTORY = "history.jsonl"
 _CONFIG = "adapter_config.json"
-_SETTINGS = ("r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules")
+_SETTINGS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
 
 
 def finished_run(source: AdapterSource, manifest: Manifest) -> Finished:

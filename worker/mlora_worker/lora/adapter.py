@@ -146,7 +146,7 @@ class Adapter:
         if self.gradient.device.type != "cpu":
             norm: Tensor = torch.linalg.vector_norm(self.gradient, dtype=torch.float64)
             return norm.square()
-        parts = (part.double() for part in self.gradient.split(NORM_AT_ONCE))
+        parts = (part.double() for part in torch.split(self.gradient, NORM_AT_ONCE))
         return torch.stack([part.dot(part) for part in parts]).sum()
 
     def forget_gradients(self) -> None:

@@ -17,6 +17,7 @@ from mlora_worker.model.architecture import read_architecture
 from mlora_worker.model.facts import facts_of, resolve_targets
 from mlora_worker.protocol import (
     AdapterDtype,
+    AdapterType,
     DataCounts,
     Dataset,
     LoRAConfig,
@@ -26,6 +27,7 @@ from mlora_worker.protocol import (
     Training,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, InvalidAdapter
+from mlora_worker.storage.artifacts.model_card import model_card
 from mlora_worker.stream.planner import TaskLoad
 from tests.fixtures.tiny_model import write_tiny_model
 
@@ -108,3 +110,29 @@ def test_weights_that_overflow_in_the_type_of_the_file_are_refused(base: BaseMod
     finish(base, parts)
     with pytest.raises(InvalidAdapter, match=f"1 of 16 tensors not finite: {name}"):
         finish(base, parts, plan(output_dtype=AdapterDtype.FLOAT16))
+
+
+@pytest.mark.parametrize("kind", ["dora", "vera"])
+def test_other_kinds_are_whole_and_their_card_names_them(base: BaseModel, kind: str) -> None:
+    """The file of VeRA has its random matrices, too, as no reader should have to make them."""
+    more = {"use_dora": True} if kind == "dora" else {"type": AdapterType.VERA}
+    lora = LORA.model_copy(update=more)
+    made: list[dict[str, torch.Tensor]] = [{}, {}]
+    for name, shape in expected_tensors(resolve_targets(base.facts, lora)).items():
+        made[int(name.split(".")[4]) // 2][name] = torch.ones(shape)
+    task = plan().model_copy(update={"lora": lora})
+    finished = finish(base, made, task)
+    random = {name: tuple(finished.tensors[name].shape) for name in finished.tensors if name.count(".") == 1}
+    sides = {"base_model.vera_A": (4, 64), "base_model.vera_B": (64, 4)}
+    assert random == (sides if kind == "vera" else {})
+    assert len(finished.tensors) == 4 * 2 * (3 if kind == "dora" else 2) + len(random)
+    card = model_card(task=task, config=finished.config, step=3, loss=0.5, data=None)
+    assert f"A {'DoRA' if kind == 'dora' else 'VeRA'} adapter for `acme/tiny`" in card
+    assert "merge the adapter into its base" in card
+    assert "max-lora-rank" not in card
+    untrained = [
+        part | {name: part[name] * 0 for name in part if name.endswith(("_B.weight", "lambda_b"))}
+        for part in made
+    ]
+    with pytest.raises(InvalidAdapter, match=r"8 of .* tensors all zero"):
+        finish(base, untrained, task)
