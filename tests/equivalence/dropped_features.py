@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.recurrent import PackedDeltaNet, PackedShortConv
@@ -219,4 +220,116 @@ def scalars_of_layers(stage: Stage) -> Stage:
 def growing_scale_of_scores(stage: Stage) -> Stage:
     for one in _modules(stage, "config"):
         one.config.rope_parameters["llama_4_scaling_beta"] = 0.0
+    return stage
+
+
+def _experts(stage: Stage) -> list[Any]:
+    return [one for one in stage.layers.modules() if isinstance(one, FrozenExperts)]
+
+
+def _routers(stage: Stage) -> Iterator[Any]:
+    return (one.router for one in stage.layers.modules() if isinstance(one, CutRouter))
+
+
+def further_experts(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.top_k = 1
+    return stage
+
+
+def weights_of_experts(stage: Stage) -> Stage:
+    for one in stage.layers.modules():
+        if isinstance(one, CutRouter):
+            one.register_forward_hook(lambda _, __, y: (y[0], torch.ones_like(y[1]), y[2]))
+    return stage
+
+
+def norm_of_experts_weights(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.norm_topk_prob = not one.norm_topk_prob
+    return stage
+
+
+def order_of_experts(stage: Stage) -> Stage:
+    for one in _experts(stage):
+        one.down = nn.ModuleList([*one.down[1:], one.down[0]])
+    return stage
+
+
+def order_of_gate_and_up(stage: Stage) -> Stage:
+    for one in _experts(stage):
+        one.gate, one.up = one.up, one.gate
+    return stage
+
+
+def correction_of_choices(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.e_score_correction_bias.zero_()
+    return stage
+
+
+def groups_of_experts(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.topk_group = one.num_group
+    return stage
+
+
+def scale_of_experts(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.routed_scaling_factor = 1.0
+    return stage
+
+
+def shared_experts(stage: Stage) -> Stage:
+    for one in _modules(stage, "shared_experts"):
+        one.shared_experts = _Nothing()
+    return stage
+
+
+class _Nothing(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x)
+
+
+def norms_of_latents(stage: Stage) -> Stage:
+    for one in _modules(stage, "kv_a_layernorm"):
+        one.kv_a_layernorm = nn.Identity()
+    return stage
+
+
+def interleaved_rotation(stage: Stage) -> Stage:
+    config = next(_modules(stage, "kv_a_layernorm")).config  # all layers have the same one
+    config.rope_interleave = not config.rope_interleave
+    return stage
+
+
+def scale_of_latent_scores(stage: Stage) -> Stage:
+    for one in _modules(stage, "qk_head_dim"):
+        one.scaling = one.qk_head_dim**-0.5
+    return stage
+
+
+def sinks(stage: Stage) -> Stage:
+    for one in _modules(stage, "sinks"):
+        one.sinks = nn.Parameter(torch.full_like(one.sinks, -1000.0), requires_grad=False)
+    return stage
+
+
+def biases_of_experts(stage: Stage) -> Stage:
+    for one in _experts(stage):
+        for bias in (one.gate_bias, one.up_bias, one.down_bias):
+            assert isinstance(bias, torch.Tensor)
+            bias.zero_()
+    return stage
+
+
+def biases_of_routers(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.bias.zero_()
+    return stage
+
+
+def limits_of_experts(stage: Stage) -> Stage:
+    for one in _experts(stage):
+        one.gated = lambda gate, up: (up + 1) * gate * torch.sigmoid(gate * 1.702)
     return stage

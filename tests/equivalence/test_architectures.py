@@ -18,7 +18,7 @@ from mlora_worker.model.load import load_stage
 from mlora_worker.model.scores import scores
 from mlora_worker.model.stage import Stage
 from tests.equivalence import dropped_features as without
-from tests.fixtures.model_options import FAMILY, VARIANTS
+from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, VARIANTS
 from tests.fixtures.small_models import Saved
 
 CPU = torch.device("cpu")
@@ -75,7 +75,9 @@ def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type
         assert differ(own, wanted)
 
 
-@pytest.mark.parametrize("model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite"])
+@pytest.mark.parametrize(
+    "model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite", "granitemoe"]
+)
 def test_losses_and_scores_know_the_factors_and_caps_of_logits(small_model: Any, model_type: str) -> None:
     saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY[model_type])
     parts = [load(saved, stage, 2) for stage in range(2)]
@@ -106,31 +108,51 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.windows, EACH, [
         "cohere2", "exaone4", "gemma2", "gemma2 without caps", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
         "llava of mistral", "ministral",
-        "mistral", "mistral3", "olmo3", "phi3, partly rotated, windows", "qwen2", "qwen2_5_vl with windows",
-        "qwen3 with windows", "smollm3 with windows", "starcoder2"]),
+        "mistral", "mistral3", "gpt_oss", "mixtral", "olmo3", "phi3, partly rotated, windows", "qwen2",
+        "qwen2_5_vl with windows", "qwen3 with windows", "qwen3_moe, experts in each second layer, windows",
+        "smollm3 with windows", "starcoder2"]),
     (without.capped_scores, EACH, ["gemma2"]),
     (without.scale_of_scores, EACH, [
-        "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite"]),
+        "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
+        "granitemoe"]),
     (without.norms_of_queries, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_5",
-        "qwen3_5_text", "qwen3_vl"]),
+        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3",
+        "olmoe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_vl"]),
     (without.norms_of_keys, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "qwen3", "qwen3_5",
-        "qwen3_5_text", "qwen3_vl"]),
+        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3",
+        "olmoe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_vl"]),
     (without.biases, EACH, [
-        "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox",
+        "deepseek_v3, queries in one step, halves rotated", "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4",
+        "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
         "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2", "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2"]),
+    (without.further_experts, EACH, [*EXPERT_TYPES]),
+    (without.weights_of_experts, EACH, [*EXPERT_TYPES]),
+    (without.norm_of_experts_weights, EACH, [
+        "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe"]),
+    (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe"]),
+    (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
+    (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
+    (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe"]),
+    (without.sinks, EACH, ["gpt_oss"]),
+    (without.biases_of_experts, EACH, ["gpt_oss"]),
+    (without.biases_of_routers, EACH, ["gpt_oss"]),
+    (without.limits_of_experts, EACH, ["gpt_oss"]),
+    (without.norms_of_latents, EACH, ["deepseek_v3"]),
+    (without.interleaved_rotation, EACH, ["deepseek_v3", "deepseek_v3, queries in one step, halves rotated"]),
+    (without.scale_of_latent_scores, EACH, ["deepseek_v3"]),
+    (without.order_of_experts, EACH, [*EXPERT_TYPES]),
+    (without.order_of_gate_and_up, EACH, [*EXPERT_TYPES]),
     (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"]),
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
-    (without.factor_of_residuals, EACH, ["granite"]),
+    (without.factor_of_residuals, EACH, ["granite", "granitemoe"]),
     (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3"]),
     (without.scaled_frequencies, EACH, [
-        "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
-    (without.scale_of_rotations, EACH, ["llama, yarn"]),
+        "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
+    (without.scale_of_rotations, EACH, ["gpt_oss", "llama, yarn"]),
     (without.partial_rotation, EACH, [
-        "glm", "glm4", "gpt_neox", "phi3, partly rotated, windows", "qwen3_5", "qwen3_5_text"]),
+        "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", "qwen3_5", "qwen3_5_text"]),
     (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
@@ -143,9 +165,9 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.bias_of_decay, EACH, ["qwen3_5", "qwen3_5_text"]),
     (without.gates_of_states, EACH, ["qwen3_5", "qwen3_5_text"]),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
-    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite"]),
+    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite", "granitemoe"]),
     (without.tied_head, LAST, TIED),
-    (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite"]),
+    (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe"]),
     (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text"]),
 ]  # fmt: skip
 

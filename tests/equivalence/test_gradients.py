@@ -21,7 +21,7 @@ from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Segment, Train
 from tests.equivalence.plain_peft import PeftTask
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, start_of
-from tests.fixtures.model_options import FAMILY
+from tests.fixtures.model_options import FAMILY, TARGETS
 
 DOUBLE = torch.float64
 
@@ -131,7 +131,7 @@ def test_gradients_of_every_architecture_equal_autograds(
     """
     limit = 2e-5 if model_type in ("gemma4", "gemma4_text") else 5e-6
     saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
-    lora = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
+    lora = LoRAConfig(rank=3, alpha=6, target_modules=TARGETS.get(model_type, ("all-linear",)))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1
     )

@@ -16,7 +16,7 @@ from mlora_worker.model.architecture import SUPPORTED_TYPES
 from mlora_worker.protocol import LoRAConfig, Training
 from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import Base, Row, Task, assert_same, train
-from tests.fixtures.model_options import FAMILY
+from tests.fixtures.model_options import FAMILY, TARGETS
 
 STEPS, LAYERS = 10, 2
 ALL = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
@@ -36,9 +36,10 @@ def test_ten_steps_equal_peft_on_one_and_two_stages(
         options["layer_types"] = options["layer_types"][:LAYERS]
     saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
     base = Base(saved.folder, saved.model)
-    task = Task("t", ALL, SINGLE_ROWS, rows(11, 1, longest=16, vocabulary=97), STEPS)
+    lora = ALL.model_copy(update={"target_modules": TARGETS.get(model_type, ALL.target_modules)})
+    task = Task("t", lora, SINGLE_ROWS, rows(11, 1, longest=16, vocabulary=97), STEPS)
     at_once = SINGLE_ROWS.model_copy(update={"warmup_steps": 0})
-    neighbour = Task("n", ALL, at_once, rows(4, 2, longest=20, vocabulary=97), 4)
+    neighbour = Task("n", lora, at_once, rows(4, 2, longest=20, vocabulary=97), 4)
     one, two = (train(base, stages, [task, neighbour])["t"] for stages in (1, 2))
     theirs = train_with_peft(base, task, one.start)
     for ours in (one, two):

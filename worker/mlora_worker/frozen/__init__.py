@@ -4,8 +4,9 @@
 ``plain``    an ordinary tensor, and products with one
 ``onednn``   the same tensor, and products by oneDNN
 ``choose``   which of the two a stage takes
-``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``: how it is packed
+``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``, ``mxfp4``: how it is packed
 ``linear``   the module that has such a weight; puts it in the place of torch's own
+``experts``  the module of many such weights, of which each token takes some
 
 Knows nothing of models nor of adapters: ``model`` makes the weights, ``lora`` and the loss multiply with them.
 """

@@ -4,6 +4,7 @@
 ``partition``     pure: which layers go to which stage
 ``families``      which types are supported, and where the parts of each lie
 ``text_part``     of a model that also reads images: which text parts are supported, under the whole model's names
+``experts``       where routed experts lie, in models and in files
 ``architecture``  the shape of a model from the configuration alone
 ``facts``         what the operator and the coordinator need to know of a model (which modules to adapt: ``stream.targets``)
 ``load``          reads the tensors of one stage
@@ -13,6 +14,7 @@
 ``fusing``        one pass or kernel for a norm, a gated activation, a rotary embedding, where it equals the model's own
 ``transposed``    linear modules whose weights files have the other way round
 ``attention``     causal attention over packed rows
+``sinks``         the same with a sink for each head
 ``recurrent``     layers that carry a state, which begins at each packed row
 ``loss``          cross entropy over supervised positions, in chunks
 

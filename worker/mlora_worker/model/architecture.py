@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from mlora_worker.bounds import MOST_LAYERS, MOST_WIDTH
 from mlora_worker.model.attention import PACKED_ATTENTION
 from mlora_worker.model.errors import ModelError, UnsupportedModel
-from mlora_worker.model.families import FAMILIES, REFUSED, Family
+from mlora_worker.model.experts import ExpertStack, stack_of
+from mlora_worker.model.families import FAMILIES, REFUSED, REFUSED_OPTIONS, Family
 from mlora_worker.model.recurrent import begin_at_each_row, forget_shared_keys
 from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
@@ -41,6 +42,7 @@ class Linear:
     in_features: int
     out_features: int
     inside: str  # the path in its layer, such as self_attn.q_proj
+    of_expert: bool = False  # a matrix of a routed expert, which is no module that an adapter may be added to
 
     @property
     def name(self) -> str:
@@ -68,12 +70,17 @@ class Architecture:
     stored_form: str | None = None  # how the checkpoint has quantised their weights; None: it has not
     transposed: bool = False  # the checkpoint has their weights as [in, out]
     is_part: bool = False  # the whole model has towers beside, whose modules may have the same names
+    experts: tuple[
+        ExpertStack, ...
+    ] = ()  # by layer, where a layer routes tokens to some of many feed-forwards
 
     def layer_costs(self) -> list[float]:
-        """Multiply-adds per token of each layer's linear modules."""
+        """Multiply-adds per token of each layer's linear modules, and of the experts that a token goes through."""
         costs = [0.0] * self.layers
         for linear in self.linears:
             costs[linear.layer] += linear.in_features * linear.out_features
+        for stack in self.experts:
+            costs[stack.layer] += stack.cost
         return costs
 
     @property
@@ -127,7 +134,7 @@ def family_of(config: PretrainedConfig) -> Family:
     if beyond:
         raise UnsupportedModel(
             f"{config.model_type} with {', '.join(f'{name} {getattr(text, name)}' for name in beyond)} is not "
-            f"supported: what that brings has not been compared; use one without"
+            f"supported: {REFUSED_OPTIONS.get(beyond[0], 'what that brings has not been compared; use one without')}"
         )
     return family
 
@@ -224,9 +231,16 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         )
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}")
     form = form_of(getattr(model.config, "quantization_config", None))
+    names = family_of(model.config).experts
+    stacks = [
+        stack_of(layer, names, config, index, layer_prefix(model, index))
+        for index, layer in enumerate(layers)
+    ]
+    experts = tuple(stack for stack in stacks if stack is not None)
     return Architecture(
         hidden_size=config.hidden_size,
-        intermediate_size=linears[-1].in_features,  # a layer ends with the product that narrows again
+        intermediate_size=_width(linears, experts),
+        experts=experts,
         layers=len(layers),
         attention_heads=config.num_attention_heads,
         vocab_size=config.vocab_size,
@@ -237,6 +251,19 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         transposed=any(isinstance(module, StoredTransposed) for module in layers.modules()),
         is_part=isinstance(model, TextPart),
     )
+
+
+def _width(linears: tuple[Linear, ...], experts: tuple[ExpertStack, ...]) -> int:
+    """Of the feed-forward that a token goes through, in the layer where it is widest."""
+    if not experts:
+        return linears[-1].in_features  # a layer ends with the product that narrows again
+    dense: dict[int, int] = {}
+    for linear in linears:
+        if linear.name == "down_proj":
+            dense[linear.layer] = dense.get(linear.layer, 0) + linear.in_features
+    for stack in experts:
+        dense[stack.layer] = dense.get(stack.layer, 0) + stack.active * stack.width
+    return max(dense.values())
 
 
 def read_architecture(folder: Path) -> Architecture:

@@ -3,8 +3,8 @@
 A packed tensor holds rows one after the other; a token sees the earlier tokens of its own row only. The
 boundaries travel as the layer argument ``packed``; no mask over the whole tensor is ever built. On the CPU
 each row is computed by itself, so its result cannot depend on the rows beside it. On CUDA, half-precision
-types use torch's variable-length flash attention; float32 is computed row by row there, too, and so are capped scores,
-which flash attention does not know.
+types use torch's variable-length flash attention; float32 is computed row by row there, too, and so are capped scores
+and sinks, which flash attention does not know.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from mlora_worker.model.sinks import SinkAttention
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.precision import product_dtype
 
@@ -42,10 +43,12 @@ PACKED_ATTENTION = "mlora_packed"
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Where rows begin and end in a packed tensor. ``lengths``: tokens of each row, all positive."""
+    """Where rows begin and end in a packed tensor. ``lengths``: tokens of each row, all positive. ``segments``: tokens of
+    each task's rows; empty: all are one task's."""
 
     lengths: tuple[int, ...]
     device: torch.device
+    segments: tuple[int, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -91,22 +94,29 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface.
 
     query [1, heads, tokens, size], key and value [1, key heads, tokens, size]; ``sliding_window``: a token
     sees itself and the ``sliding_window - 1`` tokens before it; ``softcap``: scaled scores become
-    ``softcap * tanh(scores / softcap)``. Returns [1, tokens, heads, size].
+    ``softcap * tanh(scores / softcap)``; ``s_aux`` [heads]: sinks. Returns [1, tokens, heads, size].
     """
     del module, attention_mask  # the boundaries say it all
-    refused = [name for name in ("s_aux", "position_bias") if options.get(name) is not None]
-    if refused or dropout:
-        raise ValueError(f"packed attention does not know {', '.join(refused) or 'dropout'}")
+    if options.get("position_bias") is not None or dropout:
+        raise ValueError(f"packed attention does not know {'dropout' if dropout else 'position_bias'}")
+    size = value.shape[-1]
+    if (
+        size < query.shape[-1]
+    ):  # latent attention: fused kernels want sizes that are alike, and zeros change nothing
+        value = pad(value, (0, query.shape[-1] - size))
     half = query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
-    if HAS_VARLEN and half and softcap is None:
-        return attention_of_packed_halves(query, key, value, packed, scaling, sliding_window), None
-    return _row_by_row(query, key, value, packed, scaling, sliding_window, softcap), None
+    if HAS_VARLEN and half and softcap is None and s_aux is None:
+        out = attention_of_packed_halves(query, key, value, packed, scaling, sliding_window)
+    else:
+        out = _row_by_row(query, key, value, packed, scaling, sliding_window, softcap, s_aux)
+    return out[..., :size], None
 
 
 def attention_of_packed_halves(
@@ -142,21 +152,26 @@ def _row_by_row(
     scaling: float | None,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     groups, dtype = query.shape[1] // key.shape[1], query.dtype
     wide = product_dtype(dtype, query.device)
     query, key, value = query.to(wide), key.to(wide), value.to(wide)
-    grouped = groups > 1 and softcap is None and _knows_grouped_heads(query.device.type, wide)
+    plain = softcap is None and sinks is None
+    grouped = groups > 1 and plain and _knows_grouped_heads(query.device.type, wide)
     if groups > 1 and not grouped:
         key, value = _repeat(key, groups), _repeat(value, groups)
     # split has one backward node for all rows; slices would each make a gradient of the whole tensor.
     outs = []
     for row_query, row_key, row_value in zip(*_split((query, key, value), packed.lengths), strict=True):
         length = row_query.shape[2]
-        if softcap is not None:
+        if softcap is not None or sinks is not None:
             scale = scaling if scaling is not None else row_query.shape[-1] ** -0.5
             seen = packed.window_mask(length, min(window or length, length))
-            out = CappedAttention.apply(row_query, row_key, row_value, seen, scale, softcap)
+            if sinks is not None:
+                out = SinkAttention.apply(row_query, row_key, row_value, sinks, seen, scale)
+            else:
+                out = CappedAttention.apply(row_query, row_key, row_value, seen, scale, softcap)
             outs.append(out.transpose(1, 2))
             continue
         mask = packed.window_mask(length, window) if window is not None and window < length else None

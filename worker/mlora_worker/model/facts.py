@@ -11,6 +11,7 @@ from torch import nn
 
 from mlora_worker.model.architecture import (
     Architecture,
+    Linear,
     architecture_of,
     decoder_layers,
     family_of,
@@ -20,10 +21,12 @@ from mlora_worker.model.architecture import (
     read_config,
 )
 from mlora_worker.model.errors import InvalidTarget, UnknownTargetModule
+from mlora_worker.model.experts import ExpertStack
 from mlora_worker.model.partition import split_layers
 from mlora_worker.model.quantisation import packed_bytes
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.protocol import (
+    ExpertShape,
     FailureReason,
     LoRAConfig,
     ModelFacts,
@@ -46,11 +49,9 @@ def stage_layers(architecture: Architecture, stages: int) -> tuple[range, ...]:
 
 def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> ModelFacts:
     """Raises TooManyStages."""
-    modules = [
-        shape
-        for stage, layers in enumerate(stage_layers(architecture, stages))
-        for shape in _shapes(architecture, stage, layers)
-    ]
+    own = list(enumerate(stage_layers(architecture, stages)))
+    modules = [shape for stage, layers in own for shape in _shapes(architecture, stage, layers)]
+    experts = [shape for stage, layers in own for shape in _expert_shapes(architecture, stage, layers)]
     return ModelFacts(
         hidden_size=architecture.hidden_size,
         intermediate_size=architecture.intermediate_size,
@@ -60,6 +61,7 @@ def facts_of(architecture: Architecture, stages: int, dtype: torch.dtype) -> Mod
         max_positions=architecture.max_positions,
         dtype_bytes=dtype.itemsize,
         modules=tuple(modules),
+        experts=tuple(experts) or None,
     )
 
 
@@ -94,6 +96,13 @@ def stage_shapes(
             linear.in_features * linear.out_features * dtype.itemsize - size
             for linear in architecture.linears
             if linear.layer in own and (size := bytes_of(linear)) is not None
+        ]
+        saved += [
+            stack.experts * (linear.in_features * linear.out_features * dtype.itemsize - size)
+            for stack in architecture.experts
+            if stack.layer in own
+            for linear in _matrices_of_one(stack)
+            if (size := bytes_of(linear)) is not None
         ]
         shapes.append(
             StageShape(
@@ -142,3 +151,33 @@ def _shapes(architecture: Architecture, stage: int, layers: range) -> list[Modul
             )
         )
     return [shape for runs in shapes.values() for shape in runs]
+
+
+def _matrices_of_one(stack: ExpertStack) -> list[Linear]:
+    return [
+        Linear(f"{stack.path}.0.{at}", stack.layer, inputs, outputs, "", of_expert=True)
+        for at, (outputs, inputs) in enumerate(stack.matrices)
+    ]
+
+
+def _expert_shapes(architecture: Architecture, stage: int, layers: range) -> list[ExpertShape]:
+    """One entry for alike experts in consecutive layers."""
+    shapes: list[ExpertShape] = []
+    for stack in architecture.experts:
+        if stack.layer not in layers:
+            continue
+        own = ExpertShape(
+            stage=stage,
+            first_layer=stack.layer,
+            count=1,
+            experts=stack.experts,
+            active=stack.active,
+            width=stack.width,
+            in_peft=stack.in_peft,
+        )
+        last = shapes[-1] if shapes else own
+        if last == own.model_copy(update={"first_layer": stack.layer - last.count, "count": last.count}):
+            shapes[-1] = last.model_copy(update={"count": last.count + 1})
+        else:
+            shapes.append(own)
+    return shapes

@@ -9,9 +9,11 @@ parts is said here, and nothing else may be there: structure cannot prove that (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transformers import PretrainedConfig
+
+from mlora_worker.model.experts import ExpertNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Family:
     norm: str = "norm"
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
     rope_types: tuple[str, ...] = ()  # of its own, beside those that all may have
-    without: tuple[str, ...] = ()  # configuration fields whose features have not been compared: to be zero
+    without: tuple[str, ...] = ()  # configuration fields that must not be set (``REFUSED_OPTIONS``)
     # Configuration fields of what is done between the parts:
     embedding_factor: str | None = None  # embeddings are multiplied by it
     logit_factor: str | None = None  # logits are multiplied by it
@@ -34,6 +36,7 @@ class Family:
     old_head_name: str | None = (
         None  # of the head's weight in files that older versions of transformers wrote
     )
+    experts: ExpertNames | None = None  # of layers whose feed-forward is a mixture
 
 
 _PLAIN = Family()
@@ -45,12 +48,26 @@ _GEMMA4 = Family(
     rope_types=("proportional",),
     without=("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
 )
+# PEFT gives these words, which were modules in former versions of transformers, the stacked experts and their router.
+_EXPERTS = ExpertNames(in_peft=("gate_proj", "up_proj", "down_proj", "gate"))
+_MIXTRAL = ExpertNames(
+    stored_block="block_sparse_moe", single=("w1", "w3", "w2"), in_peft=("w1", "w2", "w3", "gate")
+)
+_GRANITE_MOE = ExpertNames(
+    "block_sparse_moe",
+    "router",
+    stored_router="router.layer",
+    stacks=(("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight")),
+)
+_AUXILIARY = ("output_router_logits",)
+_GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
 FAMILIES: dict[str, Family] = {
     "arcee": _PLAIN,
     "cohere": _COHERE,
     "cohere2": _COHERE,
+    "deepseek_v3": Family(experts=_EXPERTS),
     "ernie4_5": _PLAIN,
     "exaone4": _PLAIN,
     "gemma": _PLAIN,
@@ -59,21 +76,27 @@ FAMILIES: dict[str, Family] = {
     "gemma4_text": _GEMMA4,
     "glm": _PLAIN,
     "glm4": _PLAIN,
+    "glm4_moe": Family(experts=_EXPERTS),
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": _GPT_NEOX,
-    "granite": Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling"),
+    "gpt_oss": Family(experts=ExpertNames(router="router", in_turns=True), without=_AUXILIARY),
+    "granite": _GRANITE,
+    "granitemoe": replace(_GRANITE, experts=_GRANITE_MOE, without=_AUXILIARY),
     "lfm2": Family(norm="embedding_norm"),
     "llama": _PLAIN,
     "ministral": _PLAIN,
     "ministral3": _PLAIN,
     "mistral": _PLAIN,
+    "mixtral": Family(experts=_MIXTRAL, without=_AUXILIARY),
     "olmo2": _PLAIN,
     "olmo3": Family(rotary_by_layer_type=True),
+    "olmoe": Family(experts=_EXPERTS, without=("clip_qkv", *_AUXILIARY)),
     "phi3": _PLAIN,
     "qwen2": _PLAIN,
     "qwen3": _PLAIN,
     "qwen3_5_text": _PLAIN,
+    "qwen3_moe": Family(experts=_EXPERTS, without=_AUXILIARY),
     "seed_oss": _PLAIN,
     "smollm3": _PLAIN,
     "starcoder2": _PLAIN,
@@ -89,24 +112,26 @@ def logit_factor_of(family: Family, config: PretrainedConfig) -> float:
     return factor / (float(getattr(config, family.logit_divisor)) if family.logit_divisor else 1.0)
 
 
+REFUSED_OPTIONS: dict[str, str] = {
+    "clip_qkv": "outputs of its projections would be clipped in place",
+    "output_router_logits": "the router's auxiliary loss is a mean over all tokens of a batch, so tasks would change each "
+    "other's results, and the router is frozen: remove it",
+}
+
 # Well-known types that are refused, and why: the answer to who asks for them.
 REFUSED: dict[str, str] = {
     "bloom": "its attention adds a bias by distance, which packed attention does not support",
-    "deepseek_v3": "its feed-forward layers are mixtures of experts",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
     "gemma3n": "its layers share keys and have embeddings of their own, which have not been compared",
-    "gpt_oss": "its feed-forward layers are mixtures of experts, and its attention has sinks",
     "granitemoehybrid": "its Mamba layers carry a state that has not been compared over packed rows",
     "lfm2_moe": "its feed-forward layers are mixtures of experts",
     "llama4": "its feed-forward layers are mixtures of experts",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
-    "mixtral": "its feed-forward layers are mixtures of experts",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",
-    "qwen2_moe": "its feed-forward layers are mixtures of experts",
+    "qwen2_moe": "its shared expert has a gate of its own, which has not been compared; qwen3_moe has none",
     "qwen3_5_moe": "its feed-forward layers are mixtures of experts",
-    "qwen3_moe": "its feed-forward layers are mixtures of experts",
     "qwen3_next": "its feed-forward layers are mixtures of experts",
     "qwen3_vl_moe": "its feed-forward layers are mixtures of experts",
 }

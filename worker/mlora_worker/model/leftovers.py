@@ -13,16 +13,18 @@ from transformers import PreTrainedModel
 from mlora_worker.model.errors import UnsupportedModel
 
 _NAMED = 3  # in a message
+_WEIGHT = ".weight"
 
 
 def leftovers(model: PreTrainedModel, names: Collection[str], other_names: Iterable[str] = ()) -> list[str]:
     """Those of ``names`` (all tensors of the checkpoint) that may be dropped, sorted.
 
-    ``model``: on the meta device. ``other_names``: what parts of it may be called, too. Raises UnsupportedModel for a
+    ``model``: on the meta device. ``other_names``: what its weights may be called, too. Raises UnsupportedModel for a
     tensor beside the weight of a module that the model has.
     """
     root = f"{model.base_model_prefix}."
-    known = {*model.state_dict(), *other_names}
+    others = [*other_names]
+    known = {*model.state_dict(), *others}
     known |= {name.removeprefix(root) for name in known}
     left = sorted(name for name in names if name not in known)
     weighted = {
@@ -30,6 +32,7 @@ def leftovers(model: PreTrainedModel, names: Collection[str], other_names: Itera
         for path, module in model.named_modules()
         if not [*module.children()] and [*module.parameters(recurse=False)]
     }
+    weighted |= {name.removesuffix(_WEIGHT) for name in others if name.endswith(_WEIGHT)}
     weighted |= {path.removeprefix(root) for path in weighted}
     wrong = [name for name in left if _owner(name, weighted) is not None]
     if wrong:

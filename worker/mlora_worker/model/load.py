@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from mlora_worker.frozen.experts import SegmentTokens
 from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.frozen.weight import FrozenWeight
@@ -25,6 +26,15 @@ from mlora_worker.model.architecture import (
     read_config,
 )
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
+from mlora_worker.model.experts import (
+    ExpertNames,
+    ExpertStack,
+    MatrixReader,
+    freeze_experts,
+    is_of_experts,
+    read_experts,
+    stored_names,
+)
 from mlora_worker.model.facts import stage_layers
 from mlora_worker.model.families import Family, embedding_factor_of, logit_factor_of
 from mlora_worker.model.fusing import fuse
@@ -32,7 +42,7 @@ from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.quantisation import need_library, stored_form
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
-from mlora_worker.model.stored_forms import StoredForm
+from mlora_worker.model.stored_forms import Mxfp4, StoredForm
 from mlora_worker.model.text_part import TextTensors, text_config
 from mlora_worker.model.transposed import StoredTransposed
 
@@ -80,7 +90,12 @@ def load_stage(
     if architecture.is_part:
         source = TextTensors(source)
     reader = _Reader(source, root, dtype, device, form)
-    dropped = leftovers(model, reader.plain_names, [name for name in (family.old_head_name,) if name])
+    names, stacks = family.experts, {stack.layer: stack for stack in architecture.experts}
+    other_names = [name for name in (family.old_head_name,) if name]
+    if names is not None:
+        for index, stack in stacks.items():
+            other_names += stored_names(stack, names, layer_prefix(model, index))
+    dropped = leftovers(model, reader.plain_names, other_names)
     first, last = stage == 0, stage == stages - 1
     if first and dropped:
         logger.warning(
@@ -95,9 +110,11 @@ def load_stage(
             reader.fill(model, module, f"{root}{attribute}.", _head_name(model) if tied else None)
         return module
 
-    layers = nn.ModuleList(decoder[index] for index in layer_range).eval()
+    layers, segments = nn.ModuleList(decoder[index] for index in layer_range).eval(), SegmentTokens()
     for index in layer_range:
-        reader.fill(model, decoder[index], layer_prefix(model, index), freeze=freeze)
+        own = stacks.get(index)
+        routed = None if own is None or names is None else Routed(own, names, segments)
+        reader.fill(model, decoder[index], layer_prefix(model, index), freeze=freeze, routed=routed)
         fuse(decoder[index], device)
     embedding, positions = (
         (filled(family.embedding), filled(family.learned_positions)) if first else (None, None)
@@ -135,6 +152,7 @@ def load_stage(
         },
         dtype=dtype,
         device=device,
+        segments=segments,
     )
 
 
@@ -166,6 +184,15 @@ def _head_weight(
     return (embedded, True) if torch.equal(own, embedded) else (own, False)
 
 
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What a layer's experts are made of."""
+
+    stack: ExpertStack
+    names: ExpertNames
+    segments: SegmentTokens
+
+
 class _Reader:
     """``root``: prefix of the decoder's tensors, which files of the bare decoder lack. ``form``: how matrices are
     stored; None: plain."""
@@ -193,18 +220,31 @@ class _Reader:
         return not self._names.isdisjoint(names)
 
     def read(
-        self, name: str, shape: torch.Size, other_name: str | None = None, *, transposed: bool = False
+        self,
+        name: str,
+        shape: Sequence[int],
+        other_name: str | None = None,
+        *,
+        transposed: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
+        """``dtype``: another than the stage's."""
         wanted = tuple(reversed(shape)) if transposed else tuple(shape)
-        found = self.stored(self._found(name, other_name), wanted)
+        found = self._plain(name, self._found(name, other_name), wanted)
+        return self._own(found.T if transposed else found, dtype or self._dtype)
+
+    def _own(self, found: Tensor, dtype: torch.dtype) -> Tensor:
+        """A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does."""
+        return torch.empty(found.shape, dtype=dtype, device=self._device).copy_(found)
+
+    def _plain(self, name: str, stored_name: str, shape: tuple[int, ...]) -> Tensor:
+        found = self.stored(stored_name, shape)
         if found.dtype not in _PLAIN:
             raise IncompleteModel(
                 f"tensor {name} is of type {str(found.dtype).removeprefix('torch.')} in the model's files, but "
                 "quantization_config in config.json says nothing of how it is quantised"
             )
-        # A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does.
-        own = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return own.copy_(found.T if transposed else found)
+        return found
 
     def stored(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """As the files have it. Raises IncompleteModel for another shape."""
@@ -231,17 +271,28 @@ class _Reader:
         prefix: str,
         other_weight: str | None = None,
         freeze: Freeze = PlainWeight,
+        routed: Routed | None = None,
     ) -> None:
         """Replace the meta tensors of ``module``, a part of ``model``, by those of the source below ``prefix``, and its
-        linear modules by frozen ones. ``other_weight``: what its weight may be stored as instead."""
+        linear modules by frozen ones. ``other_weight``: what its weight may be stored as instead. ``routed``: its
+        experts."""
         _compute_buffers(model, module, self._device)
         linears = {name for name, one in module.named_modules() if isinstance(one, nn.Linear)}
+        names = None if routed is None else routed.names
         state = {
-            name: self.read(prefix + name, like.shape, other_weight if name == "weight" else None)
+            name: self.read(
+                prefix + name,
+                like.shape,
+                other_weight if name == "weight" else prefix + names.stored(name) if names else None,
+                dtype=like.dtype,  # a router may be wider than the rest
+            )
             for name, like in module.state_dict().items()
-            if name.rpartition(".")[0] not in linears
+            if name.rpartition(".")[0] not in linears and not is_of_experts(name, names)
         }
         module.load_state_dict(state, strict=False, assign=True)
+        if routed is not None:
+            parts = read_experts(routed.stack, routed.names, prefix, self._matrices(freeze))
+            freeze_experts(module, routed.names, parts, routed.segments)
         freeze_linears(module, lambda path, linear: self._frozen(f"{prefix}{path}", linear, freeze))
         module.requires_grad_(False)
         left = [
@@ -252,14 +303,42 @@ class _Reader:
                 f"{prefix}{left[0]} is a buffer that this worker does not know how to compute"
             )
 
-    def _frozen(self, path: str, linear: nn.Linear, freeze: Freeze) -> FrozenLinear:
-        outputs, inputs = linear.weight.shape
-        name, transposed = f"{path}.weight", isinstance(linear, StoredTransposed)
+    def _matrices(self, freeze: Freeze) -> MatrixReader:
+        """For experts, whose names in files are known only to ``experts``."""
+
+        def has(name: str) -> bool:
+            return self.has(name, name.removeprefix(self._root))
+
+        def stack(name: str, shape: tuple[int, ...]) -> Tensor:
+            return self._plain(name, self._found(name), shape)
+
+        def packed(name: str, shape: tuple[int, int, int]) -> Callable[[int, slice], FrozenWeight] | None:
+            if not isinstance(self._form, Mxfp4) or not has(f"{name}_blocks"):
+                return None
+            found = self._found(f"{name}_blocks").removesuffix("_blocks")
+            return self._form.stack(self, found, shape, self._dtype, self._device)
+
+        return MatrixReader(
+            has,
+            lambda name, shape: self._weight(name, shape, freeze),
+            stack,
+            packed,
+            lambda part: self._own(part, self._dtype),
+            lambda part: freeze(self._own(part, self._dtype)),
+        )
+
+    def _weight(
+        self, name: str, shape: tuple[int, int], freeze: Freeze, *, transposed: bool = False
+    ) -> FrozenWeight:
         weight: FrozenWeight | None = None
         if self._form is not None and not transposed:
-            weight = self._form.weight(self, self._found(name), (outputs, inputs), self._dtype, self._device)
-        if weight is None:
-            weight = freeze(self.read(name, linear.weight.shape, transposed=transposed))
+            weight = self._form.weight(self, self._found(name), shape, self._dtype, self._device)
+        return freeze(self.read(name, shape, transposed=transposed)) if weight is None else weight
+
+    def _frozen(self, path: str, linear: nn.Linear, freeze: Freeze) -> FrozenLinear:
+        outputs, inputs = linear.weight.shape
+        transposed = isinstance(linear, StoredTransposed)
+        weight = self._weight(f"{path}.weight", (outputs, inputs), freeze, transposed=transposed)
         bias = None if linear.bias is None else self.read(f"{path}.bias", linear.bias.shape)
         return FrozenLinear(weight, bias)
 

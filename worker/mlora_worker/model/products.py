@@ -48,18 +48,21 @@ def load_with(
     a pass, are multiplied by it as well.
     """
     loaded = load_stage(folder, source, stage, stages, dtype, device, freeze or chosen.freeze, chosen.freeze)
-    for linear in loaded.linears.values():
-        if isinstance(linear.weight, QuantisedWeight):
-            linear.weight.library = chosen.name
+    for module in loaded.layers.modules():
+        if isinstance(module, QuantisedWeight):
+            module.library = chosen.name
     return loaded
 
 
 def _matrices(architecture: Architecture, stage: int, stages: int) -> Counter[tuple[int, int]]:
-    """[out, in] of the linear modules and the head, with how many there are."""
+    """[out, in] of the linear modules, the experts that a token goes through, and the head, with how many there are."""
     layers = stage_layers(architecture, stages)[stage]
     found = Counter(
         (linear.out_features, linear.in_features) for linear in architecture.linears if linear.layer in layers
     )
+    for stack in architecture.experts:
+        if stack.layer in layers:
+            found.update({shape: stack.active * n for shape, n in Counter(stack.matrices).items()})
     if stage == stages - 1:
         found[architecture.vocab_size, architecture.hidden_size] += 1
     return found

@@ -55,7 +55,9 @@ def packed_bytes(config: PretrainedConfig, quantization: Quantization | None) ->
         check_once(form, quantization)
         stay = skipped(config.quantization_config)
         return lambda one: (
-            None if is_skipped(one.path, stay) else form.bytes_of(one.out_features, one.in_features)
+            None
+            if is_skipped(one.path, stay) or (form.experts_only and not one.of_expert)
+            else form.bytes_of(one.out_features, one.in_features)
         )
     match quantization:
         case Quantization(type="nf4", double_quantization=double):

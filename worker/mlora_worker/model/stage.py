@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mlora_worker.frozen.experts import SegmentTokens
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.frozen.weight import FrozenWeight
@@ -45,6 +46,7 @@ class Stage:
     linears: dict[str, FrozenLinear]  # of these layers, by the path in the whole model
     dtype: torch.dtype
     device: torch.device
+    segments: SegmentTokens = field(default_factory=SegmentTokens)  # that routed experts cut their rows by
 
     @property
     def first(self) -> bool:
@@ -78,7 +80,7 @@ class Stage:
     @property
     def quantised(self) -> bool:
         """Whether matrices become dense for a pass."""
-        return any(isinstance(one.weight, QuantisedWeight) for one in self.linears.values())
+        return any(isinstance(one, QuantisedWeight) for one in self.layers.modules())
 
     @property
     def resident_bytes(self) -> int:
@@ -114,6 +116,7 @@ class Stage:
         def run(layer: nn.Module, kind: str | None, hidden: Tensor) -> Tensor:
             if recompute is not None:
                 recompute()
+            self.segments.counts = rows.segments
             output: Tensor = layer(
                 hidden,
                 attention_mask=None,

@@ -15,6 +15,7 @@ from torch import Tensor
 from mlora_worker.frozen.four_bits import FourBitWeight, four_bit_bytes, stored_four_bits
 from mlora_worker.frozen.fp8 import BlockFp8Weight, block_fp8_bytes, scales_of
 from mlora_worker.frozen.int8 import Int8Weight, int8_bytes
+from mlora_worker.frozen.mxfp4 import MXFP4_BLOCK, Mxfp4Weight, mxfp4_bytes
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 
 _INSTEAD = (
@@ -24,7 +25,6 @@ _REFUSED = {
     "gptq": "its 4-bit matrices are in an order that only its own kernels read",
     "awq": "its 4-bit matrices are in an order that only its own kernels read",
     "compressed-tensors": "its many formats have not been compared",
-    "mxfp4": "its 4-bit floats have not been compared",
 }
 _LARGEST_INT8 = 127
 
@@ -50,6 +50,11 @@ class StoredForm(Protocol):
     @property
     def needs_library(self) -> bool: ...
 
+    @property
+    def experts_only(self) -> bool:
+        """Whether linear modules are plain, and stacked experts alone are packed."""
+        ...
+
     def bytes_of(self, outputs: int, inputs: int) -> int: ...
 
     def weight(
@@ -66,6 +71,7 @@ class FourBits:
     double: bool
     name: str = "bitsandbytes, 4 bits"
     needs_library: bool = True
+    experts_only: bool = False
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -105,6 +111,7 @@ class EightBits:
 
     name: str = "bitsandbytes, 8 bits"
     needs_library: bool = False
+    experts_only: bool = False
     beside: tuple[str, ...] = (".SCB", ".weight_format")
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
@@ -129,6 +136,7 @@ class Fp8:
     block: tuple[int, int] | None
     name: str = "fp8"
     needs_library: bool = False
+    experts_only: bool = False
     beside: tuple[str, ...] = (".weight_scale_inv", ".input_scale", ".activation_scale")
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
@@ -155,6 +163,47 @@ class Fp8:
 
     def _block(self, inputs: int) -> tuple[int, int]:
         return (1, inputs) if self.block is None else self.block
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """gpt-oss: the experts' stacks alone, each matrix by rows of its outputs."""
+
+    name: str = "mxfp4"
+    needs_library: bool = False
+    experts_only: bool = True
+    beside: tuple[str, ...] = ("_blocks", "_scales")
+
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        return mxfp4_bytes(outputs, inputs)
+
+    def weight(self, *_: object) -> None:
+        return None
+
+    def stack(
+        self,
+        tensors: Tensors,
+        name: str,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Callable[[int, slice], Mxfp4Weight] | None:
+        """Of the tensor ``name``, [experts, out, in]: what gives some rows of one expert. None: it is a plain one."""
+        if f"{name}_blocks" not in tensors.names():
+            return None
+        experts, outputs, inputs = shape
+        if inputs % MXFP4_BLOCK:
+            raise IncompleteModel(
+                f"tensor {name} cannot be in blocks: config.json gives it rows of {inputs} numbers"
+            )
+        count = inputs // MXFP4_BLOCK
+        blocks = tensors.stored(f"{name}_blocks", (experts, outputs, count, MXFP4_BLOCK // 2))
+        scales = tensors.stored(f"{name}_scales", (experts, outputs, count))
+        for part in (blocks, scales):
+            _of_type(part, torch.uint8, name)
+        return lambda expert, rows: Mxfp4Weight(
+            _own(blocks[expert, rows], device), _own(scales[expert, rows], device), dtype
+        )
 
 
 def form_of(quantization_config: object) -> StoredForm | None:
@@ -207,7 +256,11 @@ def _fp8(said: Mapping[str, Any]) -> StoredForm:
     return Fp8((block[0], block[1]))
 
 
-_KNOWN: Mapping[str, Callable[[Mapping[str, Any]], StoredForm]] = {"bitsandbytes": _bitsandbytes, "fp8": _fp8}
+_KNOWN: Mapping[str, Callable[[Mapping[str, Any]], StoredForm]] = {
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _fp8,
+    "mxfp4": lambda _: Mxfp4(),
+}
 
 
 def _is_bitsandbytes(said: Mapping[str, Any]) -> bool:

@@ -17,12 +17,13 @@ from mlora_worker.pipeline.faults import is_fatal, is_out_of_memory, recover
 from mlora_worker.pipeline.metered import MeteredEngine
 from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Load, Segment, Train
+from mlora_worker.stream.targets import EVERY_LINEAR
 
 log = logging.getLogger(__name__)
 
 TASK = "calibration"  # no uid of an object looks like this
 _SECONDS = 5.0  # after which no further microbatch is begun
-_LORA = LoRAConfig(rank=8, alpha=8, target_modules=("all-linear",))
+_LORA = LoRAConfig(rank=8, alpha=8, target_modules=(EVERY_LINEAR,))
 # Rows and tokens of each, on a CPU: widths and row lengths that do not grow alike.
 _ROWS = ((2, 16), (1, 64), (4, 24), (2, 80), (1, 256))
 _FIRST = -1_000_000  # item numbers that the stream never uses

@@ -135,7 +135,7 @@ class StageEngine:
             self.settle(segment)
         tasks = tuple(self._task(segment.task) for segment in item.segments)
         stage = self.stage
-        rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
+        rows = _packed(item.segments, stage.device)
         if stage.first:
             assert token_ids is not None
             source = stage.embed(to_device(token_ids, stage.device), rows)
@@ -209,7 +209,7 @@ class StageEngine:
         """
         stage = self.stage
         assert stage.first
-        rows = PackedRows(tuple(n for segment in item.segments for n in segment.lengths), stage.device)
+        rows = _packed(item.segments, stage.device)
         self._binder(item.segments, tuple(self._task(segment.task) for segment in item.segments))()
         return stage.logits(stage.run_layers(stage.embed(token_ids.to(stage.device), rows), rows))
 
@@ -283,3 +283,9 @@ def _evaluated(item: Evaluate) -> Segment:
         pairs=item.pairs,
         closes_step=False,
     )
+
+
+def _packed(segments: Iterable[Segment], device: torch.device) -> PackedRows:
+    own = tuple(segments)
+    lengths = tuple(length for segment in own for length in segment.lengths)
+    return PackedRows(lengths, device, tuple(segment.tokens for segment in own))

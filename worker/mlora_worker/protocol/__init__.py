@@ -49,6 +49,7 @@ from mlora_worker.protocol.adapter_config import (
     SERVED_RANKS,
     USUAL_ALPHA,
     VERA_ALONE,
+    WEIGHT,
     AdapterDtype,
     AdapterType,
     Alpha,
@@ -85,7 +86,7 @@ from mlora_worker.protocol.message import (
     ModelUri,
     ObjectName,
 )
-from mlora_worker.protocol.model import ModelFacts, ModelSource, ModuleShape, StageReport
+from mlora_worker.protocol.model import ExpertShape, ModelFacts, ModelSource, ModuleShape, StageReport
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
 from mlora_worker.protocol.objective import OBJECTIVE_FLAWS, Objective, ObjectiveType, PreferenceLoss
 from mlora_worker.protocol.plan import (
@@ -179,6 +180,7 @@ __all__ = [
     "USUAL_ALPHA",
     "USUAL_SEQ_LENGTH",
     "VERA_ALONE",
+    "WEIGHT",
     "AdapterDtype",
     "AdapterInfo",
     "AdapterManifest",
@@ -204,6 +206,7 @@ __all__ = [
     "Entry",
     "Evaluation",
     "EvaluationRecord",
+    "ExpertShape",
     "Failure",
     "FailureReason",
     "FileFormat",

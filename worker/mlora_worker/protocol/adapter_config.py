@@ -18,6 +18,9 @@ _MODULES = (
     "which must match a whole path such as model.layers.3.self_attn.q_proj; or the single entry all-linear: every linear "
     "module of the decoder layers (never the head, never the embeddings)."
 )
+WEIGHT = (
+    ".weight"  # how the published name of a module ends that PEFT knows as a parameter (stream/targets.py)
+)
 Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
 Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
 

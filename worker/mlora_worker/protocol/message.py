@@ -17,8 +17,8 @@ from mlora_worker import addresses
 PROTOCOL_VERSION = 1
 # 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS
 # 5: Report.held; 6: DataCounts.first_dropped_in; 7: StageReport.parameters, products, quantized
-# 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 8
+# 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference; 9: ModelFacts.experts
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 9
 
 
 class Message(BaseModel):

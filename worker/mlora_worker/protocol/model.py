@@ -49,6 +49,24 @@ class ModuleShape(Message):
         return self.path.replace("*", str(layer), 1) if self.path else f"layers.{layer}.{self.name}"
 
 
+class ExpertShape(Message):
+    """Feed-forwards of which a token goes through some; it repeats in consecutive layers."""
+
+    stage: Stage = Field(description="The stage that has it.")
+    first_layer: Layer = Field(description="First of the layers that have it.")
+    count: Layers = Field(description="Number of such layers on the stage.")
+    experts: Width = Field(description="Feed-forwards of a layer.")
+    active: Width = Field(description="Of them, those that a token goes through.")
+    width: Width = Field(description="Length of the inside of one.")
+    in_peft: Annotated[tuple[Word, ...], Field(max_length=16, fail_fast=True)] = Field(
+        default=(), description="Names in target modules that PEFT takes for them and for their router."
+    )
+
+    def cost(self, hidden_size: int) -> int:
+        """Multiply-adds of a token in one layer, with the router's."""
+        return (3 * self.active * self.width + self.experts) * hidden_size
+
+
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""
 
@@ -65,6 +83,10 @@ class ModelFacts(Message):
     )
     modules: Annotated[tuple[ModuleShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] = Field(
         description="The linear modules that may be targeted."
+    )
+    # From report format 9 on, or left out:
+    experts: Annotated[tuple[ExpertShape, ...], Field(max_length=MOST_MODULES, fail_fast=True)] | None = (
+        Field(default=None, description="Routed experts, of which a token goes through some.")
     )
 
     @model_validator(mode="after")

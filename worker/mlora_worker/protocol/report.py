@@ -281,7 +281,9 @@ class Report(Message):
     @model_validator(mode="after")
     def _is_of_these_stages(self) -> Report:
         if self.facts is not None and self.stages:
-            far = max((module.stage for module in self.facts.modules), default=-1)
+            stages = [module.stage for module in self.facts.modules]
+            stages += [shape.stage for shape in self.facts.experts or ()]
+            far = max(stages, default=-1)
             if far >= len(self.stages):
                 raise ValueError(
                     f"facts: a module is on stage {far}, and there are {len(self.stages)} stages"
@@ -298,6 +300,8 @@ class Report(Message):
             new = {"parameters": None, "products": None, "quantized": None}
             stages = tuple(stage.model_copy(update=new) for stage in known.stages)
             known = known.model_copy(update={"stages": stages})
+        if format < 9 and known.facts is not None and known.facts.experts is not None:
+            known = known.model_copy(update={"facts": known.facts.model_copy(update={"experts": None})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

@@ -41,7 +41,8 @@ def even_costs(stages: int) -> tuple[StageCost, ...]:
 
 
 def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[StageCost, ...]:
-    """Analytic: multiply-adds per token of each stage's linear modules, embedding and head with them.
+    """Analytic: multiply-adds per token of each stage's linear modules, embedding and head with them. Of routed experts,
+    those that a token goes through.
 
     The embedding is a look-up, which moves one hidden state; the head computes for supervised tokens only. Attention
     scores, norms and the adapters themselves are left out: they are small beside the frozen products, and alike on all
@@ -50,6 +51,8 @@ def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[S
     per_token = [0.0] * stages
     for module in facts.modules:
         per_token[module.stage] += float(module.in_features) * module.out_features * module.count
+    for shape in facts.experts or ():
+        per_token[shape.stage] += float(shape.cost(facts.hidden_size)) * shape.count
     per_token[0] += embed_cost(facts.hidden_size)
     per_token[-1] += head_cost(facts.hidden_size, facts.vocab_size)
     return tuple(StageCost(cost, launch_tokens * cost) for cost in per_token)

@@ -99,19 +99,22 @@ def _input_groups(
 
 
 def dense_numbers(facts: ModelFacts, stage: int, names: Sequence[Sequence[str]] = ()) -> int:
-    """Of the largest input group of ``stage``, whose matrices are dense at once if they are quantised. Without ``names``,
-    all modules of a layer with inputs as long are taken for one group, which is never too little."""
+    """Of the largest input group of ``stage``, whose matrices are dense at once if they are quantised, or of one of
+    an expert's. Without ``names``, all modules of a layer with inputs as long are taken for one group, which is never too
+    little."""
+    own = (one.width for one in facts.experts or () if one.stage == stage)
+    expert = facts.hidden_size * max(own, default=0)
     modules = {module.path: module for module in modules_of(facts) if module.stage == stage}
 
     def numbers(paths: Iterable[str]) -> int:
         return sum(modules[path].in_features * modules[path].out_features for path in paths)
 
     if names:
-        return max((numbers(group.paths) for group in input_groups(facts, stage, names)), default=0)
+        return max((expert, *(numbers(group.paths) for group in input_groups(facts, stage, names))))
     alike: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
     for path, module in modules.items():
         alike[module.layer, module.in_features].append(path)
-    return max(map(numbers, alike.values()), default=0)
+    return max((expert, *map(numbers, alike.values())))
 
 
 def _by_end(modules: Iterable[Module]) -> Mapping[str, list[Module]]:

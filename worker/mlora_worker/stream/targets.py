@@ -9,7 +9,8 @@ that one counts is the memory that the other takes.
 2. ``excludeModules`` takes away, by the same rules; ``layersToTransform`` keeps those layers alone.
 3. ``rankPattern`` and ``alphaPattern`` give other figures to the modules whose path ends with a key, which may be a
    pattern.
-4. Only linear modules of the decoder layers count: never the head, never the embeddings.
+4. Only linear modules of the decoder layers count: never the head, never the embeddings, nor routed experts and their
+   router. Where PEFT's ``all-linear`` means these, too, it is refused: it would train less here than there.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TypeVar
 
-from mlora_worker.protocol import AdapterType, FailureReason, LoRAConfig, ModelFacts
+from mlora_worker.protocol import WEIGHT, AdapterType, FailureReason, LoRAConfig, ModelFacts
 from mlora_worker.stream.entries import MOST_WORK, Chosen, Entries, Paths, check_work, entries_of, shown
 from mlora_worker.stream.entries import Misfit as Misfit
 from mlora_worker.stream.patterns import is_name
 
 ALL_LINEAR = "all-linear"
+EVERY_LINEAR = ".*"  # a pattern: the linear modules that there are, whatever PEFT calls so
 _NAMES_TOLD = 12
 _COMPARED, _LONGEST_NAME = 8, 64  # entries that are compared with real names, and characters of each
 _OUTSIDE = ("lm_head", "embed_out", "embed_tokens", "embed_in", "wte", "wpe")
@@ -99,7 +101,7 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     modules, paths, entries = modules_of(facts), _paths_of(facts), entries_of(lora)
     check_work(entries, paths)
     asked = entries.targets.matched(paths)
-    chosen = _in_layers(lora, facts, _asked(lora, asked, modules), asked, modules)
+    chosen = _in_layers(lora, facts, _asked(lora, facts, asked, modules), asked, modules)
     chosen = _excluded(chosen, entries.excluded.matched(paths), modules)
     ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, modules, paths)
     alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, modules, paths)
@@ -116,7 +118,25 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
                 f"rank {target.rank} is larger than the smaller side of {target.module.name} "
                 f"({target.module.in_features} x {target.module.out_features}): use at most {side}",
             )
+    _check_whole_weights(lora, facts, targets)
     return targets
+
+
+def _check_whole_weights(lora: LoRAConfig, facts: ModelFacts, targets: Iterable[Target]) -> None:
+    """What PEFT can say of modules that it knows by their weight alone."""
+    expert_names = _expert_names(facts, lora.type)
+    for target in targets:
+        if target.module.name not in expert_names:
+            continue
+        own = target.rank != lora.rank or target.alpha != lora.alpha
+        if lora.dropout or lora.use_dora or own:
+            asked = "a rank or an alpha of its own" if own else "DoRA" if lora.use_dora else "dropout"
+            raise Misfit(
+                FailureReason.INVALID_SPEC,
+                f"{asked} is not possible for {target.path}: in a model "
+                "with routed experts PEFT knows it as target_parameters, which has none. Remove it, or leave the module "
+                "out by excludeModules",
+            )
 
 
 def _scale(lora: LoRAConfig, rank: int, alpha: float) -> float:
@@ -165,9 +185,11 @@ def published_names(
 
     A module's bare name where all modules of that name are adapted; else its path in the layer where it is adapted in every
     layer; else its whole path. ``is_part``: the whole model has other modules, too, whose names nobody knows here, so
-    whole paths alone are sure.
+    whole paths alone are sure. Where PEFT takes a name for routed experts, it is the module's weight: a
+    ``target_parameters``.
     """
     modules = modules_of(facts)
+    targets = tuple(targets)
     paths = {target.path for target in targets}
     if is_part:
         return tuple(sorted(paths))
@@ -175,8 +197,12 @@ def published_names(
     insides = Counter(module.inside for module in modules)
     own = [module for module in modules if module.path in paths]
     own_names, own_insides = Counter(m.name for m in own), Counter(m.inside for m in own)
+    kind = AdapterType.VERA if any(target.vera for target in targets) else AdapterType.LORA
+    expert_names = _expert_names(facts, kind)
     entries = {
-        module.name
+        _whole_weight(module, insides[module.inside] == own_insides[module.inside])
+        if module.name in expert_names
+        else module.name
         if own_names[module.name] == names[module.name]
         else module.inside
         if own_insides[module.inside] == insides[module.inside] and _is_unambiguous(module.inside, insides)
@@ -186,21 +212,55 @@ def published_names(
     return tuple(sorted(entries))
 
 
+def _expert_names(facts: ModelFacts, kind: AdapterType) -> frozenset[str]:
+    """What PEFT takes for the experts and their router, whichever module is meant. Of LoRA alone."""
+    if kind is not AdapterType.LORA:
+        return frozenset()
+    return frozenset(name for shape in facts.experts or () for name in shape.in_peft)
+
+
+def _whole_weight(module: Module, in_each_layer: bool) -> str:
+    return f"{module.inside if in_each_layer else module.path}{WEIGHT}"
+
+
 def _is_unambiguous(inside: str, insides: Iterable[str]) -> bool:
     return not any(other.endswith(f".{inside}") for other in insides)
 
 
-def _asked(lora: LoRAConfig, asked: Mapping[str, Chosen], modules: Sequence[Module]) -> Chosen:
+def _asked(
+    lora: LoRAConfig, facts: ModelFacts, asked: Mapping[str, Chosen], modules: Sequence[Module]
+) -> Chosen:
     if ALL_LINEAR in asked:
         if len(asked) > 1:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"targetModules: {ALL_LINEAR} must be the only entry: remove the other names or {ALL_LINEAR}",
             )
+        if _expert_names(facts, lora.type):
+            names = dict.fromkeys(module.name for module in modules)
+            raise Misfit(
+                FailureReason.INVALID_SPEC,
+                f"targetModules: in PEFT, {ALL_LINEAR} adapts the routed experts and the router of this model, too, and "
+                f"those get no adapter here: name the modules, such as [{', '.join(names)}]",
+            )
         return (1 << len(modules)) - 1
+    expert_names = _expert_names(facts, lora.type)
+    routed = [entry for entry in asked if is_name(entry) and entry.rpartition(".")[2] in expert_names]
+    if routed:
+        there = _picked(modules, _union(asked[entry] for entry in routed))
+        told = f"targetModules: in PEFT, {shown(routed)} means the routed experts and the router of this model, and those "
+        told += "get no adapter here: remove it"
+        if there:
+            told += (
+                f", or write a pattern, which matches linear modules alone, such as .*\\.{there[0].inside}"
+            )
+        raise Misfit(FailureReason.INVALID_SPEC, told)
     unknown = [entry for entry in dict.fromkeys(lora.target_modules) if not asked[entry]]
     if unknown:
-        raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("targetModules", unknown, modules))
+        told = _unknown("targetModules", unknown, modules)
+        if facts.experts:
+            told += "; routed experts and their router get no adapter"
+        raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, told)
     return _union(asked.values())
 
 

@@ -171,6 +171,13 @@ _GLM = (
     "[gMASK]<sop>{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+_GLM45 = (
+    "[gMASK]<sop>{% for m in messages %}{% if m.role == 'assistant' %}{% set parts = m.content.split('</think>') %}"
+    "{{ '<|assistant|>\n<think>' }}{% if parts|length > 1 %}{{ parts[0].split('<think>')[-1].strip() }}{% endif %}"
+    "{{ '</think>\n' + parts[-1].strip() }}"
+    "{% else %}{{ '<|' + m.role + '|>\n' + m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 _GLM_Z1 = (
     "[gMASK]<sop>{% for m in messages %}{% if m.role == 'assistant' %}"
     "{{ '<|assistant|>\n' + m.content.split('</think>')[-1].strip() }}"
@@ -213,6 +220,18 @@ _STARCODER2 = (
     "{% if add_generation_prompt %}{{ '### Response\n' }}{% endif %}"
 )
 
+_DEEPSEEK = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<｜User｜>' + m.content }}"
+    "{% elif m.role == 'assistant' %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
+)
+_HARMONY = (
+    "<|start|>system<|message|>Reasoning: medium<|end|>{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
+    "{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}"
+    "{% else %}{{ '<|start|>' + m.role + '<|message|>' + m.content + '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _THINK = ("<think>", "</think>")
 _TURNS = ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|USER_TOKEN|>")
@@ -235,11 +254,17 @@ FORMS = (
         "<｜end▁of▁sentence｜>", "", None, "Hm.\n</think>\n\ntwo<｜end▁of▁sentence｜>",
         bos="<｜begin▁of▁sentence｜>", marks=_THINK,
     ),
+    Form("DeepSeek V3", "deepseek_v3", _DEEPSEEK,
+         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+         "<｜end▁of▁sentence｜>", "two<｜end▁of▁sentence｜>", "two<｜end▁of▁sentence｜>four<｜end▁of▁sentence｜>",
+         bos="<｜begin▁of▁sentence｜>"),
     Form("Mistral", "mistral", _MISTRAL, ("<s>", "</s>"), "</s>", "two</s>", "two</s>four</s>",
          bos="<s>", vocabulary="pieces"),
     Form("Mistral, later", "mistral", _TEKKEN,
          ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
          "</s>", "two</s>", "two</s>four</s>", bos="<s>"),
+    Form("Mixtral", "mixtral", _MISTRAL, ("<s>", "</s>"), "</s>", "two</s>", "two</s>four</s>",
+         bos="<s>", vocabulary="pieces"),
     Form("Ministral", "ministral", _TEKKEN,
          ("<s>", "</s>", "[INST]", "[/INST]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
          "</s>", "two</s>", "two</s>four</s>", bos="<s>"),
@@ -252,6 +277,9 @@ FORMS = (
          "<think>\nHm.\n</think>\n\ntwo<|im_end|>"),
     Form("Qwen3", "qwen3", _QWEN3, _IM, "<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>", None,
          "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    Form("Qwen3 30B", "qwen3_moe", _QWEN3, _IM, "<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>", None,
+         "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    Form("Qwen3 30B, later", "qwen3_moe", _CHATML, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>"),
     Form("Qwen3 Thinking", "qwen3", _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
          _IM, "<|im_end|>", "\n</think>\n\ntwo<|im_end|>", None, "Hm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
     *(
@@ -266,8 +294,13 @@ FORMS = (
          "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
     Form("Pythia", "gpt_neox", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
     Form("GPT-2", "gpt2", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),
+    Form("gpt-oss", "gpt_oss", _HARMONY, ("<|start|>", "<|message|>", "<|channel|>", "<|end|>", "<|return|>"), "<|return|>",
+         "<|channel|>final<|message|>two<|return|>",
+         "<|channel|>final<|message|>two<|end|><|channel|>final<|message|>four<|return|>"),
     Form("StarCoder", "gpt_bigcode", None, (*_PLAIN, "<fim_prefix>"), "<|endoftext|>", "two<|endoftext|>", None),
     Form("Granite 3", "granite", _GRANITE, ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+         "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
+    Form("Granite 3 of experts", "granitemoe", _GRANITE, ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
          "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
     Form("Command R", "cohere", _COHERE, ("<BOS_TOKEN>", *_TURNS, "<|CHATBOT_TOKEN|>"), "<|END_OF_TURN_TOKEN|>",
          "two<|END_OF_TURN_TOKEN|>", "two<|END_OF_TURN_TOKEN|>four<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
@@ -279,9 +312,13 @@ FORMS = (
     Form("GLM-4", "glm", _GLM.replace("'<|assistant|>' }}", "'<|assistant|>\n' }}"), _GLM_TOKENS, "<|endoftext|>",
          "two<|user|>", "two<|user|>four<|user|>"),
     Form("GLM-4 0414", "glm4", _GLM, _GLM_TOKENS, "<|endoftext|>", "\ntwo<|user|>", "\ntwo<|user|>\nfour<|user|>"),
+    Form("GLM-4.5", "glm4_moe", _GLM45, _GLM_TOKENS, "<|endoftext|>", "\n<think></think>\ntwo<|user|>",
+         "\n<think></think>\ntwo<|user|>\n<think></think>\nfour<|user|>", marks=_THINK),
     Form("GLM-Z1", "glm4", _GLM_Z1, _GLM_TOKENS, "<|endoftext|>", "", None, "\nHm.\n</think>\n\ntwo<|user|>",
          marks=_THINK),
     Form("OLMo 2", "olmo2", _OLMO2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
+         "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
+    Form("OLMoE", "olmoe", _OLMO2, _PLAIN, "<|endoftext|>", "two<|endoftext|>",
          "two<|endoftext|>four<|endoftext|>", bos="<|endoftext|>"),
     Form("OLMo 3", "olmo3", _OLMO3, _IM, "<|endoftext|>", "two<|endoftext|>", "two<|im_end|>four<|endoftext|>"),
     Form("OLMo 3 Think", "olmo3", _OLMO3.replace("assistant\n' }}{% endif %}", "assistant\n<think>' }}{% endif %}"),

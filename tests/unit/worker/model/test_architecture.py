@@ -74,8 +74,14 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
     [
         ({"model_type": "bert"}, "model type bert is not supported; supported types: arcee, cohere"),
         (
-            {"model_type": "mixtral"},
-            "model type mixtral is not supported: .* mixtures of experts; supported types",
+            {"model_type": "qwen2_moe"},
+            "model type qwen2_moe is not supported: .* gate of its own.*; supported types",
+        ),
+        ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits.* auxiliary loss"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv 8.0 is not supported: .* clipped"),
+        (
+            {"model_type": "mixtral", "num_experts_per_tok": 9, "num_local_experts": 8},
+            "a token takes 9 of 8 experts",
         ),
         ({"model_type": "no-such-model"}, "no-such-model"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantised \(gptq\)"),

@@ -78,7 +78,7 @@ def test_positions_restart_at_each_row() -> None:
 
 def test_arithmetic_that_is_not_known_is_refused() -> None:
     tensor = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="s_aux"):
+    with pytest.raises(ValueError, match="position_bias"):
         packed_attention(
             nn.Module(),
             tensor,
@@ -86,7 +86,7 @@ def test_arithmetic_that_is_not_known_is_refused() -> None:
             tensor,
             None,
             packed=PackedRows((2,), torch.device("cpu")),
-            s_aux=tensor,
+            position_bias=tensor,
         )
 
 

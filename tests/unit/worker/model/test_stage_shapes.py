@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from mlora_worker.frozen.onednn import OneDnnWeight, available
-from mlora_worker.model.facts import stage_shapes
+from mlora_worker.model.architecture import read_architecture
+from mlora_worker.model.facts import model_facts, stage_shapes
 from mlora_worker.model.load import load_stage
 from mlora_worker.model.quantisation import freeze_of
 from mlora_worker.protocol import Quantization
+from mlora_worker.stream.costs import head_cost, stage_costs
+from mlora_worker.stream.footprint import dense_numbers
 from mlora_worker.stream.libraries import KERNEL_BYTES
 from tests.fixtures.model_options import FAMILY
 
 
 @pytest.mark.parametrize(
     "model_type",
-    ["llama", "phi3", "gemma2", "gemma3_text", "gemma3", "qwen3_vl", "qwen3_5", "lfm2", "gpt_neox", "gpt2"],
+    [
+        "llama",
+        "phi3",
+        "gemma2",
+        "gemma3_text",
+        "gemma3",
+        "qwen3_vl",
+        "qwen3_5",
+        "lfm2",
+        "gpt_neox",
+        "gpt2",
+        "deepseek_v3",
+        "glm4_moe",
+        "gpt_oss",
+        "granitemoe",
+        "mixtral",
+        "olmoe",
+        "qwen3_moe",
+    ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_bytes_are_those_that_a_loaded_stage_measures(
@@ -62,7 +85,7 @@ def test_weights_of_another_library_take_its_kernels_more(small_model: Any, tied
         Quantization(type="int8"),
     ],
 )
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe"])
 def test_so_are_the_bytes_of_a_quantised_stage(
     small_model: Any, asked: Quantization, model_type: str
 ) -> None:
@@ -84,3 +107,40 @@ def test_a_tied_head_counts_once_on_one_stage_and_twice_on_two(small_model: Any)
     twice = sum(shape.parameters for shape in stage_shapes(saved.folder, 2, torch.float32))
     assert once == sum(parameter.numel() for parameter in saved.model.parameters())
     assert twice - once == saved.model.config.vocab_size * saved.model.config.hidden_size
+
+
+def test_published_mixtures_have_the_parameters_that_their_authors_tell(tmp_path: Path) -> None:
+    """And a token goes through a few of them alone: that is what stages are cut by."""
+    shapes = {
+        "qwen3_moe": (
+            {
+                "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4,
+                "head_dim": 128, "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768, "vocab_size": 151936, "tie_word_embeddings": False,
+            },
+            30_532_122_624, 3.3e9,
+        ),
+        "mixtral": (
+            {
+                "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "intermediate_size": 14336, "num_local_experts": 8, "num_experts_per_tok": 2, "vocab_size": 32000,
+                "tie_word_embeddings": False,
+            },
+            46_702_792_704, 12.9e9,
+        ),
+    }  # fmt: skip
+    for model_type, (options, parameters, active) in shapes.items():
+        AutoConfig.for_model(model_type, **options).save_pretrained(tmp_path)
+        found = stage_shapes(tmp_path, 4, torch.bfloat16)
+        assert sum(shape.parameters for shape in found) == parameters
+        assert sum(shape.resident_bytes for shape in found) == pytest.approx(2 * parameters, rel=1e-6)
+        quarter = stage_shapes(tmp_path, 4, torch.bfloat16, Quantization(type="nf4"))
+        assert sum(shape.resident_bytes for shape in quarter) < 0.6 * parameters
+        facts = model_facts(tmp_path, 4, torch.bfloat16)
+        layers = sum(read_architecture(tmp_path).layer_costs())
+        ends = options["vocab_size"] * options["hidden_size"]
+        assert layers + 2 * ends == pytest.approx(active, rel=0.02)
+        ours = sum(cost.per_token for cost in stage_costs(facts, 4, 0.0))
+        assert ours == layers + facts.hidden_size + head_cost(facts.hidden_size, facts.vocab_size)
+        largest = facts.hidden_size * (facts.experts or ())[0].width
+        assert dense_numbers(facts, 0, [["q_proj"], ["k_proj"], ["v_proj"], ["o_proj"]]) >= largest

@@ -219,7 +219,7 @@ def test_packed_numbers_without_scales_are_not_taken_for_values(files: Any) -> N
         ),
         ({"quant_method": "awq"}, r"\(awq\)"),
         ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\)"),
-        ({"quant_method": "mxfp4"}, r"\(mxfp4\)"),
+        ({"quant_method": "hqq"}, r"\(hqq\)"),
         ({"quant_method": "hqq"}, r"\(hqq\), and it has not been compared"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"\(fp8\) with weight_block_size \[128\]"),
         ({"quant_method": "fbgemm_fp8"}, r"\(fbgemm_fp8\), and it has not been compared: use .* plain float"),

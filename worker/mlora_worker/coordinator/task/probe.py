@@ -15,6 +15,7 @@ from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.training_rows.step_order import StepPlan
 from mlora_worker.protocol import DataCounts, Dataset, LoRAConfig, TaskPhase, TaskPlan, Training
 from mlora_worker.stream.planner import TaskLoad
+from mlora_worker.stream.targets import EVERY_LINEAR
 
 PROBE = "probe"  # no uid of an object looks like this
 TOKENS = 8
@@ -30,7 +31,7 @@ def probe_task() -> TaskRun:
         name=PROBE,
         admitted=True,
         base_model="",
-        lora=LoRAConfig(rank=1, alpha=1, target_modules=("all-linear",)),
+        lora=LoRAConfig(rank=1, alpha=1, target_modules=(EVERY_LINEAR,)),
         dataset=Dataset(inline=""),
         training=training,
         output_uri="s3://probe",  # nothing is ever written there

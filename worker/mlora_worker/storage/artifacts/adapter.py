@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
+    WEIGHT,
     AdapterDtype,
     AdapterInfo,
     AdapterManifest,
@@ -70,6 +71,7 @@ def adapter_config(
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
     ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
+    Those that are weights (they end with ``WEIGHT``) become ``target_parameters``, which PEFT 0.17 and later know.
     ``fan_in_fan_out``: the base has its weights transposed (GPT-2). ``seed``: what VeRA's random matrices follow from.
 
     PEFT refuses a file with a field that its version does not know. So what came after 0.5 stands there only where it is
@@ -77,13 +79,14 @@ def adapter_config(
     """
     if not base_model.strip() or not target_modules:
         raise ValueError("the configuration of an adapter needs a base model and target modules")
+    parameters = sorted({name for name in target_modules if name.endswith(WEIGHT)})
     every = {
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
         "revision": revision,
         "inference_mode": True,
         "r": lora.rank,
-        "target_modules": sorted(set(target_modules)),
+        "target_modules": sorted({*target_modules} - {*parameters}),
         "bias": "none",
         "fan_in_fan_out": fan_in_fan_out,
         "modules_to_save": None,
@@ -109,6 +112,7 @@ def adapter_config(
         else lora.init_lora_weights.value,
     }
     newer = {
+        "target_parameters": parameters,
         "rank_pattern": dict(sorted(lora.rank_pattern.items())),
         "alpha_pattern": {key: _number(alpha) for key, alpha in sorted(lora.alpha_pattern.items())},
         "use_rslora": lora.use_rslora,

@@ -186,6 +186,14 @@ def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_name(
         read_initial(folder, URI, LORA, TARGETS)
 
 
+def test_weights_of_linear_modules_among_its_parameters_are_taken(folder: MemoryStore) -> None:
+    """So PEFT knows modules that share a name with routed experts; which they are, the tensors' names say."""
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
+    change = {"target_parameters": ["mlp.shared_experts.up_proj.weight"]}
+    folder.write(f"{URI}/adapter_config.json", json.dumps(config | change).encode())
+    assert read_initial(folder, URI, LORA, TARGETS)
+
+
 def test_every_field_that_todays_peft_writes_by_default_is_taken(folder: MemoryStore) -> None:
     theirs = PeftLoraConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules=["q_proj"]).to_dict()
     theirs = {name: sorted(value) if isinstance(value, set) else value for name, value in theirs.items()}

@@ -1,0 +1,25 @@
+"""What a report says of routed experts."""
+
+from __future__ import annotations
+
+from mlora_worker.protocol import REPORT_FORMAT, ExpertShape, Report
+from tests.fixtures.toy_facts import toy_facts, toy_stages
+
+EXPERTS = (ExpertShape(stage=1, first_layer=2, count=2, experts=8, active=2, width=16, in_peft=("gate",)),)
+
+
+def report(experts: tuple[ExpertShape, ...] | None) -> Report:
+    facts = toy_facts().model_copy(update={"experts": experts})
+    return Report(run_id="r", sequence=1, plan_generation=1, ready=True, facts=facts, stages=toy_stages())
+
+
+def test_a_reader_of_a_former_format_is_told_nothing_of_them() -> None:
+    assert "experts" not in report(EXPERTS).as_understood_by(8).to_json()
+
+
+def test_a_reader_of_this_format_is_told() -> None:
+    said = report(EXPERTS).as_understood_by(REPORT_FORMAT).to_json()
+    found = Report.model_validate_json(said).facts
+    assert found is not None
+    assert found.experts == EXPERTS
+    assert "experts" not in report(None).to_json(), "mostly there are none"

@@ -1,0 +1,211 @@
+"""Layers whose feed-forward is a mixture of experts: where the parts lie, what the files call them, and their reading.
+
+transformers keeps a layer's experts in two stacked tensors; files mostly have each expert's matrices by themselves. They
+are read one by one, each straight into its place, so no stack is ever there beside its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from mlora_worker.frozen.experts import Biases, CutRouter, FrozenExperts, Gated, SegmentTokens
+from mlora_worker.frozen.weight import FrozenWeight
+from mlora_worker.model.errors import UnsupportedModel
+
+_BIAS = "_bias"
+MOST_EXPERTS = 4096  # of a layer: each of them is a module
+
+
+class Parts(NamedTuple):
+    """Of each expert, [out, in]; and of all together."""
+
+    gate: Sequence[FrozenWeight]
+    up: Sequence[FrozenWeight]
+    down: Sequence[FrozenWeight]
+    biases: Biases | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Of the parts of a layer that has routed experts, in transformers and in files."""
+
+    block: str = "mlp"  # the mixture, in its layer
+    router: str = "gate"  # in the block
+    stored_block: str | None = None  # what files call the block; None: the same
+    stored_router: str | None = None
+    single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert in files
+    # Of all of them, gate and up in one, if files have these; in a block.
+    stacks: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
+    # Stacks are [experts, in, out], gate and up lie there in turns, and each has a bias beside it (gpt-oss).
+    in_turns: bool = False
+    # Words of ``target_modules`` that PEFT takes for the stacked experts and their router, whatever else has that name.
+    in_peft: tuple[str, ...] = ()
+
+    @property
+    def experts(self) -> str:
+        """The experts, in their layer."""
+        return f"{self.block}.experts"
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """What files may call the block."""
+        return tuple(dict.fromkeys((self.block, self.stored_block or self.block)))
+
+    def stored(self, name: str) -> str:
+        """What files may call ``name`` of a layer's own state instead."""
+        router = f"{self.block}.{self.router}."
+        if not name.startswith(router):
+            return name
+        block, own = self.stored_block or self.block, self.stored_router or self.router
+        return f"{block}.{own}.{name.removeprefix(router)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStack:
+    """The routed experts of one layer."""
+
+    path: str  # in the causal LM, such as model.layers.3.mlp.experts
+    layer: int
+    experts: int
+    active: int  # of them, those that a token goes through
+    hidden_size: int
+    width: int  # of the inside of one expert
+    in_peft: tuple[str, ...] = ()  # see ExpertNames
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """[out, in] of one expert's."""
+        return ((self.width, self.hidden_size),) * 2 + ((self.hidden_size, self.width),)
+
+    @property
+    def cost(self) -> int:
+        """Multiply-adds of a token, with the router's."""
+        return 3 * self.active * self.width * self.hidden_size + self.experts * self.hidden_size
+
+
+def has_experts(layer: nn.Module, names: ExpertNames | None) -> bool:
+    """Some types have dense layers, too."""
+    return names is not None and any(path == names.experts for path, _ in layer.named_modules())
+
+
+def stack_of(
+    layer: nn.Module, names: ExpertNames | None, config: PretrainedConfig, index: int, prefix: str
+) -> ExpertStack | None:
+    """Of ``layer``, whose names begin with ``prefix``. Raises UnsupportedModel."""
+    if names is None or not has_experts(layer, names):
+        return None
+    down: Tensor = layer.get_submodule(names.experts).down_proj  # type: ignore[assignment]
+    experts, size = len(down), config.hidden_size
+    active = config.num_experts_per_tok
+    if not isinstance(active, int) or not 1 <= active <= experts <= MOST_EXPERTS:
+        raise UnsupportedModel(
+            f"config.json of the base model cannot be used: a token takes {active} of {experts} experts; at least one, "
+            f"at most all, and at most {MOST_EXPERTS} experts are possible"
+        )
+    width = down.shape[1] * down.shape[2] // size
+    return ExpertStack(f"{prefix}{names.experts}", index, experts, active, size, width, names.in_peft)
+
+
+def stored_names(stack: ExpertStack, names: ExpertNames, prefix: str) -> Iterator[str]:
+    """All names under which files may have the tensors of ``stack``, and of the router beside it."""
+    for block in names.blocks:
+        ends = ("", _BIAS) if names.in_turns else ("",)
+        yield from (f"{prefix}{block}.{one}{end}" for pair in names.stacks for one in pair for end in ends)
+        for router in {names.router, names.stored_router or names.router}:
+            yield f"{prefix}{block}.{router}.weight"
+        for expert in range(stack.experts):
+            yield from (f"{prefix}{block}.experts.{expert}.{one}.weight" for one in names.single)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixReader:
+    """How ``load`` reads: each answer is there once, and is the caller's."""
+
+    has: Callable[[str], bool]
+    matrix: Callable[
+        [str, tuple[int, int]], FrozenWeight
+    ]  # a tensor of the files, frozen as the stage wants it
+    stack: Callable[[str, tuple[int, ...]], Tensor]  # as the files have it; not to be written to
+    # Of a packed stack [experts, out, in]: what gives some rows of one expert; None: it is a plain one.
+    packed: Callable[[str, tuple[int, int, int]], Callable[[int, slice], FrozenWeight] | None]
+    own: Callable[[Tensor], Tensor]  # a copy of a part of a stack, in the stage's type
+    freeze: Callable[[Tensor], FrozenWeight]  # the same, frozen
+
+
+def read_experts(stack: ExpertStack, names: ExpertNames, prefix: str, reader: MatrixReader) -> Parts:
+    """Of the layer whose names begin with ``prefix``: gate, up and down of each expert. Raises IncompleteModel."""
+    for block, pair in product(names.blocks, names.stacks):
+        both, narrow = (f"{prefix}{block}.{one}" for one in pair)
+        if any(reader.has(name + end) for name in (both, narrow) for end in ("", "_blocks")):
+            return _of_stacks(both, narrow, stack, reader, in_turns=names.in_turns)
+
+    def named(block: str, expert: int, one: str) -> str:
+        return f"{prefix}{block}.experts.{expert}.{one}.weight"
+
+    own = next((one for one in names.blocks if reader.has(named(one, 0, names.single[0]))), names.blocks[-1])
+    read = [
+        [
+            reader.matrix(named(own, expert, one), shape)
+            for one, shape in zip(names.single, stack.matrices, strict=True)
+        ]
+        for expert in range(stack.experts)
+    ]
+    gate, up, down = map(list, zip(*read, strict=True))
+    return Parts(gate, up, down)
+
+
+def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader, *, in_turns: bool) -> Parts:
+    """One stack is there at a time."""
+    count, width, size = range(stack.experts), stack.width, stack.hidden_size
+    experts = len(count)
+    if not in_turns:
+        wide = reader.stack(both, (experts, 2 * width, size))
+        gate, up = ([reader.freeze(half[at]) for at in count] for half in (wide[:, :width], wide[:, width:]))
+        del wide
+        whole = reader.stack(narrow, (experts, size, width))
+        return Parts(gate, up, [reader.freeze(whole[at]) for at in count])
+    part = reader.packed(both, (experts, 2 * width, size))
+    if part is not None:
+        gate, up = ([part(at, slice(turn, None, 2)) for at in count] for turn in (0, 1))
+    else:
+        wide = reader.stack(both, (experts, size, 2 * width))
+        gate, up = ([reader.freeze(wide[at, :, turn::2].T) for at in count] for turn in (0, 1))
+        del wide
+    part = reader.packed(narrow, (experts, size, width))
+    if part is not None:
+        down = [part(at, slice(None)) for at in count]
+    else:
+        whole = reader.stack(narrow, (experts, width, size))
+        down = [reader.freeze(whole[at].T) for at in count]
+    of_both = reader.stack(f"{both}{_BIAS}", (experts, 2 * width))
+    biases = of_both[:, ::2], of_both[:, 1::2], reader.stack(f"{narrow}{_BIAS}", (experts, size))
+    return Parts(gate, up, down, Biases(*map(reader.own, biases)))
+
+
+def freeze_experts(layer: nn.Module, names: ExpertNames, parts: Parts, segments: SegmentTokens) -> None:
+    """Put frozen experts in the place of those of ``layer``, and have its router see each segment by itself."""
+    block = layer.get_submodule(names.block)
+    theirs: Any = block.experts
+    block.experts = FrozenExperts(
+        parts.gate, parts.up, parts.down, _gated(theirs, names), segments, parts.biases
+    )
+    setattr(block, names.router, CutRouter(getattr(block, names.router), segments))
+
+
+def _gated(theirs: Any, names: ExpertNames) -> Gated:
+    if names.in_turns:
+        return lambda gate, up: theirs._apply_gate(torch.stack((gate, up), dim=-1).flatten(-2))
+    activation = theirs.act_fn
+    return lambda gate, up: activation(gate) * up
+
+
+def is_of_experts(name: str, names: ExpertNames | None) -> bool:
+    """Whether ``name``, of a layer's own state, is one of the stacks that ``freeze_experts`` replaces."""
+    return names is not None and name.startswith(f"{names.experts}.")
