@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from mlora_worker.coordinator.task.evaluation import EvaluationRows
 from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.protocol import Evaluation, LoRAConfig, Objective, Schedule, TaskPhase, Training
 from mlora_worker.stream.items import Evaluate, Train
 from tests.equivalence.tasks import (
@@ -125,6 +127,18 @@ def test_a_trial_that_comes_later_finds_what_is_known(base: Base) -> None:
     runs = {"trial-0.1": first, "trial-0.5": second}
     pipeline = finished(ThreadedPipeline(engines_of(base, 1), runs, script=then).run())
     assert sum(len(item.lengths) for item in asked(pipeline)) == 2 * 22
+
+
+def test_a_restarted_worker_finds_on_its_disk_what_is_known(base: Base, tmp_path: Path) -> None:
+    def play() -> ThreadedPipeline:
+        runs = {"subject": pairs().prepared()}
+        files = ReferenceFiles(tmp_path, "base")
+        return finished(ThreadedPipeline(engines_of(base, 1), runs, references=files).run())
+
+    first, second = play(), play()
+    assert sum(len(item.lengths) for item in asked(first)) == 2 * 22
+    assert asked(second) == []
+    assert first.losses == second.losses
 
 
 def test_rows_beyond_the_last_step_are_never_asked_for(base: Base) -> None:

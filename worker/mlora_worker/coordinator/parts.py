@@ -13,6 +13,7 @@ from mlora_worker.coordinator.preparation.prepare import BaseModel
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenCheckpoints
 from mlora_worker.coordinator.uploads.retrier import CallLater, WorkPool
 from mlora_worker.coordinator.uploads.timer import DelayedCalls
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.preparing.maker import RowMaker
 from mlora_worker.protocol import (
     MemorySample,
@@ -52,6 +53,9 @@ class CoordinatorParts:
     aside: Aside = field(default_factory=Aside)  # for what of tasks no stage computes with
     # Bytes on each stage that its budget counts and no task in training has: see ``Aside.held``.
     held: Callable[[], tuple[int, ...]] = tuple
+    references: ReferenceFiles = field(
+        default_factory=ReferenceFiles
+    )  # on this rank's volume; by default none
     kept_bytes: int = KEPT_BYTES  # of states of tasks that wait for their return, in this rank's memory
     costs: Sequence[StageCost] | None = None  # of each stage, to plan with
     timeline: CollectTimeline = lambda *_: Timeline(stages=0, spans=())

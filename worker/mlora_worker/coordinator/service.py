@@ -122,6 +122,8 @@ class Coordinator:
             on_stepped=parts.meter.stepped,
             held=parts.held,
             look_again=lambda: parts.later(LOOK_AGAIN, self.held_changed),
+            references=parts.references,
+            later=lambda call: parts.later(0.0, call),
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------

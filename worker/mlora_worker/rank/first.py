@@ -49,7 +49,7 @@ from mlora_worker.rank.parts import (
     tls_of,
     turns_of,
 )
-from mlora_worker.rank.stores import aside_of, kept_bytes, local_spool, open_checkpoints
+from mlora_worker.rank.stores import aside_of, kept_bytes, local_spool, open_checkpoints, reference_files
 from mlora_worker.runtime.termination import Termination
 from mlora_worker.runtime.threads import started_pool
 from mlora_worker.storage.artifacts.aside import tensors_in
@@ -172,6 +172,7 @@ class FirstRank:
                 end=mailbox.fail,
                 open_checkpoints=open_checkpoints(config),
                 spool=local_spool(config),
+                references=reference_files(config),
                 aside=self._aside,
                 held=self._held_bytes,
                 kept_bytes=kept_bytes(config, self._device),

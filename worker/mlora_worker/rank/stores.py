@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import torch
 
 from mlora_worker.coordinator.uploads.checkpoints import KEPT_BYTES, OpenCheckpoints
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.protocol import (
     TaskPlan,
     WorkerConfig,
@@ -47,6 +49,16 @@ def local_spool(config: WorkerConfig) -> LocalSpool:
     kept = LocalSpool(Path(config.cache_dir) / "kept")
     kept.clean(time.time())
     return kept
+
+
+def reference_files(config: WorkerConfig) -> ReferenceFiles:
+    """Beside the tokenised rows. Only of a base whose commit is known: another one may change under its name."""
+    model = config.model
+    base = None
+    if model.commit is not None:
+        quantization = model.quantization.label if model.quantization is not None else None
+        base = json.dumps([model.name, model.uri, model.commit, model.dtype, quantization])
+    return ReferenceFiles(Path(config.cache_dir) / "references", base)
 
 
 def aside_of(config: WorkerConfig, device: torch.device) -> Aside:

@@ -36,6 +36,7 @@ from mlora_worker.coordinator.task.fault_attribution import Charge, Trials
 from mlora_worker.coordinator.task.fault_message import explain
 from mlora_worker.coordinator.task.probe import PROBE, probe_task
 from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
@@ -70,11 +71,14 @@ class Dispatcher:
         on_stepped: Callable[[float], None] = lambda _: None,
         held: Callable[[], Sequence[int]] = tuple,
         look_again: Callable[[], None] = lambda: None,
+        references: ReferenceFiles | None = None,
+        later: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
         """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them.
         ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``; ``on_stepped``, how
         many seconds each step took that came back whole. ``held``: bytes on each stage that tasks hold which are not in the
-        stream; ``look_again`` has ``supply`` asked a little later, when that may be less.
+        stream; ``look_again`` has ``supply`` asked a little later, when that may be less. ``references``, ``later``: see
+        ``ReferenceForwards``.
         """
         self._tasks = tasks
         self._rule = IssueRule(stages, budget, costs)
@@ -88,7 +92,9 @@ class Dispatcher:
             clock=clock,
         )
         self._evaluations = Evaluations(stages, self._rule, self._inside, self._issuer)
-        self._references = ReferenceForwards(stages, self._rule, self._inside, self._issuer)
+        self._references = ReferenceForwards(
+            stages, self._rule, self._inside, self._issuer, references, later
+        )
         self._evictions = Evictions(self._inside, self._issuer, held, look_again, clock)
         self._on_change, self._clock = on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
@@ -349,6 +355,7 @@ class Dispatcher:
         self._rule.leave(task.uid)
         self._trials.drop(task.uid)
         self._judge()
+        self._references.leave(task)
         return self._issuer.unload(task)
 
     def _row_lengths(self, uid: str) -> list[int]:

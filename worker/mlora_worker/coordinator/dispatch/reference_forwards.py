@@ -7,14 +7,16 @@ rows and the same reference have one table between them, also one after the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
 from mlora_worker.coordinator.task.references import References, ReferenceTable
 from mlora_worker.coordinator.task.run import TaskRun
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, TaskPhase
@@ -37,9 +39,18 @@ class _Asked:
 
 class ReferenceForwards:
     def __init__(
-        self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer, most_pairs: int = _MOST_PAIRS
+        self,
+        stages: int,
+        rule: IssueRule,
+        inside: InStream,
+        issuer: Issuer,
+        files: ReferenceFiles | None = None,
+        later: Callable[[Callable[[], None]], None] = lambda call: call(),
+        most_pairs: int = _MOST_PAIRS,
     ) -> None:
-        """``most_pairs``: of all tables together; the least recently used ones go."""
+        """``files``: where they are kept on disk; ``later`` makes a call that writes there. ``most_pairs``: of all tables
+        together; the least recently used ones go."""
+        self._files, self._later = files if files is not None else ReferenceFiles(), later
         self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
         self._most_pairs = most_pairs
@@ -60,6 +71,18 @@ class ReferenceForwards:
                 self._table(task, prepared.rows), prepared.steps, evaluation, whole=adapter is not None
             )
         task.references.restart()
+
+    def leave(self, task: TaskRun) -> None:
+        """It is unloaded: what was found out for it is kept."""
+        if task.references is not None:
+            for table in (task.references.train, task.references.evaluation):
+                if table is not None and table.unsaved:
+                    self._keep(table)
+
+    def _keep(self, table: ReferenceTable) -> None:
+        for key, one in self._tables.items():
+            if one is table:
+                self._later(partial(self._files.write, *key, table.to_keep()))
 
     def next(self) -> Entry | None:
         """None when nothing is wanted, or enough of them are on their way."""
@@ -87,6 +110,8 @@ class ReferenceForwards:
         found: list[float] = values.tolist()
         if all(map(math.isfinite, found)):
             asked.table.learn(asked.pairs, found)
+            if asked.table.complete:
+                self._keep(asked.table)
         else:
             self._give_up(asked)
             if not asked.task.finished:
@@ -114,7 +139,10 @@ class ReferenceForwards:
         assert task.prepared is not None
         digest = rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows)
         key = task.plan.namespace, digest, task.prepared.reference_sha256
-        table = self._tables.pop(key, None) or ReferenceTable.of(len(rows))
+        table = self._tables.pop(key, None)
+        if table is None:
+            kept = self._files.read(*key, len(rows))
+            table = ReferenceTable.of(len(rows)) if kept is None else ReferenceTable.kept(kept)
         self._tables[key] = table
         pairs = sum(len(one.known) for one in self._tables.values())
         for former in [*self._tables][:-1]:

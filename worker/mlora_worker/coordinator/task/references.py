@@ -26,10 +26,21 @@ class ReferenceTable:
     values: npt.NDArray[np.float64]  # [pairs, 2]: chosen, rejected
     known: npt.NDArray[np.bool_]  # [pairs]
     asked: set[int] = field(default_factory=set)  # pairs that are on their way through the pipeline
+    unsaved: bool = False  # something was learnt since they were kept on disk
 
     @classmethod
     def of(cls, pairs: int) -> ReferenceTable:
         return cls(np.zeros((pairs, 2)), np.zeros(pairs, np.bool_))
+
+    @classmethod
+    def kept(cls, values: npt.NDArray[np.float64]) -> ReferenceTable:
+        """[pairs, 2], of which a pair that is not finite is not known."""
+        return cls(values, np.isfinite(values).all(axis=1))
+
+    def to_keep(self) -> npt.NDArray[np.float64]:
+        """The opposite: a copy."""
+        self.unsaved = False
+        return np.where(self.known[:, None], self.values, np.nan)
 
     @property
     def complete(self) -> bool:
@@ -47,6 +58,7 @@ class ReferenceTable:
         self.values[list(pairs)] = np.reshape(values, (-1, 2))
         self.known[list(pairs)] = True
         self.asked.difference_update(pairs)
+        self.unsaved = True
 
     def of_rows(self, pairs: Sequence[int]) -> tuple[float, ...]:
         """Of each pair two."""
