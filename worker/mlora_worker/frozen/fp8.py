@@ -29,7 +29,7 @@ class BlockFp8Weight(QuantisedWeight):
         blocks = torch.arange(outputs, device=numbers.device) // height
         for rows in row_slices(self.shape, numbers.device):
             factors, part = scales[blocks[rows]], numbers[rows].float()
-            part[:, :whole].unflatten(1, (-1, width)).mul_(factors[:, : whole // width, None])
+            part[:, :whole].view(len(part), whole // width, width).mul_(factors[:, : whole // width, None])
             part[:, whole:].mul_(factors[:, whole // width :])
             dense[rows] = part
         return dense

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from mlora_worker.model import attention
 from mlora_worker.model.attention import PackedRows, packed_attention
@@ -94,7 +95,7 @@ def test_key_heads_are_repeated_only_where_torch_does_not_know_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    plain = attention.scaled_dot_product_attention
+    plain = scaled_dot_product_attention
 
     def watched(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         seen.append(key.shape[1])
