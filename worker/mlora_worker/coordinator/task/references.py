@@ -35,7 +35,8 @@ class ReferenceTable:
     @classmethod
     def kept(cls, values: npt.NDArray[np.float64]) -> ReferenceTable:
         """[pairs, 2], of which a pair that is not finite is not known."""
-        return cls(values, np.isfinite(values).all(axis=1))
+        known: npt.NDArray[np.bool_] = np.isfinite(values).all(axis=1)
+        return cls(values, known)
 
     def to_keep(self) -> npt.NDArray[np.float64]:
         """The opposite: a copy."""
