@@ -35,8 +35,8 @@ class ReferenceTable:
     @classmethod
     def kept(cls, values: npt.NDArray[np.float64]) -> ReferenceTable:
         """[pairs, 2], of which a pair that is not finite is not known."""
-        known: npt.NDArray[np.bool_] = np.isfinite(values).all(axis=1)
-        return cls(values, known)
+        finite = np.isfinite(values)
+        return cls(values, finite[:, 0] & finite[:, 1])
 
     def to_keep(self) -> npt.NDArray[np.float64]:
         """The opposite: a copy."""
