@@ -52,6 +52,17 @@ def test_a_ledger_counts_blocks_to_the_byte_and_knows_the_most_at_once() -> None
     del other
 
 
+def test_a_matrix_that_becomes_dense_is_passed_over_and_what_comes_after_it_is_not() -> None:
+    for weight in (nf4(torch.randn(96, 64), double=True), int8(torch.randn(96, 64))):
+        ledger = CpuLedger()
+        with ledger.follow("forward"):
+            dense = weight.dense(torch.float32)
+            kept = torch.empty(100)
+            del dense
+        assert (ledger.peak("forward"), ledger.held) == (400, 400)
+        del kept
+
+
 def test_blocks_that_were_there_before_are_not_counted() -> None:
     before = [torch.empty(10_000)]
     ledger = CpuLedger()
