@@ -159,6 +159,7 @@ def adapter(s3: Storage, inside: Kubectl) -> str:
 
 
 def publish(s3: Storage, prefix: str, uid: str, content: bytes = b"weights") -> None:
+    files = {"adapter_model.safetensors": content, "adapter_config.json": b"{}"}
     manifest = {
         "taskUid": uid,
         "namespace": "n",
@@ -168,14 +169,12 @@ def publish(s3: Storage, prefix: str, uid: str, content: bytes = b"weights") -> 
         "step": 1,
         "loss": 1.5,
         "files": [
-            {
-                "name": "adapter_model.safetensors",
-                "bytes": len(content),
-                "sha256": hashlib.sha256(content).hexdigest(),
-            }
+            {"name": name, "bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+            for name, written in files.items()
         ],
     }
-    s3.client.put_object(Bucket="adapters", Key=f"{prefix}/adapter_model.safetensors", Body=content)
+    for name, written in files.items():
+        s3.client.put_object(Bucket="adapters", Key=f"{prefix}/{name}", Body=written)
     s3.client.put_object(Bucket="adapters", Key=f"{prefix}/manifest.json", Body=json.dumps(manifest).encode())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mlora_operator.download.errors import AdapterCorrupt, AdapterNotFound, FolderInUse, StoreSilent
-from mlora_operator.download.manifest import MANIFEST_NAME, AdapterFile, Manifest
+from mlora_operator.download.manifest import MANIFEST_NAME, AdapterFile, Manifest, check_loadable
 from mlora_operator.download.partial import partial
 from mlora_operator.download.source import PIECE, AdapterSource
 from mlora_operator.download.swap import put_in_place
@@ -28,6 +28,7 @@ def download(
     nothing is fetched. Until all is verified, nothing at ``target`` changes; what a broken-off download has got
     stays in ``.NAME.partial-*`` beside it, and the next one goes on from there. Raises DownloadError.
     """
+    check_loadable(manifest)
     target = target.resolve()  # so that a symbolic link stays one
     check_replaceable(target)
     try:

@@ -18,6 +18,7 @@ LARGEST_FILE = 2**50  # bytes
 MOST_STEPS = 2**62
 LONGEST_UID, LONGEST_NAME = 128, 253  # characters
 LONGEST_FILE_NAME = 128  # characters
+NEEDED = ("adapter_config.json", "adapter_model.safetensors")  # without them, there is nothing to load
 # What a folder may get: no code, nothing hidden, no path of any system, no sign that a terminal or an editor obeys.
 FILE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*\.(json|jsonl|safetensors|md|jinja|txt|model)$"
 _VERSION = 1
@@ -105,6 +106,16 @@ def parse_manifest(content: bytes) -> Manifest:
         if times > 1:
             raise AdapterCorrupt(f"{MANIFEST_NAME} names {name} twice")
     return manifest
+
+
+def check_loadable(manifest: Manifest) -> None:
+    """Raises AdapterCorrupt where what every adapter has is not among the files."""
+    missing = [name for name in NEEDED if all(file.name != name for file in manifest.files)]
+    if missing:
+        raise AdapterCorrupt(
+            f"{MANIFEST_NAME} names no {' and no '.join(missing)}, so there is no adapter to load: look who wrote it, or "
+            f"publish it again"
+        )
 
 
 def _check_file(file: AdapterFile) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import atexit
 import copy
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -22,6 +25,8 @@ from mlora_operator.download.errors import (
 )
 
 PIECE = 1 << 20
+# A symbolic link, a folder, and a socket or a pipe that cannot be opened.
+_NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 _NOT_NOW = {"SlowDown", "RequestTimeout", "TooManyRequests", "Throttling", "ThrottlingException", "429"}
 
 
@@ -48,7 +53,8 @@ class AdapterSource(Protocol):
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """The pieces of file ``name`` from byte ``start`` on, which must lie within it.
 
-        Raises AdapterNotFound, StoreRefused or StoreSilent, this one also after some pieces.
+        Raises AdapterNotFound, AdapterCorrupt for what is no file, StoreRefused or StoreSilent, this one also after some
+        pieces.
         """
 
 
@@ -61,7 +67,7 @@ class AdapterFolders(AdapterSource, Protocol):
         Raises StoreRefused or StoreSilent, also after some names.
         """
 
-    def below(self, name: str) -> AdapterSource:
+    def below(self, name: str) -> AdapterFolders:
         """The folder ``name``, which must be one that a folder may have."""
 
 
@@ -87,12 +93,16 @@ def _folder_of(uri: str) -> Path | None:
 
 
 class _Folder:
-    def __init__(self, folder: Path) -> None:
+    """``given``: by the user, who may name a link. Links within the folder are not followed: whoever may write there
+    could show what others keep elsewhere."""
+
+    def __init__(self, folder: Path, given: bool = True) -> None:
         self._folder = folder
+        self._given = given
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         try:
-            with (self._folder / name).open("rb") as file:
+            with self._opened(name) as file:
                 file.seek(start)
                 while piece := file.read(PIECE):
                     yield piece
@@ -108,8 +118,28 @@ class _Folder:
         except OSError as error:
             raise StoreRefused(f"{self._folder}: {error.strerror}") from error
 
-    def below(self, name: str) -> AdapterSource:
-        return _Folder(self._folder / name)
+    def below(self, name: str) -> AdapterFolders:
+        return _Folder(self._folder / name, given=False)
+
+    def _opened(self, name: str) -> BufferedReader:
+        """Raises OSError, and AdapterCorrupt for what is no file: a pipe would keep its reader for ever."""
+        if not self._given and self._folder.is_symlink():
+            raise AdapterCorrupt(
+                f"{self._folder} is a symbolic link, which is not followed: give its own address"
+            )
+        path = self._folder / name
+        try:
+            file = open(  # noqa: SIM115 - the caller closes it
+                path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+            )
+        except OSError as error:
+            if error.errno in _NO_FILE:
+                raise AdapterCorrupt(_no_file(path)) from error
+            raise
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise AdapterCorrupt(_no_file(path))
+        return file
 
 
 class _Bucket:
@@ -175,7 +205,7 @@ class _Bucket:
         except AdapterNotFound as error:  # the bucket is not there, which is no empty prefix
             raise StoreRefused(str(error)) from error
 
-    def below(self, name: str) -> AdapterSource:
+    def below(self, name: str) -> AdapterFolders:
         folder = copy.copy(self)  # with the same client: making one takes long
         folder._prefix = f"{self._prefix}/{name}" if self._prefix else name
         return folder
@@ -218,6 +248,10 @@ class _Bucket:
         if code == "InvalidRange":  # the object became shorter than what a former try had got of it
             return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest states")
         return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")
+
+
+def _no_file(path: Path) -> str:
+    return f"{path} is not a regular file: put the file itself there, no link, folder, pipe or device"
 
 
 def _pieces_of(size: int) -> Iterator[int]:

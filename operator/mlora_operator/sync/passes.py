@@ -5,7 +5,7 @@ So it may be interrupted at any point, and a server that has been restarted gets
 
 1. Each adapter's manifest is read. One that is new, or another one than is shown, is fetched, verified and shown.
 2. With ``prune``, names that the store no longer has are removed. A name stays where the store could not be read, where two
-   adapters have it, where an upload is in progress, and where its manifest or its files are wrong.
+   adapters have it, where an upload is in progress or checkpoints lie, and where its manifest or its files are wrong.
 3. Each server is asked what it has. What is shown is loaded, under the path of its version; what it has from this folder
    and is no longer shown is unloaded. What it has from elsewhere is left alone.
 4. Versions that neither were shown when the pass began, nor are now, nor are loaded by a server, are removed.
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mlora_operator.download import (
+    AdapterFolders,
     AdapterNotFound,
-    AdapterSource,
     DownloadError,
     Manifest,
     read_manifest,
@@ -31,6 +31,7 @@ from mlora_operator.sync.requests import ServerError, ServerRefused
 from mlora_operator.sync.servers import ModelServer
 
 _MARK = ".mlora-upload.json"  # there from before the former manifest goes until the new one has come
+_CHECKPOINTS = "checkpoints"  # there while a task trains, unless its pipeline keeps them elsewhere
 
 
 @dataclass
@@ -82,7 +83,7 @@ class SyncPass:
         try:
             manifest = read_manifest(place.source)
         except AdapterNotFound:
-            if place.uid is not None or _is_uploading(place.source):
+            if place.uid is not None or (place.name in before and _is_unfinished(place.source)):
                 self._keep.add(place.name)
             return
         if place.uid not in (None, manifest.task_uid):
@@ -138,12 +139,12 @@ class SyncPass:
         return {(part[0], part[1]) for part in parts if len(part) == 2}
 
 
-def _is_uploading(source: AdapterSource) -> bool:
-    """Raises StoreRefused, StoreSilent."""
+def _is_unfinished(source: AdapterFolders) -> bool:
+    """An upload is in progress, or a task trains there. Raises AdapterCorrupt, StoreRefused, StoreSilent."""
     try:
         next(iter(source.read(_MARK)), None)
     except AdapterNotFound:
-        return False
+        return _CHECKPOINTS in source.names()
     return True
 
 

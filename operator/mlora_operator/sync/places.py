@@ -38,7 +38,7 @@ class AdapterPlace:
 
     name: str
     uri: str
-    source: AdapterSource = field(compare=False, repr=False)
+    source: AdapterFolders = field(compare=False, repr=False)
     uid: str | None = None
 
 
@@ -89,7 +89,7 @@ def joined(parts: Iterable[Places]) -> Places:
     parts = list(parts)
     by_name: dict[str, list[AdapterPlace]] = defaultdict(list)
     for place in (place for part in parts for place in part.found):
-        by_name[place.name.casefold()].append(place)  # one folder on some machines
+        by_name[place.name].append(place)
     held = {name for part in parts for name in part.held}
     problems = [news for part in parts for news in part.problems]
     found = []
@@ -111,7 +111,7 @@ def _same_name(places: Sequence[AdapterPlace]) -> SameName:
 
 
 def _checked(
-    found: Sequence[tuple[str, str, str | AdapterSource]], folders: AdapterFolders | None = None
+    found: Sequence[tuple[str, str, str | AdapterFolders]], folders: AdapterFolders | None = None
 ) -> Places:
     places, problems = [], []
     for name, uri, source in found:

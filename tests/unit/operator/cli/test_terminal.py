@@ -31,6 +31,7 @@ from mlora_operator.local.ending import End, Result
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Event
 from mlora_operator.reconcile.state.snapshot import Key
+from tests.fixtures.published import publish
 
 FORGED = "other: succeeded, s3://elsewhere"
 # Clears the screen, names the window, colours by one character, goes back to the line's begin, turns text around.
@@ -92,15 +93,15 @@ def _error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _fetch(folder: Path, **manifest: Any) -> None:
-    folder.mkdir()
-    held = {
+    publish(folder)
+    held = json.loads((folder / "manifest.json").read_text()) | {
         "taskUid": "u",
         "namespace": "n",
         "name": "a",
         "baseModel": EVIL,
         "step": 1,
-        "files": [],
-    } | manifest
+    }
+    held |= manifest
     (folder / "manifest.json").write_text(json.dumps(held))
     fetch(
         [

@@ -248,9 +248,26 @@ def test_a_beginning_that_is_of_something_else_is_fetched_again(published: Path,
 def test_the_beginning_of_another_adapter_is_not_used_and_removed(published: Path, tmp_path: Path) -> None:
     target = tmp_path / "got"
     broken_off(published, target)
-    write_manifest(published, {"adapter_config.json": hashlib.sha256(CONFIG).hexdigest()}, taskUid="v")
+    (published / "adapter_model.safetensors").write_bytes(b"other")
+    digests = {"adapter_config.json": CONFIG, "adapter_model.safetensors": b"other"}
+    digests_of = {name: hashlib.sha256(content).hexdigest() for name, content in digests.items()}
+    write_manifest(published, digests_of, taskUid="v")
     fetch(published, target)
-    assert {path.name for path in target.iterdir()} == {"adapter_config.json", "manifest.json"}
+    assert (target / "adapter_model.safetensors").read_bytes() == b"other"
+    assert leftovers(target) == []
+
+
+@pytest.mark.parametrize("named", [(), ("adapter_config.json",), ("adapter_model.safetensors",)])
+def test_what_has_no_weights_or_no_config_replaces_no_adapter(
+    published: Path, tmp_path: Path, named: tuple[str, ...]
+) -> None:
+    target = tmp_path / "got"
+    fetch(published, target)
+    digests = {name: hashlib.sha256((published / name).read_bytes()).hexdigest() for name in named}
+    write_manifest(published, digests, taskUid="v")
+    with pytest.raises(AdapterCorrupt, match=r"names no adapter_.*, so there is no adapter to load"):
+        fetch(published, target)
+    assert (target / "adapter_model.safetensors").read_bytes() == WEIGHTS
     assert leftovers(target) == []
 
 

@@ -20,6 +20,7 @@ from mlora_operator.download.manifest import (
     MANIFEST_NAME,
     MOST_FILES,
     MOST_STEPS,
+    NEEDED,
     parse_manifest,
     read_manifest,
 )
@@ -164,6 +165,7 @@ def test_the_bounds_are_the_workers_own() -> None:
     assert most == MOST_FILES
     assert MOST_STEPS == bounds.MOST
     assert FILE_NAME == protocols.FILE_NAME
+    assert NEEDED == (CONFIG_NAME, WEIGHTS_NAME)
     fields = protocol.AdapterManifest.model_fields
     longest = [_longest(fields[name]) for name in ("task_uid", "namespace", "name", "base_model")]
     assert longest == [LONGEST_UID, *[LONGEST_NAME] * 3]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlora_operator.download import Access, open_source
+from mlora_operator.download import Access, AdapterCorrupt, open_source
 from mlora_operator.download.source import PIECE
 
 
@@ -101,3 +103,33 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     for other in ("file://host/a", f"file://{tmp_path}/a?b", "file://[x/a", "s3://", "relative"):
         with pytest.raises(ValueError, match="not the address of an adapter"):
             open_source(other, Access())
+
+
+@pytest.mark.parametrize("what", ["pipe", "socket", "folder", "link", "dangling link"])
+def test_what_is_no_file_is_said_at_once_and_not_read(tmp_path: Path, what: str) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    store, path = tmp_path / "s", tmp_path / "s" / "README.md"
+    store.mkdir()
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / ("secret" if what == "link" else "nowhere"))
+    with pytest.raises(AdapterCorrupt, match=r"README\.md is not a regular file"):
+        b"".join(open_source(store.as_uri(), Access()).read("README.md"))
+
+
+def test_a_folder_that_is_given_may_be_a_link_and_one_below_it_may_not(tmp_path: Path) -> None:
+    (tmp_path / "store" / "bot").mkdir(parents=True)
+    (tmp_path / "store" / "bot" / "file").write_bytes(b"x")
+    (tmp_path / "store" / "linked").symlink_to("bot")
+    (tmp_path / "mount").symlink_to("store")
+    mount = open_source((tmp_path / "mount").as_uri(), Access())
+    assert b"".join(mount.below("bot").read("file")) == b"x"
+    assert b"".join(open_source((tmp_path / "mount" / "linked").as_uri(), Access()).read("file")) == b"x"
+    with pytest.raises(AdapterCorrupt, match="linked is a symbolic link"):
+        b"".join(mount.below("linked").read("file"))

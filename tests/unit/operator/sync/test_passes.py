@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -129,11 +130,21 @@ def test_an_adapter_stays_while_another_one_is_uploaded_in_its_stead(
     assert told(news_of(shown, below(store), prune=True)) == [("removed", "bot")]
 
 
+def test_an_adapter_stays_while_its_task_trains_again(shown: ShownAdapters, store: Path) -> None:
+    news_of(shown, below(store))
+    (store / "bot" / "checkpoints" / "u").mkdir(parents=True)
+    (store / "bot" / "manifest.json").unlink()
+    assert told(news_of(shown, below(store), prune=True)) == []
+    shutil.rmtree(store / "bot" / "checkpoints")
+    assert told(news_of(shown, below(store), prune=True)) == [("removed", "bot")]
+
+
 SHA = hashlib.sha256(b"weights").hexdigest()
 
 
 def one_file(**changes: object) -> list[object]:
-    return [{"name": "adapter_model.safetensors", "bytes": 7, "sha256": SHA} | changes]
+    config = {"name": "adapter_config.json", "bytes": 8, "sha256": hashlib.sha256(b'{"r": 8}').hexdigest()}
+    return [{"name": "adapter_model.safetensors", "bytes": 7, "sha256": SHA} | changes, config]
 
 
 @pytest.mark.parametrize(
@@ -147,8 +158,11 @@ def one_file(**changes: object) -> list[object]:
         (one_file(bytes=2**50), "make room"),
         (one_file(bytes=-1), "has no size"),
         (one_file(sha256="0" * 64), "does not match the SHA-256"),
-        (one_file(name="missing.json"), "is in the manifest but not in the store"),
+        (one_file() + one_file(name="missing.json")[:1], "is in the manifest but not in the store"),
         (one_file() * 2, "names adapter_model.safetensors twice"),
+        ([], "names no adapter_config.json and no adapter_model.safetensors"),
+        (one_file()[:1], "names no adapter_config.json"),
+        (one_file(name="README.md"), "names no adapter_model.safetensors"),
         ("none", "is not an adapter's manifest"),
     ],
 )
@@ -165,6 +179,32 @@ def test_a_manifest_that_lies_changes_nothing_that_is_shown(
     assert weights(shown) == b"weights"
     assert server.adapters == loaded
     assert list(tmp_path.rglob("*escaped*")) == []
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "adapter_config.json"])
+def test_a_pipe_in_a_store_keeps_no_other_adapter_back(shown: ShownAdapters, store: Path, file: str) -> None:
+    publish(store / "a")
+    (store / "a" / file).unlink()
+    os.mkfifo(store / "a" / file)
+    news = news_of(shown, below(store))
+    assert told(news) == [("problem", "a"), ("added", "bot")]
+    assert f"{store}/a/{file} is not a regular file" in news[0].message
+
+
+def test_a_link_below_a_prefix_shows_nothing_from_elsewhere(
+    shown: ShownAdapters, store: Path, tmp_path: Path
+) -> None:
+    (store / "a").symlink_to(publish(tmp_path / "of-another"))
+    (tmp_path / "mount").symlink_to(store)
+    news = news_of(shown, below(tmp_path / "mount"))
+    assert told(news) == [("problem", "a"), ("added", "bot")]
+    assert "is a symbolic link, which is not followed" in news[0].message
+
+
+def test_names_that_differ_in_case_are_two_adapters(shown: ShownAdapters, store: Path) -> None:
+    publish(store / "Bot", b"other")
+    assert told(news_of(shown, below(store))) == [("added", "Bot"), ("added", "bot")]
+    assert (weights(shown), weights(shown, "Bot")) == (b"weights", b"other")
 
 
 def test_one_that_is_wrong_keeps_no_other_one_back(

@@ -28,7 +28,9 @@ SHA = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"  # of b
 def published(tmp_path: Path) -> Path:
     folder = tmp_path / "store"
     folder.mkdir()
-    (folder / "adapter_config.json").write_bytes(b"a")
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    for name in names:
+        (folder / name).write_bytes(b"a")
     manifest = {
         "taskUid": "u",
         "namespace": "n",
@@ -37,7 +39,7 @@ def published(tmp_path: Path) -> Path:
         "baseModel": "m",
         "step": 1,
         "loss": None,
-        "files": [{"name": "adapter_config.json", "bytes": 1, "sha256": SHA}],
+        "files": [{"name": name, "bytes": 1, "sha256": SHA} for name in names],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
