@@ -13,6 +13,7 @@
 ``cluster_backend`` behind it a cluster, by the modules of the ``mlora`` command
 ``local_backend``   behind it this machine, by what ``mlora run`` does
 ``backend``         what both offer
+``arguments``       what a caller gives, checked
 ``background``      coroutines where an event loop may be running already, as in notebooks
 ``errors``          the tree of exceptions
 ``manifests``       specs of Python as manifests

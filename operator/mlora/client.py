@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from mlora import arguments
 from mlora.backend import Backend
 from mlora.cluster_backend import ClusterBackend
 from mlora.errors import InvalidInput, MloraError, as_own_errors
@@ -23,7 +24,6 @@ from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.logs.story import StoryLine
 from mlora_operator.cli.run.command import models_of
 from mlora_operator.cli.run.progress import Bars
-from mlora_operator.cli.seconds import seconds
 from mlora_operator.cli.validate.command import read_texts
 from mlora_operator.download import download, open_source
 from mlora_operator.local.adapt import Device, Dtype, RunOptions
@@ -38,7 +38,8 @@ Lines = list[StoryLine]
 class Client:
     """Tasks of one namespace of a cluster, or of this machine (``Client.local``).
 
-    Every method raises MloraError (``mlora.errors``). All of them may be called where an event loop runs, as in notebooks.
+    Every method raises MloraError (``mlora.errors``), also for arguments that make no sense. All of them may be called
+    where an event loop runs, as in notebooks.
     """
 
     def __init__(
@@ -76,11 +77,19 @@ class Client:
         ``state``: folder for statuses and logs; tasks that succeeded there are not trained again.
         """
         with as_own_errors():
-            places = models_of([f"{name}={place}" for name, place in (models or {}).items()])
+            arguments.check_machine(stages, threads, dtype, device)
+            given_models = arguments.mapping("models", models)
+            for name, place in given_models.items():
+                arguments.path(f"models[{name!r}]", place)
+            places = models_of([f"{name}={place}" for name, place in given_models.items()])
             options = RunOptions(places, stages, dtype, threads, device, s3_endpoint, None, overwrite)
-            given = [secret_text(name, values) for name, values in (secrets or {}).items()]
+            given = [
+                secret_text(name, arguments.texts(f"secrets[{name!r}]", values))
+                for name, values in arguments.mapping("secrets", secrets).items()
+            ]
+            folder = arguments.path("state", state) if state is not None else None
             client = cls.__new__(cls)
-            client._backend = LocalBackend(options, Path(state) if state is not None else None, given)
+            client._backend = LocalBackend(options, folder, given)
         return client
 
     def submit(
@@ -98,6 +107,7 @@ class Client:
         begins with ``wait``.
         """
         with as_own_errors():
+            arguments.check_labels(labels)
             return self._backend.submit([task_text(name, spec, labels)], replace=replace)[0]
 
     def submit_files(self, *files: str | PathLike[str], replace: bool = False) -> Names:
@@ -116,28 +126,33 @@ class Client:
         """
         if not names:
             raise InvalidInput("wait() needs the name of a task")
-        limit = _seconds(timeout)
+        arguments.check_names(*names)
+        limit = arguments.duration(timeout)
         view = Bars() if progress else None
         with as_own_errors(), view or nullcontext():
             self._backend.wait(names, limit, view.task_changed if view is not None else lambda _: None)
         return {name: self.status(name) for name in names}
 
     def status(self, name: str) -> TaskStatus:
+        arguments.check_names(name)
         with as_own_errors():
             return _status_of(self._backend.task(name))
 
     def list(self, labels: str | None = None) -> dict[str, TaskStatus]:
         """All tasks by name, or those with ``labels``, a selector as in kubectl."""
+        arguments.check_selector(labels)
         with as_own_errors():
             return {one["metadata"]["name"]: _status_of(one) for one in self._backend.tasks(labels)}
 
     def logs(self, name: str) -> Lines:
         """What happened to a task: conditions, events, progress, oldest first. ``print(*client.logs(name), sep="\\n")``."""
+        arguments.check_names(name)
         with as_own_errors():
             return self._backend.story(name)
 
     def losses(self, name: str) -> Rows:
         """Of a finished task: what its ``history.jsonl`` says, a row for each step and for each evaluation."""
+        arguments.check_names(name)
         with as_own_errors():
             uri, access, uid = self._backend.adapter(name)
             source = open_source(uri, access)
@@ -153,7 +168,8 @@ class Client:
 
     def fetch(self, name: str, folder: str | PathLike[str] | None = None) -> Path:
         """Download a finished adapter and verify it; by default into a folder of the task's name. Returns the folder."""
-        target = Path(folder if folder is not None else name)
+        arguments.check_names(name)
+        target = arguments.path("folder", folder if folder is not None else name)
         with as_own_errors():
             uri, access, uid = self._backend.adapter(name)
             source = open_source(uri, access)
@@ -162,6 +178,7 @@ class Client:
 
     def delete(self, *names: str) -> None:
         """Delete tasks. What they have written to the store stays."""
+        arguments.check_names(*names)
         with as_own_errors():
             self._backend.delete(names)
 
@@ -172,10 +189,3 @@ def _status_of(task: Mapping[str, Any]) -> TaskStatus:
     except ValidationError as error:
         name = task["metadata"]["name"]
         raise MloraError(f"the status of loratask/{name} cannot be read: {describe(error)}") from error
-
-
-def _seconds(timeout: Duration | None) -> float | None:
-    try:
-        return seconds(timeout) if isinstance(timeout, str) else timeout
-    except ValueError as error:
-        raise InvalidInput(f"timeout={timeout!r}: {error}") from error

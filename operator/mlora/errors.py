@@ -9,11 +9,13 @@
     ├── AdapterMissing     5  no such task, or no finished adapter there
     └── AdapterDamaged     6  files are not what their manifest says
 
-The messages are the command's own. ``CommandError``, which the command raises, is the root of them all.
+The messages are the command's own, with the client's parameters in place of its options. ``CommandError``, which the
+command raises, is the root of them all.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -60,10 +62,20 @@ class TaskRefused(MloraError):
     code = exit_codes.REFUSED
 
 
+_OPTIONS = (
+    (re.compile(r"--model (\S+?)=(\S+?)(?=:?(?:\s|$))"), r'models={"\1": "\2"}'),
+    (re.compile(r"--s3-endpoint "), "s3_endpoint="),
+    (re.compile(r"--(kubeconfig|namespace|endpoint)\b"), r"\1="),
+    (re.compile(r"--replace\b"), "replace=True"),
+    (re.compile(r" \(--name-suffix\)"), ""),
+)
 _KINDS = {kind.code: kind for kind in MloraError.__subclasses__()}
 
 
 def error_of(message: str, exit_code: int) -> MloraError:
+    """Of the command's ``message``."""
+    for option, parameter in _OPTIONS:
+        message = option.sub(parameter, message)
     return _KINDS.get(exit_code, MloraError)(message)
 
 

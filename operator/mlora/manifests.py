@@ -35,5 +35,5 @@ def secret_text(name: str, values: Mapping[str, str]) -> tuple[str, str]:
 def _text(name: str, manifest: Mapping[str, Any]) -> tuple[str, str]:
     try:
         return str(name), json.dumps(manifest, indent=1, allow_nan=False)  # JSON is YAML
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CommandError(f"{name}: the spec must be plain data: {error}", exit_codes.INVALID) from error

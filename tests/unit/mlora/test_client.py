@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,13 +241,14 @@ def test_in_a_notebook_a_loop_runs_already(kube: KubeServer, tmp_path: Path) -> 
 def test_on_this_machine_a_task_is_checked_when_it_is_submitted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     client = Client.local({"acme/base": tmp_path}, state=tmp_path / "state")
-    with pytest.raises(mlora.InvalidInput, match="the location of acme/other is not known"):
+    with pytest.raises(mlora.InvalidInput, match=r'is not known: add models={"acme/other": "FOLDER"}'):
         client.submit("bot", SPEC | {"baseModel": "acme/other"})
     with pytest.raises(mlora.InvalidInput, match=r"spec.lora.rank"):
         client.submit("bot", SPEC | {"lora": {"rank": 0}})
     assert client.submit("bot", SPEC) == "bot"
     with pytest.raises(mlora.InvalidInput, match="writes to the same place"):
         client.submit("other", SPEC)
+    assert client.submit("bot", SPEC, labels={"team": "search"}) == "bot"
     assert client.submit("bot", SPEC) == "bot"
     with pytest.raises(mlora.TaskRefused, match="submitted already with another spec"):
         client.submit("bot", SPEC | {"priority": 3})
@@ -263,8 +265,82 @@ def test_on_this_machine_a_task_is_checked_when_it_is_submitted(tmp_path: Path) 
 def test_what_does_not_make_a_run_is_said_at_once() -> None:
     with pytest.raises(mlora.InvalidInput, match="is not the folder of a model"):
         Client.local({"acme/base": "/m"})
-    with pytest.raises(mlora.InvalidInput, match="s3-endpoint"):
+    with pytest.raises(mlora.InvalidInput, match="s3_endpoint=nonsense: "):
         Client.local({"acme/base": "hf://acme/base"}, s3_endpoint="nonsense").submit("bot", SPEC)
+
+
+# --- arguments ---
+
+
+def nested() -> dict[str, Any]:
+    spec: dict[str, Any] = {}
+    for _ in range(100_000):
+        spec = {"a": spec}
+    return spec
+
+
+LOCAL: Any = Client.local
+CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "models as a list": (lambda _: LOCAL(["/x"]), "models is of type list: give a dict"),
+    "a model that is no path": (lambda _: LOCAL({"a": 5}), "give a path"),
+    "a model without a name": (lambda _: LOCAL({5: "/x"}), "models: 5 is not a name"),
+    "secrets as a list": (lambda _: LOCAL(secrets=["x"]), "secrets is of type list: give a dict"),
+    "a secret that is text": (
+        lambda _: LOCAL(secrets={"x": "hush"}),
+        r"^secrets\['x'\] is of type str: give a dict",
+    ),
+    "a value that is a number": (
+        lambda _: LOCAL(secrets={"x": {"y": 5}}),
+        r"^secrets\['x'\]\['y'\] is not text",
+    ),
+    "a state that is no path": (lambda _: LOCAL(state=5), "state=5: give a path"),
+    "stages": (lambda _: LOCAL(stages=0), "stages=0: give a whole number"),
+    "threads": (lambda _: LOCAL(threads="x"), "threads='x': give a whole number"),
+    "dtype": (lambda _: LOCAL(dtype="float8"), "dtype='float8': give one of None, 'float32'"),
+    "device": (lambda _: LOCAL(device=["cpu"]), "device=.*give one of 'auto'"),
+    "a list of names": (lambda client: client.wait(["bot"]), "not the name of a task"),
+    "a status": (lambda client: client.status(["bot"]), "not the name of a task"),
+    "logs": (lambda client: client.logs({}), "not the name of a task"),
+    "losses": (lambda client: client.losses([1]), "not the name of a task"),
+    "an adapter": (lambda client: client.fetch([1]), "not the name of a task"),
+    "a folder": (lambda client: client.fetch("bot", 5), "folder=5: give a path"),
+    "a deletion": (lambda client: client.delete(["bot"]), "not the name of a task"),
+    "a selector": (lambda client: client.list({"a": "b"}), "give a selector as text"),
+    "labels as text": (
+        lambda client: client.submit("bot", SPEC, labels="x=y"),
+        "labels is of type str: give a dict",
+    ),
+    "a label's key": (lambda client: client.submit("bot", SPEC, labels={"a b": "x"}), "'a b' is not the key"),
+    "a label's value": (
+        lambda client: client.submit("bot", SPEC, labels={"a": "x y"}),
+        "'x y' is not the value",
+    ),
+    "a spec without end": (lambda client: client.submit("bot", nested()), "must be plain data"),
+    "before now": (lambda client: client.wait("bot", timeout=-1), "timeout=-1: give seconds"),
+    "no number": (lambda client: client.wait("bot", timeout=float("nan")), "timeout=nan: give seconds"),
+    "for ever": (lambda client: client.wait("bot", timeout="9" * 400), "give seconds"),
+    "a list of seconds": (lambda client: client.wait("bot", timeout=[1]), "give seconds"),
+}
+
+
+@pytest.mark.parametrize("where", ["cluster", "here"])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_argument_that_makes_no_sense_is_invalid_input(
+    kube: KubeServer, tmp_path: Path, call: str, where: str
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    client = (
+        Client() if where == "cluster" else Client.local({"acme/base": tmp_path}, state=tmp_path / "state")
+    )
+    make, words = CALLS[call]
+    with pytest.raises(mlora.InvalidInput, match=words):
+        make(client)
+    assert kube.asked == []
+
+
+@pytest.mark.usefixtures("kube")
+def test_labels_that_the_api_server_takes_are_taken() -> None:
+    assert Client().submit("bot", SPEC, labels={"example.com/team": "a.b_c-D", "empty": ""}) == "bot"
 
 
 # --- what it is made of ---

@@ -38,3 +38,21 @@ def test_an_error_of_a_store_is_what_mlora_fetch_makes_of_it() -> None:
     with pytest.raises(mlora.AdapterDamaged) as raised, as_own_errors():
         raise AdapterCorrupt("broken")
     assert raised.value.exit_code == EXIT_CODES[AdapterCorrupt]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("add --model acme/a=FOLDER", 'add models={"acme/a": "FOLDER"}'),
+        ("--model a=hf://a/b: unknown", 'models={"a": "hf://a/b"}: unknown'),
+        ("set KUBECONFIG or --kubeconfig to the file", "set KUBECONFIG or kubeconfig= to the file"),
+        (
+            "Use another name (--name-suffix), or replace it (--replace)",
+            "Use another name, or replace it (replace=True)",
+        ),
+    ],
+)
+def test_messages_name_the_clients_parameters(words: str, shown: str) -> None:
+    with pytest.raises(MloraError) as raised, as_own_errors():
+        raise CommandError(words, exit_codes.INVALID)
+    assert str(raised.value) == shown
