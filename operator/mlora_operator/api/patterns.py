@@ -6,7 +6,7 @@ Neither a schema nor CEL can say it, so the API server takes such a task; the op
 
 from __future__ import annotations
 
-from mlora_operator.api.rules import Path
+from mlora_operator.api.rule import Path
 from mlora_worker.protocol import LoRAConfig
 from mlora_worker.stream.entries import Misfit, entries_of
 

@@ -8,10 +8,11 @@ the API server has.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mlora_operator.api.column_rules import COLUMN_RULES
+from mlora_operator.api.rule import Path, Rule
 from mlora_worker import addresses
 from mlora_worker.protocol import (
     CONFIG_KEY,
@@ -21,31 +22,9 @@ from mlora_worker.protocol import (
     OBJECTIVE_FLAWS,
     ONLY_VERA,
     OTHER_START,
-    ROW_SHAPES,
     USUAL_ALPHA,
     VERA_ALONE,
-    DatasetFields,
 )
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """``cel`` and ``holds`` (on the JSON value with its defaults) are about the value at ``path``. ``new_alone``: an object
-    that was stored before there was this rule may break it, and the operator understands it all the same."""
-
-    path: Path
-    cel: str
-    message: str
-    holds: Callable[[Any], bool] | None = None
-    new_alone: bool = False
-
-    def to_cel(self) -> dict[str, str]:
-        """The entry of ``x-kubernetes-validations``; a rule about a change forbids."""
-        reason = "FieldValueForbidden" if "oldSelf" in self.cel else "FieldValueInvalid"
-        return {"rule": self.cel, "message": self.message, "reason": reason}
-
 
 # CEL has networks only from Kubernetes 1.31 on. What this leaves through and is none is a nonsense with colons.
 NETWORK = (
@@ -102,26 +81,6 @@ def _immutable(field: str) -> Rule:
         path=(field,),
         cel="self == oldSelf",
         message=f"{field} cannot be changed; delete the task and apply it again, or use another name",
-    )
-
-
-# Columns of each format: another name for any other one would have no effect.
-FIELDS_OF: Mapping[str, tuple[str, ...]] = {
-    field: tuple(shape.format.value for shape in ROW_SHAPES if field in shape.columns)
-    for field in DatasetFields.model_fields
-    if field != "weight"
-}
-
-
-def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
-    listed = ", ".join(f"'{one}'" for one in formats)
-    return Rule(
-        path=("dataset",),
-        cel=f"!has(self.format) || self.format in [{listed}] || self.fields.{field} == '{field}'",
-        message=f"fields.{field} applies only to format {' and '.join(formats)}: remove it, or correct format",
-        holds=lambda dataset: (
-            dataset.get("format", formats[0]) in formats or dataset["fields"][field] == field
-        ),
     )
 
 
@@ -242,7 +201,7 @@ TASK_RULES: tuple[Rule, ...] = (
             dataset.get("format") != "text" or dataset.get("trainOn", "everything") == "everything"
         ),
     ),
-    *(_of_its_format(field, formats) for field, formats in FIELDS_OF.items()),
+    *COLUMN_RULES,
     Rule(
         path=("dataset",),
         cel="!has(self.chatTemplate) || !has(self.chatTemplateRef)",

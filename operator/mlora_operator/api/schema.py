@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from mlora_operator.api.pod_parts import SHAPE, shape
-from mlora_operator.api.rules import Rule, looks_like
+from mlora_operator.api.rule import Rule
+from mlora_operator.api.rules import looks_like
 
 JSON = dict[str, Any]
 

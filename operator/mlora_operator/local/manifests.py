@@ -21,7 +21,8 @@ from mlora_operator.api.patterns import wrong_patterns
 from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import words
-from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.rule import Rule
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, broken
 from mlora_operator.api.schema import structural
 from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.suggestions import unknown_field

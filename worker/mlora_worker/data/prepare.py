@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -35,8 +36,10 @@ from mlora_worker.data.training_rows.token_rows import (
     labels_of,
 )
 from mlora_worker.protocol import (
+    ROW_SHAPES,
     DataCounts,
     Dataset,
+    DatasetFields,
     DatasetFormat,
     FailureReason,
     Overlong,
@@ -97,6 +100,7 @@ def prepare(
     if dataset.detect_format and training.preference is not None:  # there is one such format
         dataset = dataset.with_format(DatasetFormat.PREFERENCE)
     dataset = with_format(dataset, source, text, own_template=template is not None)
+    _check_columns(dataset.format, dataset.fields)
     if not look_only:
         _check_objective(dataset.format, training)
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
@@ -117,6 +121,18 @@ def prepare(
     held_out = rows.chosen(chosen.held_out)
     counts = selected_counts(counts, train, len(held_out), chosen.beyond)
     return Prepared(train, held_out, counts.model_copy(update={"format": dataset.format}), files.whole)
+
+
+def _check_columns(format: DatasetFormat, fields: DatasetFields) -> None:
+    """Raises DataError where two fields of the format name one column, as only the rows tell where no format is named."""
+    (columns,) = (shape.columns for shape in ROW_SHAPES if shape.format is format)
+    for one, other in itertools.combinations(columns, 2):
+        if getattr(fields, one) == getattr(fields, other):
+            raise DataError(
+                FailureReason.INVALID_SPEC,
+                f"of format {format.value}, dataset.fields.{one} and fields.{other} name the same column "
+                f"{getattr(fields, one)!r}: correct dataset.fields",
+            )
 
 
 def _check_objective(format: DatasetFormat, training: Training) -> None:
@@ -292,6 +308,8 @@ def _made(result: Encoded | EncodedPair | Drop, training: Training, bos: int | N
         return chosen
     if isinstance(rejected, Drop):
         return rejected
+    if np.array_equal(chosen.ids, rejected.ids):
+        return Drop.EQUAL_ANSWERS
     return _Trainable(
         np.concatenate([chosen.ids, rejected.ids]),
         np.concatenate([chosen.supervised, rejected.supervised]),

@@ -19,7 +19,8 @@ from mlora_operator.api.pipeline import LoRAPipelineSpec
 from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.problem import describe
 from mlora_operator.api.readable import readable
-from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, Rule, broken
+from mlora_operator.api.rule import Rule
+from mlora_operator.api.rules import PIPELINE_RULES, TASK_RULES, broken
 from mlora_operator.api.spec_size import oversized
 from mlora_operator.api.task import LONGEST_RETRY, LoRATaskSpec, TaskStatus
 from mlora_operator.manifests.names import CATALOGUE_HASH, REPLICA_HASH, REPLICA_NUMBER, REPLICA_OF, RETRY

@@ -45,6 +45,9 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "training": {"objective": {"type": "simpo", "labelSmoothing": 0.1}},
         "dataset": {"uri": "s3://data/a.jsonl", "format": "preference"},
     },
+    "a prompt that is called as another format's column": {
+        "dataset": {"uri": "s3://data/a.jsonl", "fields": {"prompt": "chosen"}},
+    },
     "an output deep in a bucket": {"output": {"uri": "s3://adapters/team/a/"}},
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
@@ -99,6 +102,30 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "",
         "remove dataset.trainOn",
     ),
+    **{
+        f"one column for two of {format or 'a format that rows tell'}: {fields}": (
+            {
+                "dataset": {"uri": "s3://data/a.jsonl", "fields": fields}
+                | ({"format": format} if format else {})
+            }
+            | ({"training": {"objective": {"type": "dpo"}}} if named == "preference" else {}),
+            "dataset",
+            f"of format {named}, fields {columns} must each name another column",
+        )
+        for format, named, fields, columns in (
+            ("preference", "preference", {"rejected": "chosen"}, "chosen and rejected and prompt"),
+            (None, "preference", {"rejected": "chosen"}, "chosen and rejected and prompt"),
+            ("preference", "preference", {"prompt": "rejected"}, "chosen and rejected and prompt"),
+            (
+                "promptCompletion",
+                "promptCompletion",
+                {"prompt": "a", "completion": "a"},
+                "prompt and completion",
+            ),
+            ("sharegpt", "sharegpt", {"system": "conversations"}, "conversations and system"),
+            ("alpaca", "alpaca", {"input": "output"}, "instruction and output and input and system"),
+        )
+    },
     "moments of 8 bits": (
         {"training": {"optimizer": {"type": "adamw8bit"}}},
         "training",

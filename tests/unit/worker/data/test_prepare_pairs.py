@@ -42,7 +42,7 @@ def tokenizer(make_tokenizer: Callable[..., Any]) -> Any:
 def run(
     tokenizer: Any, *rows: dict[str, Any], cache: RowCache | None = None, objective: Objective | None = DPO, **more: Any
 ) -> Prepared:  # fmt: skip
-    dataset = {name: more.pop(name) for name in ("heldOut", "limit", "format") if name in more}
+    dataset = {name: more.pop(name) for name in ("heldOut", "limit", "format", "fields") if name in more}
     spec = DatasetSpec.model_validate({"inline": "\n".join(map(json.dumps, rows)), **dataset})
     training = Training.model_validate({"maxSeqLength": 2048, **more}).model_copy(
         update={"objective": objective}
@@ -100,6 +100,49 @@ def test_what_drops_one_answer_drops_the_pair(tokenizer: Any) -> None:
     prepared = run(tokenizer, longer, TURNS, maxSeqLength=60, overlong="skip")
     assert prepared.counts.used == 1
     assert prepared.counts.dropped == {"TooLong": 1}
+
+
+@pytest.mark.parametrize(
+    "equal",
+    [
+        TEXTS | {"rejected": " four"},
+        {"chosen": "2+2 is four", "rejected": "2+2 is four"},
+        TURNS | {"rejected": TURNS["chosen"]},
+    ],
+)
+def test_a_pair_of_equal_answers_is_dropped_and_only_such_pairs_fail_the_task(
+    tokenizer: Any, equal: dict[str, Any]
+) -> None:
+    counts = run(tokenizer, TURNS, equal).counts
+    assert (counts.used, counts.dropped) == (1, {"EqualAnswers": 1})
+    assert counts.first_dropped == {"EqualAnswers": (2,)}
+    with pytest.raises(
+        DataError, match=r"EqualAnswers 2 .*the chosen and the rejected answer are the same"
+    ) as caught:
+        run(tokenizer, equal, equal)
+    assert caught.value.reason is FailureReason.NO_TRAINABLE_ROWS
+
+
+def test_answers_that_differ_only_behind_the_cut_are_equal(tokenizer: Any) -> None:
+    late = TEXTS | {"chosen": " four" * 50, "rejected": " four" * 50 + " five"}
+    assert run(tokenizer, late).counts.used == 1
+    with pytest.raises(DataError, match=r"raise training\.maxSeqLength where it cuts answers off"):
+        run(tokenizer, late, maxSeqLength=40)
+
+
+@pytest.mark.parametrize(
+    ("row", "fields", "objective", "words"),
+    [
+        ({"chosen": "a b", "rejected": "a c"}, {"prompt": "chosen"}, DPO, "fields.chosen and fields.prompt name"),
+        ({"completion": "a"}, {"prompt": "completion"}, None, "prompt and fields.completion name the same column"),
+    ],
+)  # fmt: skip
+def test_two_fields_that_name_one_column_are_refused_once_the_rows_tell_their_format(
+    tokenizer: Any, row: dict[str, Any], fields: dict[str, str], objective: Objective | None, words: str
+) -> None:
+    with pytest.raises(DataError, match=words) as caught:
+        run(tokenizer, row, fields=fields, objective=objective)
+    assert caught.value.reason is FailureReason.INVALID_SPEC
 
 
 def test_rows_that_are_kept_on_disk_are_the_same(tokenizer: Any, tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ class Drop(StrEnum):
     )
     ZERO_WEIGHT = "ZeroWeight"  # its weight is 0, or that of each of its answers
     TOO_LONG = "TooLong"  # longer than maxSeqLength, with overlong: skip
+    EQUAL_ANSWERS = (
+        "EqualAnswers"  # of a pair: the tokens are the same, as the row has them or once it is truncated
+    )
     NO_SUPERVISED_TOKENS = "NoSupervisedTokens"  # truncation cut the whole answer off
 
 

@@ -14,7 +14,8 @@ from mlora_worker.protocol import LONGEST_FILE, DataCounts, FailureReason
 FIRST_LINES = 10  # of dropped rows that are named per rule
 
 _ADVICE = {
-    Drop.NO_ANSWER: "the answers are empty: check dataset.fields and the file",
+    Drop.NO_ANSWER: "the answers are empty, or not those of an assistant: a conversation, and each of the two answers "
+    "of a pair, must end with an assistant's turn that has text; check dataset.fields and the file",
     Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
     Drop.TOOL_CALLS: "the chat template leaves out tool calls, their results or the tools: use a model whose template "
     "writes them, or set dataset.chatTemplate; rows of preferences cannot have any",
@@ -25,6 +26,8 @@ _ADVICE = {
     Drop.TEMPLATE_MISMATCH: "the tokens of the answer cannot be found in the output of the chat template",
     Drop.ZERO_WEIGHT: "all weights are 0: check dataset.fields.weight",
     Drop.TOO_LONG: "raise training.maxSeqLength or set training.overlong to truncate",
+    Drop.EQUAL_ANSWERS: "the chosen and the rejected answer are the same, so none is preferred: check dataset.fields and "
+    "the file, and raise training.maxSeqLength where it cuts answers off before they differ",
     Drop.NO_SUPERVISED_TOKENS: "training.maxSeqLength cuts off every answer: raise it",
 }
 
