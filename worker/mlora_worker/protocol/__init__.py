@@ -88,7 +88,13 @@ from mlora_worker.protocol.message import (
 )
 from mlora_worker.protocol.model import ExpertShape, ModelFacts, ModelSource, ModuleShape, StageReport
 from mlora_worker.protocol.networks import METADATA_SERVICES, embedded_ipv4, is_refused
-from mlora_worker.protocol.objective import OBJECTIVE_FLAWS, Objective, ObjectiveType, PreferenceLoss
+from mlora_worker.protocol.objective import (
+    LOSSES_OF,
+    OBJECTIVE_FLAWS,
+    Objective,
+    ObjectiveType,
+    PreferenceLoss,
+)
 from mlora_worker.protocol.plan import (
     KMS_KEY,
     Addressing,
@@ -165,6 +171,7 @@ __all__ = [
     "HUB_ENDPOINT",
     "KMS_KEY",
     "LONGEST_FILE",
+    "LOSSES_OF",
     "MANIFEST_NAME",
     "METADATA_SERVICES",
     "MOST_SAMPLES",

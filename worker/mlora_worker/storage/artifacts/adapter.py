@@ -148,6 +148,14 @@ def _number(alpha: float) -> int | float:
     return int(alpha) if float(alpha).is_integer() else alpha
 
 
+_NEVER_LEARNT = (
+    "a module whose tensor is all zero has learned nothing: it had no gradient at any step (rows of one or two tokens "
+    "leave nothing to attention), the learning rate was 0 (as in a warm-up's first step), or its changes are too small "
+    "for output.dtype. Look at the lengths of the rows (mlora validate --data), do more steps, leave the module out of "
+    "lora.targetModules, or set output.dtype to float32"
+)
+
+
 def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
     """Raises InvalidAdapter unless the names and shapes are exactly ``expected``, every value is finite, and no lora_B
     is all zero (an all-zero B is a module that never learnt).
@@ -171,6 +179,8 @@ def check_adapter(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[in
         for flaw, names in flaws.items()
         if names
     ]
+    if flaws["all zero"]:
+        problems.append(_NEVER_LEARNT)
     if problems or not wanted:
         raise InvalidAdapter(
             "the adapter is invalid and was not published: " + ("; ".join(problems) or "it has no tensors")

@@ -8,9 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mlora_worker.protocol import (
+    LOSSES_OF,
     AdapterType,
     DataCounts,
     EvaluationRecord,
+    Objective,
+    ObjectiveType,
     Optimizer,
     OptimizerType,
     TaskPlan,
@@ -93,8 +96,9 @@ def model_card(
     }
     training = {
         name.replace("_", " "): value
-        for name, value in task.training.model_dump(mode="json", exclude={"optimizer"}).items()
+        for name, value in task.training.model_dump(mode="json", exclude={"optimizer", "objective"}).items()
     }
+    training |= _objective(task.training.preference)
     numbers = task.training.optimizer or Optimizer()
     training["optimizer"] = numbers.type.value
     training["optimizer betas"] = ", ".join(map(str, numbers.betas))
@@ -118,9 +122,35 @@ def _kind(task: TaskPlan) -> str:
     return "DoRA" if task.lora.use_dora else "LoRA"
 
 
+def _objective(objective: Objective | None) -> dict[str, Any]:
+    """Of rows that are pairs, the numbers that hold, whether they were written or are the usual ones."""
+    if objective is None:
+        return {}
+    kind = objective.type
+    return {
+        "objective": kind.value,
+        "objective's beta": objective.temperature,
+        "objective's loss": objective.loss.value if kind in LOSSES_OF else None,
+        "objective's label smoothing": objective.smoothing or None,
+        "weight of the chosen answers' cross entropy": objective.likelihood or None,
+        "objective's margin that is aimed at (gamma)": objective.gamma
+        if kind is ObjectiveType.SIMPO
+        else None,
+    }
+
+
 def _scores(evaluation: EvaluationRecord | None) -> dict[str, Any]:
     if evaluation is None:
         return {}
+    pairs = evaluation.preference
+    if pairs is not None:
+        return {
+            "evaluation loss (of the objective)": evaluation.loss,
+            "evaluation margin between chosen and rejected": pairs.margin,
+            "evaluation accuracy (pairs whose chosen answer is preferred)": pairs.accuracy,
+            "evaluation token accuracy of the chosen answers": evaluation.token_accuracy,
+            "evaluated tokens": evaluation.tokens,
+        }
     return {
         "evaluation loss": evaluation.loss,
         "evaluation perplexity": perplexity(evaluation.loss),

@@ -22,6 +22,8 @@ from mlora_worker.protocol import (
     FailureReason,
     LoRAConfig,
     ModelSource,
+    Objective,
+    PreferenceRecord,
     StorageAccess,
     TaskPlan,
     Training,
@@ -154,6 +156,8 @@ def test_a_configuration_that_nobody_could_use_is_refused(base: str, modules: li
             "1 of 2 tensors not finite: q.lora_B.weight",
         ),
         ({"q.lora_B.weight": torch.zeros(3, 2)}, "1 of 2 tensors all zero: q.lora_B.weight"),
+        ({"q.lora_B.weight": torch.zeros(3, 2)}, "rows of one or two tokens leave nothing to attention"),
+        ({"q.lora_B.weight": torch.zeros(3, 2)}, "leave the module out of lora.targetModules"),
     ],
 )
 def test_an_adapter_that_is_of_no_use_is_refused_by_name(
@@ -405,6 +409,45 @@ def test_the_model_card_tells_the_scores_of_what_is_published_and_how_to_load_a_
     manifest = find_published(memory, OUT)
     assert manifest is not None
     assert manifest.evaluation == scores
+
+
+def test_the_model_card_of_pairs_tells_what_is_measured_of_them_and_the_numbers_that_hold(
+    memory: Any, task: TaskPlan
+) -> None:
+    def card_of(**objective: Any) -> str:
+        training = task.training.model_copy(update={"objective": Objective.model_validate(objective)})
+        publish(memory, task.model_copy(update={"training": training}), SMALL, evaluation=scores)
+        return str(memory.objects[f"{OUT}/README.md"].decode())
+
+    pairs = PreferenceRecord(
+        chosen_reward=0.5,
+        rejected_reward=0.25,
+        margin=0.25,
+        accuracy=0.75,
+        chosen_logps=-2,
+        rejected_logps=-3,
+    )
+    scores = EvaluationRecord(step=40, loss=0.6, token_accuracy=0.625, tokens=320, preference=pairs)
+    card = card_of(type="dpo")
+    for row in (
+        "| evaluation loss (of the objective) | 0.6 |",
+        "| evaluation margin between chosen and rejected | 0.25 |",
+        "| evaluation accuracy (pairs whose chosen answer is preferred) | 0.75 |",
+        "| evaluation token accuracy of the chosen answers | 0.625 |",
+        "| objective | dpo |\n| objective's beta | 0.1 |\n| objective's loss | sigmoid |",
+    ):
+        assert row in card
+    assert "perplexity" not in card
+    assert "None" not in card
+    assert "{" not in card.partition("## Adapter and training")[2]
+    other = card_of(type="simpo", beta=2.0, cpoAlpha=0.25)
+    for row in (
+        "| objective's beta | 2.0 |",
+        "| weight of the chosen answers' cross entropy | 0.25 |",
+        "(gamma) | 0.5 |",
+    ):
+        assert row in other
+    assert "objective's loss" not in other
 
 
 def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task: TaskPlan) -> None:
