@@ -82,13 +82,19 @@ def histogram(rows: TokenRows) -> Iterator[HistogramBar]:
 
 
 def parts(row: TokenRow, tokenizer: Any) -> Iterator[ShownPart]:
-    """The row's text, cut where supervision begins or ends. A token is supervised when the position before predicts it."""
+    """The row's text, cut where supervision begins or ends, and between the two sequences of a pair. A token is supervised
+    when the position before predicts it."""
     learnt = np.concatenate([[False], row.labels[:-1] >= 0])
-    for supervised, run in groupby(
-        zip(learnt.tolist(), row.ids.tolist(), strict=True), key=lambda pair: pair[0]
+    sequence = (np.arange(len(row.ids)) >= row.split) if row.split else np.zeros(len(row.ids), bool)
+    marks = zip(sequence.tolist(), learnt.tolist(), strict=True)
+    for (second, supervised), run in groupby(
+        zip(marks, row.ids.tolist(), strict=True), key=lambda token: token[0]
     ):
         ids = [token for _, token in run]
-        yield ShownPart(text=tokenizer.decode(ids, skip_special_tokens=False), learnt=supervised)
+        answer = ("rejected" if second else "chosen") if row.split else None
+        yield ShownPart(
+            text=tokenizer.decode(ids, skip_special_tokens=False), learnt=supervised, answer=answer
+        )
 
 
 if __name__ == "__main__":

@@ -119,6 +119,7 @@ class ShownPart(Message):
 
     text: Annotated[str, BeforeValidator(cut_to(MOST_TEXT)), Field(max_length=MOST_TEXT)]
     learnt: bool
+    answer: Literal["chosen", "rejected"] | None = None  # of a pair: in which of its two sequences it is
 
 
 class HistogramBar(Message):

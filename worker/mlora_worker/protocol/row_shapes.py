@@ -105,7 +105,9 @@ def detected_format(
         return certain[0].format
     if not certain and fitting and (suggestion is None or suggestion.format is fitting[0].format):
         return fitting[0].format
-    raise _not_detected(rows, keys, allowed, certain if len(certain) > 1 else [], suggestion, text=text)
+    raise _not_detected(
+        rows, keys, named, allowed, certain if len(certain) > 1 else [], suggestion, text=text
+    )
 
 
 def _allowed(fields: DatasetFields, *, text: bool) -> list[RowShape]:
@@ -169,6 +171,7 @@ def _has_turns_of_another_kind(rows: Sequence[Row], shape: RowShape, fields: Dat
 def _not_detected(
     rows: Sequence[Row],
     keys: list[str],
+    fields: DatasetFields,
     allowed: Sequence[RowShape],
     candidates: Sequence[RowShape],
     suggestion: NamedFormat | None,
@@ -176,8 +179,19 @@ def _not_detected(
     text: bool,
 ) -> FormatNotDetected:
     found = f"they have the keys {_listed(keys)}"
+    differing = _differing(rows, allowed, fields)
+    if differing is not None and not candidates and suggestion is None:
+        listed = " and ".join(
+            f"row {place + 1} has the keys {_listed(list(rows[place]))}" for place in differing
+        )
+        return FormatNotDetected(
+            f"the format of the rows cannot be detected, as the rows differ: {listed}. All rows of a task need one format, "
+            f"each with all its columns: correct the rows, or give those of each format a task of their own"
+        )
     if not keys:
-        found = f"they have no key in common (the first has {_listed(list(rows[0]))})"
+        found = f"they have no key in common (row 1 has {_listed(list(rows[0]))}"
+        other = next((place for place, row in enumerate(rows) if not {*rows[0]} <= {*row}), None)
+        found += f", row {other + 1} has {_listed(list(rows[other]))})" if other is not None else ")"
     if candidates:
         which = " or ".join(shape.format.value for shape in candidates)
         return FormatNotDetected(f"the rows may be {which}: {found}. Set dataset.format to what they are")
@@ -188,6 +202,19 @@ def _not_detected(
         f"the format of the rows cannot be detected: {found}. Formats are {known}{but}. In dataset, {write}",
         suggestion,
     )
+
+
+def _differing(
+    rows: Sequence[Row], allowed: Sequence[RowShape], fields: DatasetFields
+) -> tuple[int, int] | None:
+    """Places, in order, of two rows of which one has all columns of a format and the other has not; None: of no two."""
+    for shape in allowed:
+        columns = {getattr(fields, column) for column in shape.required}
+        whole = [columns <= {*row} for row in rows]
+        if any(whole) and not all(whole):
+            first, second = sorted((whole.index(True), whole.index(False)))
+            return first, second
+    return None
 
 
 def _listed(keys: Sequence[str]) -> str:

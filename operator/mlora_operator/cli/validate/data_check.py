@@ -166,7 +166,12 @@ def print_answer(answer: LookAnswer) -> None:
     for number, row in enumerate(answer.shown, start=1):
         out.print(f"[bold]row {number}[/], supervised text in [green]green[/]:")
         shown = Text()
+        side = None
         for part in row:
+            if part.answer != side:
+                shown.append("\n" if side is not None else "")
+                shown.append(f"{part.answer}: ", style="bold")
+                side = part.answer
             # Without colours, as in a file or a pipe, brackets show it.
             text = _printable(part.text)
             shown.append(f"⟦{text}⟧" if part.learnt else text, style="green" if part.learnt else "dim")

@@ -12,6 +12,7 @@ from mlora_worker.commands.inspect_rows import look
 from mlora_worker.commands.stdio import users_store
 from mlora_worker.protocol import (
     Dataset,
+    DatasetFormat,
     FailureReason,
     LookAnswer,
     LookQuestion,
@@ -46,6 +47,23 @@ def test_counts_lengths_and_the_first_rows_are_told(tiny_model: Path) -> None:
     assert [part.learnt for part in first][:2] == [False, True]
     assert "How many?" in first[0].text
     assert first[1].text.startswith("1 clips")
+
+
+def test_each_part_of_a_pair_says_whose_answer_it_is(tiny_model: Path) -> None:
+    pair = {"prompt": "How many?", "chosen": " Two.", "rejected": " Three."}
+    answer = look(
+        LookQuestion(
+            model=ModelSource(name="org/tiny", uri=tiny_model.as_uri()),
+            dataset=Dataset(inline=json.dumps(pair), format=DatasetFormat.PREFERENCE),
+            training=TrainingSpec(max_seq_length=512),
+        )
+    )
+    ((asked, chosen, again, rejected),) = answer.shown
+    assert [part.answer for part in (asked, chosen, again, rejected)] == ["chosen"] * 2 + ["rejected"] * 2
+    assert [part.learnt for part in (asked, chosen, again, rejected)] == [False, True] * 2
+    assert asked.text == again.text
+    assert chosen.text.startswith(" Two.")
+    assert rejected.text.startswith(" Three.")
 
 
 def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_what_is_found_and_what_is_known_is_said() -> None:
     assert all(shape.format.value in said for shape in ROW_SHAPES)
     assert "set dataset.format and dataset.fields" in said
     said = str(refusal({"a": 1}, {"b": 1}))
-    assert "no key in common (the first has 'a')" in said
+    assert "no key in common (row 1 has 'a', row 2 has 'b')" in said
     many = str(refusal({f"{number}" * 100: 1 for number in range(9)} | {f"k{n}": 1 for n in range(90)}))
     assert "and 89 more" in many
     assert len(many) < 1000
@@ -106,7 +106,25 @@ def test_what_is_found_and_what_is_known_is_said() -> None:
 
 def test_a_key_that_some_row_lacks_tells_nothing() -> None:
     full, poor = {"prompt": "a", "completion": "b"}, {"prompt": "a"}
-    assert "they have the keys 'prompt'." in str(refusal(full, poor))
+    said = "row 1 has the keys 'prompt', 'completion' and row 3 has the keys 'prompt'. All rows of a task need one format"
+    assert said in str(refusal(full, full, poor))
+
+
+def test_rows_of_several_formats_are_told_which_differ() -> None:
+    answer, pair = {"prompt": "a", "completion": "b"}, {"prompt": "a", "chosen": "b", "rejected": "c"}
+    error = refusal(answer, answer, pair, answer)
+    assert (
+        "row 1 has the keys 'prompt', 'completion' and row 3 has the keys 'prompt', 'chosen', 'rejected'"
+        in str(error)
+    )
+    assert "set dataset.format" not in str(error)
+    assert "row 1 has the keys 'text' and row 2 has the keys 'messages'" in str(
+        refusal({"text": "a"}, {"messages": [TURN]})
+    )
+    asked = {"question": "a", "answer": "b"}
+    assert refusal(asked, asked | {"text": "all"}).suggestion is not None, (
+        "a column too many is no other format"
+    )
 
 
 def test_text_is_left_out_where_a_task_chooses_answers_or_a_template() -> None:

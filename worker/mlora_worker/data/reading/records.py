@@ -36,7 +36,10 @@ def json_lines(pieces: Iterable[bytes]) -> Iterator[Record]:
         if isinstance(line, InvalidRow):
             yield Record(number, line)
         elif line.strip():
-            yield Record(number, _object_of(line, "write one JSON object per line"))
+            yield Record(
+                number,
+                _object_of(line, "write one JSON object per line, or for CSV set dataset.fileFormat: csv"),
+            )
 
 
 def json_array(pieces: Iterable[bytes]) -> Iterator[Record]:

@@ -157,6 +157,7 @@ def _sharegpt(row: Row, fields: DatasetFields) -> Turns | Drop:
 def _preference(row: Row, fields: DatasetFields) -> Answers | Drop:
     """Texts, or turns. Without a column for the prompt, it is what both answers begin with."""
     answers = _column(row, fields.chosen, "chosen"), _column(row, fields.rejected, "rejected")
+    _check_one_kind(row, fields)
     if all(isinstance(one, list) for one in answers):
         return _turns_of_pair(row, fields, *answers)
     names = fields.chosen, fields.rejected
@@ -175,16 +176,24 @@ def _preference(row: Row, fields: DatasetFields) -> Answers | Drop:
     return Answers((asked, Turn(ASSISTANT, chosen)), (asked, Turn(ASSISTANT, rejected)), plain=True)
 
 
+def _check_one_kind(row: Row, fields: DatasetFields) -> None:
+    """Raises _Invalid where some of a pair's columns are lists of turns, and others not."""
+    given = {name: row.get(name) for name in (fields.prompt, fields.chosen, fields.rejected)}
+    turns = [name for name, value in given.items() if isinstance(value, list)]
+    others = [name for name, value in given.items() if not isinstance(value, list) and value is not None]
+    if turns and others:
+        twice = ", or remove it if both answers begin with it" if others == [fields.prompt] else ""
+        raise _Invalid(
+            f"column {others[0]!r} is {_kind(given[others[0]])}, and {turns[0]!r} a list of turns: prompt and answers must "
+            f"be all texts, or all turns; change {others[0]!r}{twice}"
+        )
+
+
 def _turns_of_pair(row: Row, fields: DatasetFields, chosen: list[Any], rejected: list[Any]) -> Answers | Drop:
     before = row.get(fields.prompt)
     if before is None:
         cut = prompt_length(chosen, rejected)
         before, chosen, rejected = chosen[:cut], chosen[cut:], rejected[cut:]
-    if not isinstance(before, list):
-        raise _Invalid(
-            f"column {fields.prompt!r} is {_kind(before)}, and {fields.chosen!r} a list of turns: make both turns, or, "
-            f"where the turns of the answers begin with the prompt, remove {fields.prompt!r}"
-        )
     sides = []
     for name, after in ((fields.chosen, chosen), (fields.rejected, rejected)):
         turns = _turns([*before, *after], "role", "content", _ROLES)

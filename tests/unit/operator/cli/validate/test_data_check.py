@@ -168,6 +168,16 @@ def test_rows_are_shown_with_what_is_learnt_marked_and_nothing_that_a_terminal_o
     assert "\x1b[31m" not in out
 
 
+def test_the_two_answers_of_a_pair_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    pair = tuple(
+        ShownPart(text=text, learnt=learnt, answer=answer)
+        for answer, texts in (("chosen", ("2+2 is", " 4.")), ("rejected", ("2+2 is", " 5.")))
+        for learnt, text in zip((False, True), texts, strict=True)
+    )
+    print_answer(LookAnswer(counts=DataCounts(rows=1, used=1), longest=9, shown=(pair, pair)))
+    assert capsys.readouterr().out.count("chosen: 2+2 is⟦ 4.⟧\nrejected: 2+2 is⟦ 5.⟧\n") == 2
+
+
 @pytest.mark.parametrize(
     ("reason", "code"),
     [

@@ -92,10 +92,21 @@ def test_weights_and_other_names_of_columns_count() -> None:
         ({"prompt": "a", "chosen": "b"}, "has no column 'rejected'"),
         (
             {"prompt": "a", "chosen": [RIGHT], "rejected": [WRONG]},
-            "column 'prompt' is text, and 'chosen' a list",
+            "column 'prompt' is text, and 'chosen' a list of turns: .* or remove it if both answers begin with it",
+        ),
+        (
+            {"prompt": [ASKED], "chosen": "4", "rejected": "5"},
+            "column 'chosen' is text, and 'prompt' a list of turns: prompt and answers must be all texts, or all turns",
+        ),
+        (
+            {"prompt": [ASKED], "chosen": [RIGHT], "rejected": 5},
+            "column 'rejected' is a number, and 'prompt' a list",
         ),
         ({"prompt": [ASKED], "chosen": [ASKED, RIGHT], "rejected": [WRONG]}, "begins with a turn of user"),
-        ({"prompt": "a", "chosen": [RIGHT], "rejected": "b"}, "column 'chosen' is a list, not text"),
+        (
+            {"prompt": "a", "chosen": [RIGHT], "rejected": "b"},
+            "column 'prompt' is text, and 'chosen' a list of turns",
+        ),
     ],
 )
 def test_what_is_no_pair_is_named(row: dict[str, Any], message: str) -> None:

@@ -107,7 +107,7 @@ def test_only_the_first_rows_decide(tokenizer: Any) -> None:
     assert with_format(dataset, here(), None).format is DatasetFormat.PROMPT_COMPLETION
     with pytest.raises(DataError, match=f"line {FIRST_ROWS + 1}: has no column 'prompt'"):
         prepare(dataset, Training(), tokenizer, here(), 1000)
-    assert "no key in common" in refused(unnamed(inline=lines(*rows[1:], CHAT)))
+    assert "All rows of a task need one format" in refused(unnamed(inline=lines(*rows[1:], CHAT)))
 
 
 def test_the_first_rows_may_be_in_several_files(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_the_first_rows_may_be_in_several_files(tmp_path: Path) -> None:
     for name, row in zip(names, (PAIR, CHAT), strict=True):
         (tmp_path / name).write_text(lines(row))
     dataset = unnamed(uris=tuple((tmp_path / name).as_uri() for name in names))
-    with pytest.raises(DataError, match="no key in common"):
+    with pytest.raises(DataError, match=r"row 1 has the keys .* and row 2 has the keys 'messages'"):
         with_format(dataset, here(tmp_path), None)
 
 

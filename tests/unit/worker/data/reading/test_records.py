@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlora_worker.data.reading.records import csv_rows, json_array
+from mlora_worker.data.reading.records import csv_rows, json_array, json_lines
 from mlora_worker.data.reading.row_types import InvalidRow, Record
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
@@ -141,3 +141,9 @@ def test_a_csv_row_of_many_lines_is_bounded_as_a_line_is() -> None:
 
 def test_many_csv_rows_are_together_longer_than_one_may_be() -> None:
     assert len(list(csv_rows([b"a,b\n", b"12345,6789\n" * 500], longest=10))) == 500
+
+
+def test_csv_that_is_read_as_json_lines_is_told_how_to_say_so() -> None:
+    (header, _) = json_lines([b"prompt,completion\na,b\n"])
+    assert isinstance(header.value, InvalidRow)
+    assert header.value.message.endswith("or for CSV set dataset.fileFormat: csv")
