@@ -20,12 +20,14 @@ from mlora_worker.protocol import Evaluation, LoRAConfig, Objective, Schedule, T
 from mlora_worker.stream.items import Evaluate, Train
 from tests.equivalence.tasks import (
     IGNORED,
+    VOCABULARY,
     Base,
     Row,
     Task,
     assert_same,
     engines_of,
     largest_difference,
+    pair_of,
     random_pairs,
     train,
 )
@@ -248,6 +250,36 @@ def test_an_evaluation_of_pairs_says_what_training_would(base: Base) -> None:
     assert record.preference.chosen_logps == pytest.approx(sum(one for one, _ in wanted) / 7, rel=1e-5)
     assert record.preference.rejected_logps == pytest.approx(sum(one for _, one in wanted) / 7, rel=1e-5)
     assert record.preference.margin == pytest.approx(0, abs=1e-6)
+
+
+def test_token_accuracy_is_that_of_the_chosen_answers(base: Base) -> None:
+    """Which are what the base says itself in two rows of three; the rejected ones never are."""
+    task = replace(pairs(), training=TRAINING.model_copy(update={"learning_rate": 1e-30}), steps=2)
+
+    def said(prompt: list[int], length: int = 6) -> list[int]:
+        ids = list(prompt)
+        for _ in range(length):
+            with torch.no_grad():
+                ids.append(int(base.model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    def others(answer: list[int]) -> list[int]:
+        return [(token + 1) % VOCABULARY for token in answer]
+
+    prompts = [[5, 9, 2], [7, 1, 1, 3], [8, 8, 4]]
+    held_out = [pair_of(prompt, said(prompt), others(said(prompt))) for prompt in prompts[:2]]
+    held_out.append(pair_of(prompts[2], [(said(prompts[2], 1)[0] + 1) % VOCABULARY] * 6, said(prompts[2])))
+    run = task.prepared()
+    assert run.prepared is not None
+    evaluation = EvaluationRows(Evaluation(every_steps=2), [row.tokens for row in held_out], DPO)
+    run.prepared = replace(run.prepared, evaluation=evaluation)
+    pipeline = finished(ThreadedPipeline(engines_of(base, 2), {"subject": run}, budget=80).run())
+    record = pipeline.tasks["subject"].progress.evaluated.last
+    assert record is not None
+    last = held_out[2].ids[: held_out[2].split]
+    greedy = base.model(torch.tensor([last])).logits[0, 2:-1].argmax(dim=1).tolist()
+    right = 12 + sum(one == token for one, token in zip(greedy, last[3:], strict=True))
+    assert record.token_accuracy == pytest.approx(right / 18)
 
 
 def test_weights_of_pairs_count_as_if_rows_came_that_often(base: Base) -> None:
