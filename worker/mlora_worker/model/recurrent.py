@@ -46,9 +46,9 @@ class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformer
         seen = silu(_looking_back(self.conv1d, mixed))
         query, key, value = torch.split(seen, [self.key_dim, self.key_dim, self.value_dim], dim=-1)
         out, _ = _DELTA_RULE(
-            query.unflatten(-1, (-1, self.head_k_dim)),
-            key.unflatten(-1, (-1, self.head_k_dim)),
-            value.unflatten(-1, (-1, self.head_v_dim)),
+            query.reshape(*seen.shape[:2], -1, self.head_k_dim),
+            key.reshape(*seen.shape[:2], -1, self.head_k_dim),
+            value.reshape(*seen.shape[:2], -1, self.head_v_dim),
             g=decay,
             beta=beta,
             use_qk_l2norm_in_kernel=True,
