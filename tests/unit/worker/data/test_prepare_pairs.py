@@ -123,6 +123,14 @@ def test_a_pair_of_equal_answers_is_dropped_and_only_such_pairs_fail_the_task(
     assert caught.value.reason is FailureReason.NO_TRAINABLE_ROWS
 
 
+def test_a_chosen_list_without_an_assistants_turn_is_told_how_it_must_end(tokenizer: Any) -> None:
+    asked = {"chosen": TURNS["prompt"], "rejected": [*TURNS["prompt"], *TURNS["rejected"]]}
+    with pytest.raises(
+        DataError, match=r"NoAnswer 1 .* each of the two answers of a pair, must end with an assistant's turn"
+    ):
+        run(tokenizer, asked)
+
+
 def test_answers_that_differ_only_behind_the_cut_are_equal(tokenizer: Any) -> None:
     late = TEXTS | {"chosen": " four" * 50, "rejected": " four" * 50 + " five"}
     assert run(tokenizer, late).counts.used == 1
