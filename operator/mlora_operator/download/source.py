@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,14 +129,16 @@ class _Folder:
                 f"{self._folder} is a symbolic link, which is not followed: give its own address"
             )
         path = self._folder / name
+        follow = 0 if self._given else os.O_NOFOLLOW  # it may have become a link since
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | follow)
         try:
-            file = open(  # noqa: SIM115 - the caller closes it
-                path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-            )
+            file = open(name, "rb", opener=partial(_opened_in, folder))  # noqa: SIM115 - the caller closes it
         except OSError as error:
             if error.errno in _NO_FILE:
                 raise AdapterCorrupt(_no_file(path)) from error
             raise
+        finally:
+            os.close(folder)
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
             raise AdapterCorrupt(_no_file(path))
@@ -248,6 +251,10 @@ class _Bucket:
         if code == "InvalidRange":  # the object became shorter than what a former try had got of it
             return AdapterCorrupt(f"s3://{self._bucket}/{key} is shorter than its manifest states")
         return StoreRefused(f"the store {self._where} refuses s3://{self._bucket}/{key}: {code or error}")
+
+
+def _opened_in(folder: int, name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
 
 
 def _no_file(path: Path) -> str:

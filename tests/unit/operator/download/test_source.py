@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.download import Access, AdapterCorrupt, open_source
+from mlora_operator.download import Access, AdapterCorrupt, StoreRefused, open_source
 from mlora_operator.download.source import PIECE
 
 
@@ -133,3 +133,15 @@ def test_a_folder_that_is_given_may_be_a_link_and_one_below_it_may_not(tmp_path:
     assert b"".join(open_source((tmp_path / "mount" / "linked").as_uri(), Access()).read("file")) == b"x"
     with pytest.raises(AdapterCorrupt, match="linked is a symbolic link"):
         b"".join(mount.below("linked").read("file"))
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_looked_at_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "of-another").mkdir()
+    (tmp_path / "of-another" / "file").write_bytes(b"x")
+    (tmp_path / "store" / "bot").symlink_to(tmp_path / "of-another")
+    monkeypatch.setattr(Path, "is_symlink", lambda _: False)  # as it was a moment ago
+    with pytest.raises(StoreRefused, match="bot/file"):
+        b"".join(open_source((tmp_path / "store").as_uri(), Access()).below("bot").read("file"))
