@@ -52,7 +52,7 @@ def _apart(shape: RowShape) -> Rule:
         path=("dataset",),
         cel=f"(has(self.format) && self.format != '{shape.format.value}') || "
         f"({' && '.join(allowed(*pair) for pair in twins)})",
-        message=f"of format {shape.format.value}, fields {' and '.join(shape.columns)} must each name another column: "
+        message=f"of format {shape.format.value}, fields {', '.join(shape.columns)} must each name another column: "
         "correct fields",
         holds=holds,
         new_alone=True,

@@ -113,17 +113,17 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
             f"of format {named}, fields {columns} must each name another column",
         )
         for format, named, fields, columns in (
-            ("preference", "preference", {"rejected": "chosen"}, "chosen and rejected and prompt"),
-            (None, "preference", {"rejected": "chosen"}, "chosen and rejected and prompt"),
-            ("preference", "preference", {"prompt": "rejected"}, "chosen and rejected and prompt"),
+            ("preference", "preference", {"rejected": "chosen"}, "chosen, rejected, prompt"),
+            (None, "preference", {"rejected": "chosen"}, "chosen, rejected, prompt"),
+            ("preference", "preference", {"prompt": "rejected"}, "chosen, rejected, prompt"),
             (
                 "promptCompletion",
                 "promptCompletion",
                 {"prompt": "a", "completion": "a"},
-                "prompt and completion",
+                "prompt, completion",
             ),
-            ("sharegpt", "sharegpt", {"system": "conversations"}, "conversations and system"),
-            ("alpaca", "alpaca", {"input": "output"}, "instruction and output and input and system"),
+            ("sharegpt", "sharegpt", {"system": "conversations"}, "conversations, system"),
+            ("alpaca", "alpaca", {"input": "output"}, "instruction, output, input, system"),
         )
     },
     "moments of 8 bits": (
