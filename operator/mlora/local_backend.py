@@ -7,11 +7,10 @@ submitted until then, together.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,31 @@ from mlora_operator.cli import exit_codes
 from mlora_operator.cli.fetch.adapter_of_task import access_to, spec_of
 from mlora_operator.cli.logs.story import Story, StoryLine
 from mlora_operator.cli.output import CommandError
-from mlora_operator.cli.run.command import log_to, world_of
+from mlora_operator.cli.run.command import check_worker, log_to, world_of
 from mlora_operator.cli.task_table import row
 from mlora_operator.download import Access
 from mlora_operator.local.adapt import RunInputs, RunOptions
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import this_machine
-from mlora_operator.local.manifests import Manifests, read_manifests
-from mlora_operator.local.run_environment import RunEnvironment
+from mlora_operator.local.manifests import FileContents, Manifests, read_file, together
+from mlora_operator.local.run_environment import RunEnvironment, models_folder
 from mlora_operator.reconcile.state.decision import Event
 
 _KEPT_EVENTS = 1_000  # of all tasks together
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A manifest by name and content, read once, however many come after it."""
+
+    text: tuple[str, str]
+    file: FileContents = field(repr=False)
+    names: Sequence[str]  # of its tasks
+
+    @staticmethod
+    def read(text: tuple[str, str]) -> _Given:
+        file = read_file(*text)
+        return _Given(text, file, [one.place.name for one in together([file]).tasks])
 
 
 class LocalBackend:
@@ -43,23 +56,23 @@ class LocalBackend:
         """``given``: manifests that are there from the start, such as Secrets."""
         self._options = options
         self._state = state if state is not None else Path(tempfile.mkdtemp(prefix="mlora-client-"))
-        self._texts: list[tuple[str, str]] = list(given)
+        self._given = [_Given.read(text) for text in given]
         self._tasks: dict[str, dict[str, Any]] = {}  # as kubectl would show them
         self._ended: dict[str, End] = {}
         self._events: list[tuple[str, dict[str, Any]]] = []  # with the name of their task
 
     def submit(self, texts: Sequence[tuple[str, str]], *, replace: bool) -> list[str]:
-        new = read_manifests(texts)
-        names = [one.place.name for one in new.tasks]
+        new = [_Given.read(text) for text in texts]
+        names = [name for one in new for name in one.names]
         former = [name for name in names if name in self._tasks]
-        if former and not replace and all(self._knows(text) for text in texts):
+        if former and not replace and all(self._knows(one) for one in new):
             return names
         if former and not replace:
             message = f"loratask/{former[0]} was submitted already with another spec: give replace=True"
             raise CommandError(message, exit_codes.REFUSED)
-        known = [one for one in self._texts if not set(_names(one)) & set(former)]
-        self._world([*known, *texts], names)
-        self._texts = [*known, *texts]
+        all_given = [*self._without(former), *new]
+        self._world(all_given, names)
+        self._given = all_given
         for name in names:
             self._ended.pop(name, None)
             self._tasks[name] = {}
@@ -70,7 +83,7 @@ class LocalBackend:
             self._submitted(name)
         pending = [name for name in self._tasks if name not in self._ended]
         if set(names) & set(pending):
-            self._train(self._world(self._texts, pending), seconds, seen)
+            self._train(self._world(self._given, pending), seconds, seen)
         bad = [self._ended[name] for name in names if self._ended[name].bad]
         if bad:
             words = [f"loratask/{end.name} {end.result.value.lower()}: {end.cause}" for end in bad]
@@ -102,7 +115,7 @@ class LocalBackend:
         spec = spec_of(dict(task))
         keys: Mapping[str, str] = {}
         if spec.storage.secret_ref is not None:
-            secrets = read_manifests(self._texts).secrets
+            secrets = _together(self._given).secrets
             keys = next(one.data for one in secrets if one.place.name == spec.storage.secret_ref.name)
         access = access_to(spec, keys, self._options.s3_endpoint)
         return shown.adapter or spec.output.uri, access, task["metadata"]["uid"]
@@ -110,29 +123,32 @@ class LocalBackend:
     def delete(self, names: Sequence[str]) -> None:
         for name in names:
             self._submitted(name)
-        self._texts = [one for one in self._texts if not set(_names(one)) & set(names)]
+        self._given = self._without(names)
         for name in names:
             self._tasks.pop(name)
             self._ended.pop(name, None)
 
-    def _knows(self, text: tuple[str, str]) -> bool:
+    def _knows(self, one: _Given) -> bool:
         """The very text, or tasks of the same specs: labels mean nothing here."""
-        if text in self._texts:
+        if any(one.text == known.text for known in self._given):
             return True
-        new = read_manifests([text])
+        new = _together([one])
         if new.pipelines or new.secrets or new.others or new.problems:
             return False
-        former = {one.place.name: one.spec for one in read_manifests(self._texts).tasks}
-        return all(former.get(one.place.name) == one.spec for one in new.tasks)
+        former = {task.place.name: task.spec for task in _together(self._given).tasks}
+        return all(former.get(task.place.name) == task.spec for task in new.tasks)
+
+    def _without(self, names: Sequence[str]) -> list[_Given]:
+        return [one for one in self._given if not set(one.names) & set(names)]
 
     def _submitted(self, name: str) -> dict[str, Any]:
         if name not in self._tasks:
             raise CommandError(f"no loratask {name!r} was submitted here", exit_codes.NOT_FOUND)
         return self._tasks[name]
 
-    def _world(self, texts: Sequence[tuple[str, str]], names: Sequence[str]) -> RunInputs:
+    def _world(self, given: Sequence[_Given], names: Sequence[str]) -> RunInputs:
         """Of these tasks alone. Raises CommandError for what is wrong with any."""
-        found = read_manifests(texts)
+        found = _together(given)
         wanted = tuple(one for one in found.tasks if one.place.name in names)
         only = Manifests(wanted, found.pipelines, found.secrets, found.others, found.problems)
         return world_of(only, self._options, this_machine(os.environ))
@@ -140,12 +156,10 @@ class LocalBackend:
     def _train(self, world: RunInputs, seconds: float | None, seen: Seen) -> None:
         from mlora_operator.local.run import run  # its HTTP client takes a second to load
 
-        if importlib.util.find_spec("torch") is None:
-            message = "training needs the worker: run pip install 'mlora-operator[worker]'"
-            raise CommandError(message, exit_codes.INVALID)
+        check_worker()
         place = RunEnvironment(
             state=self._state,
-            cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
+            cache=models_folder(os.environ),
             machine=this_machine(os.environ),
             environment=dict(os.environ),
         )
@@ -154,22 +168,21 @@ class LocalBackend:
             async with asyncio.timeout(seconds):
                 return await run(world, place, _Listener(self, seen))
 
-        with self._logging():
-            try:
-                ends = run_to_end(train)
-            except TimeoutError:
-                message = f"not all tasks finished within {seconds:g} seconds; state and logs: {self._state}"
-                raise CommandError(message, exit_codes.TIMEOUT) from None
+        self._log()
+        try:
+            ends = run_to_end(train)
+        except TimeoutError:
+            message = f"not all tasks finished within {seconds:g} seconds; state and logs: {self._state}"
+            raise CommandError(message, exit_codes.TIMEOUT) from None
         self._ended |= {end.name: end for end in ends}
 
-    @contextmanager
-    def _logging(self) -> Iterator[None]:
+    def _log(self) -> None:
+        """Raises CommandError where the folder cannot be written."""
         try:
             self._state.mkdir(parents=True, exist_ok=True)
             log_to(self._state / "operator.log")
         except OSError as error:
             raise CommandError(f"{self._state}: {error.strerror}", exit_codes.INVALID) from error
-        yield
 
     def note_task(self, task: JSON) -> None:
         self._tasks[task["metadata"]["name"]] = dict(task)
@@ -195,5 +208,5 @@ class _Listener:
         self._backend.note_event(event)
 
 
-def _names(text: tuple[str, str]) -> list[str]:
-    return [one.place.name for one in read_manifests([text]).tasks]
+def _together(given: Sequence[_Given]) -> Manifests:
+    return together([one.file for one in given])

@@ -111,34 +111,53 @@ _Spec = TypeVar("_Spec", bound=Model)
 Manifest = TaskManifest | PipelineManifest | SecretManifest
 
 
+@dataclass(frozen=True, slots=True)
+class FileContents:
+    """What one file says by itself, in its order."""
+
+    found: tuple[Manifest, ...]
+    others: tuple[ObjectSource, ...]
+    problems: tuple[Problem, ...]
+
+
 def read_manifests(texts: Sequence[tuple[str, str]]) -> Manifests:
     """Reads all of ``texts``, pairs of file name and content. Never raises for what is in them."""
-    found: list[Manifest] = []
-    others: list[ObjectSource] = []
-    problems: list[Problem] = []
-    for file, text in texts:
-        try:
-            for document in parse(text):
-                for item, prefix in _items(document):
-                    result = _object(file, document, item, prefix)
-                    if isinstance(result, list):
-                        problems += result
-                    elif isinstance(result, ObjectSource):
-                        others.append(result)
-                    else:
-                        found.append(result)
-        except DocumentError as error:
-            problems.append(Problem(file, error.line, "", "", str(error)))
+    return together([read_file(file, text) for file, text in texts])
+
+
+def together(files: Sequence[FileContents]) -> Manifests:
+    """What the files say, with what is wrong between objects of one or several of them."""
+    found = [one for file in files for one in file.found]
     tasks = tuple(one for one in found if isinstance(one, TaskManifest))
     pipelines = tuple(one for one in found if isinstance(one, PipelineManifest))
-    problems += [*_twice(found), *_shared_outputs(tasks), *_too_high(tasks, pipelines)]
+    between = [*_twice(found), *_shared_outputs(tasks), *_too_high(tasks, pipelines)]
     return Manifests(
         tasks=tasks,
         pipelines=pipelines,
         secrets=tuple(one for one in found if isinstance(one, SecretManifest)),
-        others=tuple(others),
-        problems=tuple(problems),
+        others=tuple(one for file in files for one in file.others),
+        problems=(*(one for file in files for one in file.problems), *between),
     )
+
+
+def read_file(file: str, text: str) -> FileContents:
+    """Of the ``text`` of one file, which messages call ``file``. Never raises for what is in it."""
+    found: list[Manifest] = []
+    others: list[ObjectSource] = []
+    problems: list[Problem] = []
+    try:
+        for document in parse(text):
+            for item, prefix in _items(document):
+                result = _object(file, document, item, prefix)
+                if isinstance(result, list):
+                    problems += result
+                elif isinstance(result, ObjectSource):
+                    others.append(result)
+                else:
+                    found.append(result)
+    except DocumentError as error:
+        problems.append(Problem(file, error.line, "", "", str(error)))
+    return FileContents(tuple(found), tuple(others), tuple(problems))
 
 
 def _items(document: Document) -> Iterator[tuple[Any, Path]]:

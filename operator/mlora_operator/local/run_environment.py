@@ -23,3 +23,8 @@ class RunEnvironment:
     command: Sequence[str] = WORKER
     timeline: Path | None = None  # where to write what the stages did
     page: int | None = None  # port of the page, on the loopback address
+
+
+def models_folder(environment: Mapping[str, str]) -> Path:
+    """Where base models that are downloaded for this user lie."""
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,6 +25,7 @@ from mlora_operator.local.fits import LearnedPipeline, beside_models
 from mlora_operator.local.forecast import DeviceMemory, PipelineForecast, forecast
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, PipelineManifest, read_manifests
+from mlora_operator.local.run_environment import models_folder
 from mlora_operator.local.served import Served, Service, service
 from mlora_operator.local.survey import SurveyFailed, ask
 from mlora_operator.memory.origin import named_origin, origin_of
@@ -193,7 +193,7 @@ def _question(one: Served, found: Service, rows: int) -> SurveyQuestion:
         stages=spec.stages,
         storage=access_to(spec.storage, keys, os.environ),
         hub_endpoint=spec.worker.hub_endpoint or HUB_ENDPOINT,
-        cache_dir=str(_models_folder()),
+        cache_dir=str(models_folder(os.environ)),
         sample_rows=rows,
         tasks=tuple(
             TaskQuestion(
@@ -251,12 +251,7 @@ def _known(spec: LoRAPipelineSpec, origin: PipelineManifest | None, *, gpu: bool
         return LearnedPipeline(
             memory=tuple(one for one in status.memory if one.origin == same), stages=status.stages
         )
-    return beside_models(_models_folder()).read(named_origin(spec, ["cuda" if gpu else "cpu"]))
-
-
-def _models_folder() -> Path:
-    """Where ``mlora run`` keeps base models, too."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models"
+    return beside_models(models_folder(os.environ)).read(named_origin(spec, ["cuda" if gpu else "cpu"]))
 
 
 def memory_of(

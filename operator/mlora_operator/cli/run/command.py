@@ -28,7 +28,7 @@ from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import Machine, this_machine
 from mlora_operator.local.manifests import Manifests, read_manifests
-from mlora_operator.local.run_environment import PageNotServed, RunEnvironment
+from mlora_operator.local.run_environment import PageNotServed, RunEnvironment, models_folder
 from mlora_operator.logs import TextLogLines
 from mlora_worker.protocol import QuantizationType
 
@@ -110,10 +110,7 @@ def run(
         quantization,
     )
     world = world_of(read_manifests(read_texts(files)), options, machine)
-    if importlib.util.find_spec("torch") is None:
-        raise CommandError(
-            "training needs the worker: run pip install 'mlora-operator[worker]'", exit_codes.INVALID
-        )
+    check_worker()
     if timeline is not None and not timeline.parent.is_dir():
         raise CommandError(f"--timeline {timeline}: the folder does not exist", exit_codes.INVALID)
     if timeline is not None:
@@ -126,7 +123,7 @@ def run(
         raise CommandError(f"--state {folder}: {error.strerror}", exit_codes.INVALID) from error
     place = RunEnvironment(
         state=folder,
-        cache=Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlora" / "models",
+        cache=models_folder(os.environ),
         machine=machine,
         environment=dict(os.environ),
         timeline=timeline,
@@ -153,6 +150,14 @@ def run(
         wrote = f"timeline: {timeline} and {timeline.with_suffix('.svg').name} beside it"
         stderr().print(wrote if timeline.exists() else "no timeline: no coordinator returned one")
     raise typer.Exit(exit_codes.OK if good else exit_codes.FAILED)
+
+
+def check_worker() -> None:
+    """Raises CommandError where what trains is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError(
+            "training needs the worker: run pip install 'mlora-operator[worker]'", exit_codes.INVALID
+        )
 
 
 def models_of(options: list[str]) -> dict[str, str]:
