@@ -25,7 +25,7 @@ from mlora_operator.cli.logs.story import StoryLine
 from mlora_operator.cli.run.command import models_of
 from mlora_operator.cli.run.progress import Bars
 from mlora_operator.cli.validate.command import read_texts
-from mlora_operator.download import download, open_source
+from mlora_operator.download import AdapterSource, Manifest, download, open_source
 from mlora_operator.local.adapt import Device, Dtype, RunOptions
 from mlora_operator.reporting.published import history_rows
 
@@ -154,9 +154,7 @@ class Client:
         """Of a finished task: what its ``history.jsonl`` says, a row for each step and for each evaluation."""
         arguments.check_names(name)
         with as_own_errors():
-            uri, access, uid = self._backend.adapter(name)
-            source = open_source(uri, access)
-            return history_rows(source, manifest_of(source, uri, uid, wait=False, left=None))
+            return history_rows(*self._published(name))
 
     def loss_frame(self, name: str) -> Any:
         """The same as a pandas.DataFrame. Raises InvalidInput where pandas is not installed."""
@@ -171,9 +169,7 @@ class Client:
         arguments.check_names(name)
         target = arguments.path("folder", folder if folder is not None else name)
         with as_own_errors():
-            uri, access, uid = self._backend.adapter(name)
-            source = open_source(uri, access)
-            download(source, manifest_of(source, uri, uid, wait=False, left=None), target, time.sleep)
+            download(*self._published(name), target, time.sleep)
         return target
 
     def delete(self, *names: str) -> None:
@@ -181,6 +177,12 @@ class Client:
         arguments.check_names(*names)
         with as_own_errors():
             self._backend.delete(names)
+
+    def _published(self, name: str) -> tuple[AdapterSource, Manifest]:
+        """Where a finished task's adapter is, and its manifest. Raises CommandError, DownloadError."""
+        uri, access, uid = self._backend.adapter(name)
+        source = open_source(uri, access)
+        return source, manifest_of(source, uri, uid, wait=False, left=None)
 
 
 def _status_of(task: Mapping[str, Any]) -> TaskStatus:

@@ -15,9 +15,8 @@ from mlora_operator.api import task as loratask
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.change.applying import TaskChanger, apply_changes, decided
 from mlora_operator.cli.change.verdicts import deleting
-from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
+from mlora_operator.cli.fetch.adapter_of_task import find_adapter
 from mlora_operator.cli.kube.choice import ClusterChoice
-from mlora_operator.cli.kube.client import KubeError
 from mlora_operator.cli.kube.cluster import KubeCluster, connect
 from mlora_operator.cli.kube.retry import RetryTimeouts
 from mlora_operator.cli.logs.story import Story, StoryLine
@@ -81,21 +80,13 @@ class ClusterBackend:
     def story(self, name: str) -> list[StoryLine]:
         async def tell(cluster: KubeCluster) -> list[StoryLine]:
             found = await cluster.task(name)
-            try:
-                events = await cluster.events_about(cluster.namespace, found["metadata"]["uid"])
-            except KubeError as error:
-                if error.status != 403:  # who may not see events sees conditions all the same
-                    raise
-                events = []
+            events = await cluster.events_about(cluster.namespace, found["metadata"]["uid"])
             return list(Story(0).news(found, events, datetime.now(UTC)))
 
         return self._with(tell)
 
     def adapter(self, name: str) -> tuple[str, Access, str]:
-        async def ask() -> tuple[str, Access, str]:  # it runs a loop of its own, so not in this one
-            return await asyncio.to_thread(adapter_of_task, name, self.choice, self.endpoint, False, None)
-
-        return run_to_end(ask)
+        return run_to_end(lambda: find_adapter(name, self.choice, self.endpoint))
 
     def delete(self, names: Sequence[str]) -> None:
         def write(cluster: TaskChanger, task: JSON) -> Awaitable[None]:

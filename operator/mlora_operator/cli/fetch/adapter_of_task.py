@@ -32,17 +32,18 @@ def adapter_of_task(
 
     ``seen`` is told of the task as it is at each change while it is waited for.
     """
-    return asyncio.run(_adapter_of_task(name, choice, endpoint, wait, seconds, seen))
+    return asyncio.run(find_adapter(name, choice, endpoint, wait, seconds, seen))
 
 
-async def _adapter_of_task(
+async def find_adapter(
     name: str,
     choice: ClusterChoice,
     endpoint: str | None,
-    wait: bool,
-    seconds: float | None,
-    seen: Callable[[JSON], None],
+    wait: bool = False,
+    seconds: float | None = None,
+    seen: Callable[[JSON], None] = lambda _: None,
 ) -> tuple[str, Access, str]:
+    """The same for who runs a loop already."""
     async with connect(choice) as cluster:
         if wait:
             try:

@@ -98,12 +98,21 @@ class KubeCluster:
     async def warnings_about(self, namespace: str, uid: str) -> list[JSON]:
         """Warning events about an object, oldest first; none when this user may not see them."""
         try:
-            return await self.events_about(namespace, uid, ",type=Warning")
+            return await self._events(namespace, uid, ",type=Warning")
         except KubeError:
             return []
 
-    async def events_about(self, namespace: str, uid: str, further: str = "") -> list[JSON]:
-        """Events about an object, oldest first. ``further``: other conditions of the selector."""
+    async def events_about(self, namespace: str, uid: str) -> list[JSON]:
+        """Events about an object, oldest first; none when this user may not see them: conditions are shown all the same."""
+        try:
+            return await self._events(namespace, uid)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            return []
+
+    async def _events(self, namespace: str, uid: str, further: str = "") -> list[JSON]:
+        """``further``: other conditions of the selector."""
         query = {"fieldSelector": f"involvedObject.uid={uid}{further}"}
         found = await self._api.request("GET", collection("v1", "events", namespace), query)
         return sorted(found["items"], key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "")

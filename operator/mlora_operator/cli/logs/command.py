@@ -93,23 +93,12 @@ async def _logs(
 
 
 async def _tell(cluster: KubeCluster, story: Story, task: JSON, output: OutputFormat) -> None:
-    for line in story.news(task, await _events(cluster, task), datetime.now(UTC)):
+    events = await cluster.events_about(cluster.namespace, task["metadata"]["uid"])
+    for line in story.news(task, events, datetime.now(UTC)):
         if output is OutputFormat.JSON:
             print_json(asdict(line))
         else:
             _print(line)
-
-
-async def _events(cluster: KubeCluster, task: JSON) -> list[dict[str, object]]:
-    """None where this user may not see them: conditions are shown all the same."""
-    from mlora_operator.cli.kube.client import KubeError
-
-    try:
-        return await cluster.events_about(cluster.namespace, task["metadata"]["uid"])
-    except KubeError as error:
-        if error.status != 403:
-            raise
-        return []
 
 
 def _print(line: StoryLine) -> None:
