@@ -2,6 +2,7 @@
 
 ``app`` puts them together, ``exit_codes`` says how they end, ``output`` how they speak. docs/users/cli.md is
 the page for users. ``fetch`` and ``sync`` go another way in, since they must run where nothing but boto3 is installed.
+``bare_options`` is what those two share.
 """
 
 from __future__ import annotations
@@ -14,13 +15,8 @@ from collections.abc import Callable
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.encoding import spell_out_what_cannot_be_shown
 
-_NEEDED = (
-    "typer",
-    "pydantic",
-    "kubernetes",
-    "yaml",
-)  # of the extra ``operator``, for all commands but these:
-_BARE = ("fetch", "sync")
+_BARE = ("fetch", "sync")  # all other commands need the extra ``operator``:
+_NEEDED = ("typer", "pydantic", "kubernetes", "yaml")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mlora_operator.cli.bare_options import FetchAddressing
 from mlora_operator.cli.output import OutputFormat
 from mlora_operator.cli.seconds import seconds
 
@@ -39,6 +40,10 @@ KubeconfigOption = Annotated[
     typer.Option(
         "--kubeconfig", metavar="FILE", help="Kubeconfig to use. Default: $KUBECONFIG, or ~/.kube/config."
     ),
+]
+AddressingOption = Annotated[
+    FetchAddressing | None,
+    typer.Option(help="Bucket in the path or in the host name; auto: in the path with an endpoint."),
 ]
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME", help="Names of LoRATasks.")]
 TimeoutOption = Annotated[

@@ -7,19 +7,23 @@ cluster, through the packages of the extra ``operator``.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 import sys
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 
 from mlora_operator.cli import exit_codes
+from mlora_operator.cli.bare_options import (
+    add_addressing,
+    add_kubeconfig,
+    check_boto3,
+    check_cluster_packages,
+    duration,
+)
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError, print_json
 from mlora_operator.cli.program import program
-from mlora_operator.cli.seconds import seconds
 from mlora_operator.download import (
     Access,
     AdapterCorrupt,
@@ -38,12 +42,6 @@ from mlora_operator.download import (
 from mlora_worker.lines import headed, one_line
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-
-
-class FetchAddressing(StrEnum):
-    AUTO = "auto"
-    PATH = "path"
-    VIRTUAL = "virtual"
 
 
 EXIT_CODES: dict[type[DownloadError], int] = {
@@ -89,21 +87,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="S3 endpoint, if the task's endpoint cannot be reached from this machine",
     )
-    options.add_argument(
-        "--addressing",
-        choices=[one.value for one in FetchAddressing],
-        help="bucket in the path or in the host name; auto: in the path with an endpoint",
-    )
+    add_addressing(options)
     options.add_argument("--wait", action="store_true", help="wait until the adapter is finished")
     options.add_argument(
-        "--timeout", type=_seconds, metavar="DURATION", help="stop waiting after this long (exit code 3)"
+        "--timeout", type=duration, metavar="DURATION", help="stop waiting after this long (exit code 3)"
     )
     options.add_argument("--uid", help="accept only the adapter of the LoRATask with this uid")
     options.add_argument(
         "-n", "--namespace", help="namespace of the task (default: the namespace of the context)"
     )
-    options.add_argument("--context", help="context of the kubeconfig to use")
-    options.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
+    add_kubeconfig(options)
     options.add_argument(
         "-o", "--output", metavar="text|json", default="text", help="text for people, json for programs"
     )
@@ -137,8 +130,7 @@ def fetch(options: argparse.Namespace) -> None:
     else:
         uri, access, uid = _of_task(options)
     folder = options.output_dir or Path(uri.rstrip("/").rsplit("/", 1)[-1])
-    if uri.startswith("s3://") and importlib.util.find_spec("boto3") is None:
-        raise CommandError("boto3 is not installed: pip install boto3", exit_codes.INVALID)
+    check_boto3([uri])
     try:
         source = open_source(uri, access)
         left = None if options.timeout is None else max(0.0, options.timeout - (time.monotonic() - start))
@@ -184,13 +176,10 @@ def manifest_of(source: AdapterSource, uri: str, uid: str | None, wait: bool, le
 
 def _of_task(options: argparse.Namespace) -> tuple[str, Access, str]:
     """Address, access and uid of a task's adapter."""
-    for module in ("kubernetes", "pydantic"):
-        if importlib.util.find_spec(module) is None:
-            message = (
-                f"{options.what!r} is the name of a task, and reading it from a cluster needs more "
-                "packages: run pip install 'mlora-operator[operator]', or give the adapter's s3:// address"
-            )
-            raise CommandError(message, exit_codes.INVALID)
+    check_cluster_packages(
+        f"{options.what!r} is the name of a task, and reading it from a cluster needs more packages: run pip install "
+        "'mlora-operator[operator]', or give the adapter's s3:// address"
+    )
     from mlora_operator.cli.fetch.adapter_of_task import adapter_of_task
 
     choice = ClusterChoice(options.namespace, options.context, options.kubeconfig)
@@ -214,10 +203,3 @@ class _Meter:
     def clear(self) -> None:
         if self._shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -9,8 +9,14 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.fetch.command import FetchAddressing, fetch, requested_output
-from mlora_operator.cli.options import ContextOption, KubeconfigOption, NamespaceOption, TimeoutOption
+from mlora_operator.cli.fetch.command import fetch, requested_output
+from mlora_operator.cli.options import (
+    AddressingOption,
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    TimeoutOption,
+)
 from mlora_operator.cli.output import CommandError
 
 
@@ -33,10 +39,7 @@ def fetch_in_app(
             metavar="URL", help="S3 endpoint, if the task's endpoint cannot be reached from this machine."
         ),
     ] = None,
-    addressing: Annotated[
-        FetchAddressing | None,
-        typer.Option(help="Bucket in the path or in the host name; auto: in the path with an endpoint."),
-    ] = None,
+    addressing: AddressingOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the adapter is finished.")] = False,
     timeout: TimeoutOption = None,
     uid: Annotated[

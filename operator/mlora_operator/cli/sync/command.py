@@ -7,7 +7,6 @@ asks the cluster, through the packages of the extra ``operator``.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import posixpath
 import signal
@@ -17,11 +16,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.fetch.command import EXIT_CODES, FetchAddressing
+from mlora_operator.cli.bare_options import (
+    add_addressing,
+    add_kubeconfig,
+    check_boto3,
+    check_cluster_packages,
+    duration,
+)
+from mlora_operator.cli.fetch.command import EXIT_CODES
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.output import CommandError, print_json
 from mlora_operator.cli.program import program
-from mlora_operator.cli.seconds import seconds
 from mlora_operator.download import Access, DownloadError, open_source
 from mlora_operator.sync import (
     News,
@@ -93,18 +98,13 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--prune", action="store_true", help="remove what the store no longer has")
     options.add_argument("--once", action="store_true", help="end after one pass")
     options.add_argument(
-        "--every", type=_seconds, metavar="DURATION", help="time between two passes (default: 30s)"
+        "--every", type=duration, metavar="DURATION", help="time between two passes (default: 30s)"
     )
     options.add_argument("--endpoint", metavar="URL", help="S3 endpoint")
-    options.add_argument(
-        "--addressing",
-        choices=[one.value for one in FetchAddressing],
-        help="bucket in the path or in the host name; auto: in the path with an endpoint",
-    )
+    add_addressing(options)
     options.add_argument("-n", "--namespace", help="namespace of the tasks (default: that of the context)")
     options.add_argument("-A", "--all-namespaces", action="store_true", help="tasks of all namespaces")
-    options.add_argument("--context", help="context of the kubeconfig to use")
-    options.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig to use")
+    add_kubeconfig(options)
     options.add_argument(
         "-o",
         "--output",
@@ -155,8 +155,7 @@ def _sources(options: argparse.Namespace) -> list[Callable[[], Places]]:
     if not options.uris and options.selector is None:
         message = "give an address such as s3://bucket/prefix, or labels of tasks with -l"
         raise CommandError(message, exit_codes.INVALID)
-    if any(uri.startswith("s3://") for uri in options.uris) and importlib.util.find_spec("boto3") is None:
-        raise CommandError("boto3 is not installed: pip install boto3", exit_codes.INVALID)
+    check_boto3(options.uris)
     access = Access(endpoint=options.endpoint, addressing=options.addressing or "auto")
     sources: list[Callable[[], Places]] = []
     try:
@@ -171,13 +170,10 @@ def _sources(options: argparse.Namespace) -> list[Callable[[], Places]]:
 
 
 def _of_tasks(options: argparse.Namespace) -> Callable[[], Places]:
-    for module in ("kubernetes", "pydantic"):
-        if importlib.util.find_spec(module) is None:
-            message = (
-                "-l asks a cluster for its tasks, which needs more packages: run pip install "
-                "'mlora-operator[operator]', or give the adapters' s3:// address"
-            )
-            raise CommandError(message, exit_codes.INVALID)
+    check_cluster_packages(
+        "-l asks a cluster for its tasks, which needs more packages: run pip install 'mlora-operator[operator]', or give "
+        "the adapters' s3:// address"
+    )
     from mlora_operator.cli.sync.labelled_tasks import labelled_tasks
 
     choice = ClusterChoice(options.namespace, options.context, options.kubeconfig)
@@ -226,10 +222,3 @@ def _tell(news: News, output: str) -> None:
         elif news.kind is NewsKind.REMOVED:
             detail = f"since {news.message}"
         print(one_line(f"{news.name} {_WORDS[news.kind]} {detail}"), flush=True)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

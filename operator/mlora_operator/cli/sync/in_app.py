@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from mlora_operator.cli import exit_codes
-from mlora_operator.cli.fetch.command import FetchAddressing
 from mlora_operator.cli.options import (
+    AddressingOption,
     AllNamespacesOption,
     ContextOption,
     KubeconfigOption,
@@ -56,10 +56,7 @@ def sync_in_app(
         typer.Option(parser=duration, metavar="DURATION", help="Time between two passes. Default: 30s."),
     ] = None,
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help="S3 endpoint.")] = None,
-    addressing: Annotated[
-        FetchAddressing | None,
-        typer.Option(help="Bucket in the path or in the host name; auto: in the path with an endpoint."),
-    ] = None,
+    addressing: AddressingOption = None,
     namespace: NamespaceOption = None,
     all_namespaces: AllNamespacesOption = False,
     context: ContextOption = None,
