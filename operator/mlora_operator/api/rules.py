@@ -84,35 +84,22 @@ def _immutable(field: str) -> Rule:
     )
 
 
-# What pydantic checks of an objective by itself has no Python form here.
+# By the field that is wrong. Pydantic checks it by itself, so it has no Python form here.
+_OBJECTIVE_CEL = {
+    "type": "self.type != 'kto'",
+    "beta": "self.type != 'sft' || !has(self.beta)",
+    "lossType": "!has(self.lossType) || self.type == 'dpo' || (self.type == 'cpo' && self.lossType != 'robust')",
+    "labelSmoothing": "!has(self.labelSmoothing) || self.type == 'simpo' || "
+    "(self.type == 'dpo' && has(self.lossType) && self.lossType == 'robust') || "
+    "(self.type == 'cpo' && (!has(self.lossType) || self.lossType == 'sigmoid'))",
+    "cpoAlpha": "!has(self.cpoAlpha) || self.type in ['cpo', 'simpo']",
+    "simpoGamma": "!has(self.simpoGamma) || self.type == 'simpo'",
+}
+
 OBJECTIVE_RULES: tuple[Rule, ...] = (
-    Rule(path=("training", "objective"), cel="self.type != 'kto'", message=OBJECTIVE_FLAWS["type"]),
-    Rule(
-        path=("training", "objective"),
-        cel="self.type != 'sft' || !has(self.beta)",
-        message=OBJECTIVE_FLAWS["beta"],
-    ),
-    Rule(
-        path=("training", "objective"),
-        cel="!has(self.lossType) || self.type == 'dpo' || (self.type == 'cpo' && self.lossType != 'robust')",
-        message=OBJECTIVE_FLAWS["lossType"],
-    ),
-    Rule(
-        path=("training", "objective"),
-        cel="!has(self.labelSmoothing) || self.type == 'simpo' || "
-        "(self.type == 'dpo' && has(self.lossType) && self.lossType == 'robust') || "
-        "(self.type == 'cpo' && (!has(self.lossType) || self.lossType == 'sigmoid'))",
-        message=OBJECTIVE_FLAWS["labelSmoothing"],
-    ),
-    Rule(
-        path=("training", "objective"),
-        cel="!has(self.cpoAlpha) || self.type in ['cpo', 'simpo']",
-        message=OBJECTIVE_FLAWS["cpoAlpha"],
-    ),
-    Rule(
-        path=("training", "objective"),
-        cel="!has(self.simpoGamma) || self.type == 'simpo'",
-        message=OBJECTIVE_FLAWS["simpoGamma"],
+    *(
+        Rule(path=("training", "objective"), cel=cel, message=OBJECTIVE_FLAWS[field])
+        for field, cel in _OBJECTIVE_CEL.items()
     ),
     Rule(
         path=(),
