@@ -185,7 +185,7 @@ class _Bucket:
         )
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
-        key = f"{self._prefix}/{name}" if self._prefix else name
+        key = self._key(name)
         part = {"Range": f"bytes={start}-"} if start else {}
         with self._errors(key):
             answer = self._client.get_object(Bucket=self._bucket, Key=key, **part)
@@ -196,7 +196,7 @@ class _Bucket:
             yield from body.iter_chunks(PIECE)
 
     def names(self) -> Iterator[str]:
-        prefix = f"{self._prefix}/" if self._prefix else ""
+        prefix = self._key("")
         try:
             with self._errors(prefix):
                 pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -210,8 +210,11 @@ class _Bucket:
 
     def below(self, name: str) -> AdapterFolders:
         folder = copy.copy(self)  # with the same client: making one takes long
-        folder._prefix = f"{self._prefix}/{name}" if self._prefix else name
+        folder._prefix = self._key(name)
         return folder
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:

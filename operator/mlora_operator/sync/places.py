@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlora_operator.download import (
@@ -72,7 +72,7 @@ def places_below(uri: str, folders: AdapterFolders) -> Places:
     uri = uri.rstrip("/")
     try:
         if _is_adapter(folders):
-            return _checked([(uri.rsplit("/", 1)[-1], uri, folders)])
+            return _named([(uri.rsplit("/", 1)[-1], uri)], lambda _: folders)
         found: list[str] = []
         for name in folders.names():
             if len(found) == MOST_ADAPTERS:
@@ -81,7 +81,7 @@ def places_below(uri: str, folders: AdapterFolders) -> Places:
             found.append(name)
     except DownloadError as error:
         return Places(problems=(problem("", uri, error),), complete=False)
-    return _checked([(name, f"{uri}/{name}", name) for name in sorted(set(found))], folders)
+    return _named([(name, f"{uri}/{name}") for name in sorted(set(found))], folders.below)
 
 
 def joined(parts: Iterable[Places]) -> Places:
@@ -110,20 +110,16 @@ def _same_name(places: Sequence[AdapterPlace]) -> SameName:
     )
 
 
-def _checked(
-    found: Sequence[tuple[str, str, str | AdapterFolders]], folders: AdapterFolders | None = None
-) -> Places:
+def _named(found: Sequence[tuple[str, str]], source_of: Callable[[str], AdapterFolders]) -> Places:
+    """Names with their addresses. ``source_of`` is asked of usable names alone."""
     places, problems = [], []
-    for name, uri, source in found:
+    for name, uri in found:
         try:
             check_name(name)
         except UnusableName as error:
             problems.append(problem("", uri, error))
-            continue
-        if isinstance(source, str):
-            assert folders is not None
-            source = folders.below(source)
-        places.append(AdapterPlace(name, uri, source))
+        else:
+            places.append(AdapterPlace(name, uri, source_of(name)))
     return Places(tuple(places), problems=tuple(problems))
 
 
