@@ -29,7 +29,6 @@ from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
 from mlora_operator.scheduling.words import not_yet, too_large
 from mlora_worker.protocol import (
     ModelFacts,
-    Optimizer,
     RowSummary,
     StageReport,
     StageShape,
@@ -265,7 +264,7 @@ def _task(
     state, cause = _words(task, admission, model)
     longest = rows.longest if rows is not None else _longest(task.spec, facts)
     steps = _total_steps(task, answer)
-    moments = (task.spec.training.optimizer or Optimizer()).moments
+    moments = _demand(task.spec, facts).moments
     held = sum(adapter_bytes(task.spec.lora, facts, stage.stage, moments) for stage in model.stages)
     return TaskForecast(task, state, cause, load, longest, rows, steps, held)
 
