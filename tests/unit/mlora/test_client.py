@@ -265,6 +265,13 @@ def test_on_this_machine_a_task_is_checked_when_it_is_submitted(tmp_path: Path) 
 def test_what_does_not_make_a_run_is_said_at_once() -> None:
     with pytest.raises(mlora.InvalidInput, match="is not the folder of a model"):
         Client.local({"acme/base": "/m"})
+    for given, words in (
+        ({"stages": 65}, r"^stages: .*64 \(got 65\)"),
+        ({"threads": 1025}, r"threads: .*1024 \(got 1025\)"),
+    ):
+        wrong: Any = given
+        with pytest.raises(mlora.InvalidInput, match=words):
+            Client.local({"acme/base": "hf://acme/base"}, **wrong).submit("bot", SPEC)
     with pytest.raises(mlora.InvalidInput, match="s3_endpoint=nonsense: "):
         Client.local({"acme/base": "hf://acme/base"}, s3_endpoint="nonsense").submit("bot", SPEC)
 

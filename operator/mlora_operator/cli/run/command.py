@@ -193,6 +193,8 @@ def world_of(manifests: Manifests, options: RunOptions, machine: Machine) -> Run
         return adapt(manifests, options, machine)
     except InvalidRun as error:
         raise CommandError(str(error), exit_codes.INVALID) from error
+    except ValidationError as error:  # a number that no pipeline may have
+        raise CommandError(describe(error), exit_codes.INVALID) from error
 
 
 async def _run(

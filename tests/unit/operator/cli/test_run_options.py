@@ -36,6 +36,11 @@ spec: {baseModel: m, dataset: {uri: "s3://d/a"}, output: {uri: "s3://o/a"}}
         ),
         (
             TASK,
+            ["--model", "m=s3://b/m", "--threads", "1025"],
+            "threads: Input should be less than or equal to 1024",
+        ),
+        (
+            TASK,
             ["--model", "m=s3://b/m", "--state", "/dev/null/state"],
             "--state /dev/null/state: Not a directory",
         ),
