@@ -44,7 +44,7 @@ class Lists:
     finished: tuple[Standing, ...]
     views: tuple[PipelineView, ...]
 
-    @property
+    @cached_property
     def everyone(self) -> tuple[Standing, ...]:
         return (*self.training, *self.waiting, *self.finished)
 

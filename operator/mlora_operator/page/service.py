@@ -90,7 +90,7 @@ class PageService:
         self._made: dict[tuple[object, ...], PageAnswer] = {}
 
     def overview(self, query: Mapping[str, str]) -> PageAnswer:
-        """Raises Refused, as all the others do."""
+        """Raises RequestError, as all the others do."""
         present, namespace = self._look(), _namespace(query)
         return self._kept(
             ("overview", namespace),
@@ -125,7 +125,7 @@ class PageService:
             able = answers.with_curves(present.lists, self._board.colours(), choice)
             if uids:
                 by_uid = {one.task.uid: one for one in able}
-                shown, points = [by_uid[uid] for uid in uids if uid in by_uid], POINTS + 1
+                shown, points = [by_uid[uid] for uid in uids if uid in by_uid], POINTS
             else:
                 shown, points = able[:limit], answers.POINTS_SHOWN
             curves = self._board.curves([one.task.uid for one in shown])
@@ -147,11 +147,13 @@ class PageService:
         """Of one task. To a reader of one namespace, the tasks of all others do not exist."""
         present, namespace = self._look(), _namespace(query)
         key = _key(query, "task")
-        one = next((one for one in present.lists.everyone if one.task.key == key), None)
-        if one is None or namespace not in (None, key.namespace):
-            raise RequestError(404, Trouble(error="notFound", message="the task does not exist"))
+        if namespace not in (None, key.namespace):
+            raise _missing("task")
 
         def made() -> Message:
+            one = next((one for one in present.lists.everyone if one.task.key == key), None)
+            if one is None:
+                raise _missing("task")
             uid = one.task.uid
             drawn = self._board.curves([uid]).get(uid)
             return task_detail(one, drawn, self._board.events(uid), by_name=self._in_cluster)
@@ -164,7 +166,7 @@ class PageService:
         key = _key(query, "pipeline")
         view = next((one for one in present.lists.views if one.pipeline.key == key), None)
         if view is None or view.pipeline.spec is None or not _may_see(view.pipeline.key, namespace, present):
-            raise RequestError(404, Trouble(error="notFound", message="the pipeline does not exist"))
+            raise _missing("pipeline")
         endpoint = present.sight.endpoints.get(key)
         if endpoint is None:
             raise unreachable(key)
@@ -220,6 +222,10 @@ def unreachable(key: Key) -> RequestError:
     return RequestError(504, Trouble(error="unreachable", message=message))
 
 
+def _missing(what: str) -> RequestError:
+    return RequestError(404, Trouble(error="notFound", message=f"the {what} does not exist"))
+
+
 def _may_see(key: Key, namespace: str | None, present: _Present) -> bool:
     if namespace is None or key.namespace == namespace:
         return True
@@ -231,7 +237,7 @@ def _may_see(key: Key, namespace: str | None, present: _Present) -> bool:
 
 def asked(query: MultiMapping[str], *names: str) -> Mapping[str, str]:
     """A request's parameters. Each may stand once: of two, a proxy that confines a team to its namespace and this page
-    could read another one. Raises Refused, also for parameters that are not among ``names``, and for what is too long.
+    could read another one. Raises RequestError, also for parameters that are not among ``names``, and for what is too long.
     """
     if sum(len(name) + len(value) for name, value in query.items()) > LONGEST_QUERY:
         raise _bad(f"the parameters have more than {LONGEST_QUERY} characters")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mlora_operator.page.documents import NamespaceDocument, NamespaceList
 from mlora_operator.page.numbers import rounded, speed
@@ -27,8 +27,7 @@ class _Sum:
         self.succeeded += one.state == "Succeeded"
         self.failed += one.state == "Failed"
         self.tokens_per_second += speed(one) or 0.0
-        known = one.task if one.status is one.task.status else replace(one.task, status=one.status)
-        self.trained_tokens += served_by_status(known)
+        self.trained_tokens += served_by_status(one.task, one.status)
 
 
 def namespaces(standings: Iterable[Standing], offset: int, limit: int) -> NamespaceList:

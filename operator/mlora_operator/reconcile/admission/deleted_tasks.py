@@ -39,7 +39,7 @@ class DeletedTasks:
 
     def _note(self, task: Task, now: datetime) -> None:
         status = task.status
-        tokens = served_by_status(task)
+        tokens = served_by_status(task, status)
         if status.pipeline is None or status.start_time is None or not tokens:
             return
         end = parse_time(status.completion_time) if status.completion_time else now

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from mlora_operator.api.pipeline import Scheduling
+from mlora_operator.api.task import TaskStatus
 from mlora_operator.api.units import parse_duration
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView, looks_back
 from mlora_operator.reconcile.state.decode import parse_time
@@ -39,7 +40,7 @@ def entrant(view: PipelineView, task: Task, reported: TaskReport | None, may: bo
     if state is None:
         return None
     since = waits_since(task) if state is EntrantState.WAITING else _inside_since(task)
-    return Entrant(task.candidate, state, since, _progress(task, reported))
+    return Entrant(task.candidate, state, since, _progress(task, task.status, reported))
 
 
 def state_of(view: PipelineView, task: Task) -> EntrantState | None:
@@ -100,12 +101,11 @@ def _inside_since(task: Task) -> datetime:
 
 def progress_of(view: PipelineView, task: Task) -> EntrantProgress:
     """From the report, or from the status as it was last written."""
-    return _progress(task, view.reported(task))
+    return _progress(task, task.status, view.reported(task))
 
 
-def _progress(task: Task, reported: TaskReport | None) -> EntrantProgress:
+def _progress(task: Task, status: TaskStatus, reported: TaskReport | None) -> EntrantProgress:
     assert task.spec is not None
-    status = task.status
     if reported is None:
         step, total, data = status.step or 0, status.total_steps, status.data
     else:
@@ -153,9 +153,9 @@ def served_tokens(view: PipelineView, half_life: timedelta, now: datetime) -> Ma
     return served
 
 
-def served_by_status(task: Task) -> float:
-    """Tokens, as its status was last written."""
-    return _progress(task, None).served_tokens if task.spec is not None else 0.0
+def served_by_status(task: Task, status: TaskStatus) -> float:
+    """Tokens, as ``status`` of the task says."""
+    return _progress(task, status, None).served_tokens if task.spec is not None else 0.0
 
 
 def _what_still_counts(start: datetime, end: datetime, now: datetime, half_life: timedelta) -> float:
