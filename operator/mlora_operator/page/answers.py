@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from mlora_operator.api import conditions as c
@@ -52,20 +52,29 @@ _TELLING = {
 
 def overview(sight: LastDecision, lists: Lists, namespace: str | None) -> Overview:
     """Of all namespaces, or what concerns one: its tasks, and the pipelines that it has or uses."""
-    ours = [one for one in lists.everyone if namespace is None or one.task.key.namespace == namespace]
+    ours = chosen(lists, lists.everyone, Choice(namespace))
     used = {one.status.pipeline for one in ours}
     views = [
         view
         for view in lists.views
         if namespace is None or view.pipeline.key.namespace == namespace or str(view.pipeline.key) in used
     ]
+    training: defaultdict[str | None, list[Standing]] = defaultdict(list)
+    for one in lists.training:
+        training[one.status.pipeline].append(one)
+    waiting = Counter(one.status.pipeline for one in lists.waiting)
+
+    def shown(view: PipelineView) -> PipelineDocument:
+        here = str(view.pipeline.key)
+        return _pipeline(sight, view, training[here], waiting[here], namespace)
+
     return Overview(
         namespaces=tuple(sorted({one.task.key.namespace for one in lists.everyone})[:MOST_NAMESPACES])
         if namespace is None
         else (namespace,),
         states=dict(sorted(Counter(one.state for one in ours).items())),
         tokens_per_second=rounded(sum(speed(one) or 0.0 for one in ours)),
-        pipelines=tuple(_pipeline(sight, view, lists, namespace) for view in views[:MOST_PIPELINES]),
+        pipelines=tuple(map(shown, views[:MOST_PIPELINES])),
         pipelines_total=len(views),
     )
 
@@ -104,16 +113,18 @@ def losses(
 
 
 def _pipeline(
-    sight: LastDecision, view: PipelineView, lists: Lists, namespace: str | None
+    sight: LastDecision,
+    view: PipelineView,
+    training: Sequence[Standing],
+    waiting: int,
+    namespace: str | None,
 ) -> PipelineDocument:
-    pipeline, here = view.pipeline, str(view.pipeline.key)
+    pipeline = view.pipeline
     status = sight.pipeline_statuses.get(pipeline.key, pipeline.status)
     spec, group, contact = pipeline.spec, view.group, view.contact
     ready = condition(status.conditions, c.READY)
     stalled = is_true(status.conditions, c.STALLED)
     telling = condition(status.conditions, c.STALLED) if stalled else ready
-    training = [one for one in lists.training if one.status.pipeline == here]
-    waiting = sum(one.status.pipeline == here for one in lists.waiting)
     up = group is not None and group.replicas > 0
     if not up:
         coordinator: Literal["answers", "starting", "lost", "none"] = "none"
