@@ -27,6 +27,7 @@ from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.decode import time_or
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, is_true
 from mlora_operator.settings import MetricsSettings
+from mlora_worker.protocol import TaskReport
 
 logger = logging.getLogger(__name__)
 WAITING = frozenset({"Pending", "Preparing", "Queued", "Preempted"})
@@ -165,39 +166,35 @@ def _stages(pipeline: Pipeline, tasks: list[Task], snapshot: Snapshot) -> tuple[
         return ()
 
 
-_OF_TASKS = (
-    f.TASK_STEP, f.TASK_STEPS, f.TASK_LOSS, f.TASK_EVALUATION_LOSS, f.TASK_REWARD_MARGIN, f.TASK_REWARD_ACCURACY,
-    f.TASK_CHOSEN_LOGPS, f.TASK_REJECTED_LOGPS, f.TASK_SPEED,
-)  # fmt: skip
+def _of_pairs(name: str) -> Callable[[TaskReport], float | None]:
+    return lambda told: getattr(told.preference, name) if told.preference is not None else None
+
+
+_OF_TASKS: tuple[tuple[f.MetricFamily, Callable[[TaskReport], float | None]], ...] = (
+    (f.TASK_STEP, lambda told: told.step),
+    (f.TASK_STEPS, lambda told: told.total_steps),
+    (f.TASK_LOSS, lambda told: told.loss),
+    (f.TASK_EVALUATION_LOSS, lambda told: told.evaluation.loss if told.evaluation is not None else None),
+    (f.TASK_REWARD_MARGIN, _of_pairs("margin")),
+    (f.TASK_REWARD_ACCURACY, _of_pairs("accuracy")),
+    (f.TASK_CHOSEN_LOGPS, _of_pairs("chosen_logps")),
+    (f.TASK_REJECTED_LOGPS, _of_pairs("rejected_logps")),
+    (f.TASK_SPEED, lambda told: told.tokens_per_second),
+)
 
 
 def _of_tasks(training: list[tuple[Task, TaskStatus]], seen: LastPass, most: int) -> Iterator[Metric]:
     """The longest in training first, so that a series does not come and go with its neighbours."""
     training.sort(key=lambda one: (one[1].start_time or "", one[0].uid))
-    rows: defaultdict[str, list[tuple[tuple[str, ...], float]]] = defaultdict(list)
+    reports: list[tuple[tuple[str, ...], TaskReport]] = []
     for task, status in training[:most]:
-        labels = (*pipeline_labels(status.pipeline), task.key.namespace, task.key.name)
         namespace, name = pipeline_labels(status.pipeline)
         reported = seen.snapshot.contacts.get(Key(namespace, name), Contact()).tasks.get(task.uid)
-        if reported is None:
-            continue
-        pairs = reported.preference
-        figures = (
-            (f.TASK_STEP, reported.step),
-            (f.TASK_STEPS, reported.total_steps),
-            (f.TASK_LOSS, reported.loss),
-            (f.TASK_EVALUATION_LOSS, reported.evaluation.loss if reported.evaluation is not None else None),
-            (f.TASK_REWARD_MARGIN, pairs.margin if pairs is not None else None),
-            (f.TASK_REWARD_ACCURACY, pairs.accuracy if pairs is not None else None),
-            (f.TASK_CHOSEN_LOGPS, pairs.chosen_logps if pairs is not None else None),
-            (f.TASK_REJECTED_LOGPS, pairs.rejected_logps if pairs is not None else None),
-            (f.TASK_SPEED, reported.tokens_per_second),
-        )
-        for family, value in figures:
-            if value is not None:
-                rows[family.name].append((labels, value))
-    for family in _OF_TASKS:
-        yield _gauge(family, rows[family.name])
+        if reported is not None:
+            reports.append(((namespace, name, task.key.namespace, task.key.name), reported))
+    for family, figure in _OF_TASKS:
+        known = ((labels, figure(reported)) for labels, reported in reports)
+        yield _gauge(family, [(labels, value) for labels, value in known if value is not None])
     yield _gauge(f.TASKS_LEFT_OUT, [((), max(0, len(training) - most))])
 
 
