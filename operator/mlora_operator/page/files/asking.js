@@ -4,7 +4,7 @@ import { here } from "./address.js";
 
 const TRIES = 8; // behind a Service of several replicas, until the one that leads answers
 
-export class Trouble extends Error {
+class Trouble extends Error {
   constructor(kind, message) { super(message); this.kind = kind; }
 }
 

@@ -34,7 +34,7 @@ export function curveChart(curves, size, weight, label) {
     const path = (points) => points.map((value, point) => `${point ? "L" : "M"}${x(curve.steps[point]).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     const evaluated = curve.evaluations.map(([step, value], point) => `${point ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`).join("");
     const single = shown.length === 1 ? [[curve.steps[0], shown[0]]] : [];
-    if (shown.length) ends.push({ index, hue, x: x(curve.steps[shown.length - 1]), y: y(shown[shown.length - 1]) });
+    if (shown.length) ends.push({ index, hue, x: x(curve.steps.at(-1)), y: y(shown.at(-1)) });
     return [
       weight ? svg("path", { class: `curve raw ${hue}`, d: path(curve.losses) }) : "",
       curve.evaluations.length > 1 ? svg("path", { class: `evaluated ${hue}`, d: evaluated }) : "",
@@ -61,11 +61,10 @@ function mark(index, x, y) {
 }
 
 function told(curve) {
-  const newest = curve.losses.length - 1;
-  const way = newest >= 0
-    ? `from ${loss(curve.losses[0])} at step ${curve.steps[0]} to ${loss(curve.losses[newest])} at step ${curve.steps[newest]}`
+  const way = curve.losses.length
+    ? `from ${loss(curve.losses[0])} at step ${curve.steps[0]} to ${loss(curve.losses.at(-1))} at step ${curve.steps.at(-1)}`
     : "no step yet";
-  return curve.evaluations.length ? `${way}, evaluated ${loss(curve.evaluations[curve.evaluations.length - 1][1])}` : way;
+  return curve.evaluations.length ? `${way}, evaluated ${loss(curve.evaluations.at(-1)[1])}` : way;
 }
 
 const ticks = (low, high, count) => Array.from({ length: count }, (_, index) => low + ((high - low) * index) / (count - 1));

@@ -17,7 +17,7 @@ export function turnToComparison(wanted) {
   } else if (!shown) {
     shown = { title: el("h2", { tabindex: "-1" }, "Curves over each other"), picture: el("div"), legend: el("ul", { class: "compared" }), note: el("p", { class: "muted" }), losses: null };
     byId("compare-view").replaceChildren(
-      el("p", { class: "back" }, link({ view: "" }, {}, "All tasks")), shown.title, smoothingSlider(() => draw()), shown.picture, shown.legend, shown.note);
+      el("p", { class: "back" }, link({ view: "" }, {}, "All tasks")), shown.title, smoothingSlider(), shown.picture, shown.legend, shown.note);
     shown.title.focus();
   }
   if (wanted && !compared().length) showComparison({ curves: [] });
@@ -50,11 +50,10 @@ function makeEntry(curve) {
 }
 
 function drawEntry(node, curve) {
-  const newest = curve.losses.length ? curve.losses[curve.losses.length - 1] : null;
-  const evaluated = curve.evaluations.length ? `, evaluated ${loss(curve.evaluations[curve.evaluations.length - 1][1])}` : "";
+  const evaluated = curve.evaluations.length ? `, evaluated ${loss(curve.evaluations.at(-1)[1])}` : "";
   const sample = svg("svg", { class: "sample", viewBox: "0 0 36 8", "aria-hidden": "true" },
     svg("path", { class: `curve d${curve.index} ${colour(curve.colour)}`, d: "M0 4L36 4" }));
-  node.firstChild.replaceChildren(sample, el("b", {}, letter(curve.index)), " ", taskLink(curve), ` ${loss(newest)}${evaluated}`);
+  node.firstChild.replaceChildren(sample, el("b", {}, letter(curve.index)), " ", taskLink(curve), ` ${loss(curve.losses.at(-1))}${evaluated}`);
 }
 
 window.addEventListener("resize", draw);

@@ -3,7 +3,7 @@
 import { link, taskLink } from "./address.js";
 import { byId, el, keyed } from "./elements.js";
 import { filtered } from "./filters.js";
-import { chip, known, loss, number, state, time, took } from "./words.js";
+import { chip, known, loss, number, state, time, took, why } from "./words.js";
 
 const ROWS = 25; // of a table at once
 const offsets = { waiting: 0, training: 0, finished: 0, namespaces: 0 };
@@ -52,11 +52,11 @@ const ROW = {
     cell(time(task.started))],
   waiting: (task) => [
     numeric(known(task.place) ? number(task.place) : "–"), taskHead(task), numeric(number(task.priority)), pipe(task),
-    cell(state(task.state)), el("td", { class: "why" }, el("b", {}, task.reason), task.message ? ` — ${task.message}` : ""),
+    cell(state(task.state)), el("td", { class: "why" }, why(task)),
     cell(time(task.waitsSince))],
   finished: (task) => [
     taskHead(task), cell(state(task.state)), numeric(number(task.step)), numeric(loss(task.loss)), numeric(loss(task.evaluationLoss)),
-    el("td", { class: "why" }, task.adapter ? el("code", {}, task.adapter) : [el("b", {}, task.reason), task.message ? ` — ${task.message}` : ""]),
+    el("td", { class: "why" }, task.adapter ? el("code", {}, task.adapter) : why(task)),
     cell(took(task)), cell(time(task.completed))],
   namespaces: (one) => [
     el("th", { scope: "row", class: "task", title: one.namespace }, link({ namespace: one.namespace }, { class: "name" }, el("strong", {}, one.namespace))), numeric(number(one.training)), numeric(number(one.waiting)),

@@ -14,11 +14,10 @@ function makeCard(curve) {
 }
 
 function drawCard(node, curve) {
-  const newest = curve.losses.length ? curve.losses[curve.losses.length - 1] : null;
   const [caption, picture] = node.querySelector("figure").children;
   caption.replaceChildren(
     chip(curve.colour), el("span", { class: "task", title: `${curve.namespace}/${curve.name}` }, taskLink(curve)),
-    curve.training ? "" : el("span", { class: "done" }, "not training"), el("b", {}, loss(newest)));
+    curve.training ? "" : el("span", { class: "done" }, "not training"), el("b", {}, loss(curve.losses.at(-1))));
   picture.replaceChildren(curveChart([curve], SIZE, 0, `Loss of ${curve.namespace}/${curve.name}`));
 }
 

@@ -19,8 +19,8 @@ export function smoothed(values, weight) {
   });
 }
 
-// A slider; `redraw` is called when it moves.
-export function smoothingSlider(redraw) {
+// A slider. What moves it moves the address, and whoever draws by that draws anew.
+export function smoothingSlider() {
   const told = () => (smoothing() ? `${Math.round(100 * smoothing())} %` : "none");
   const slider = el("input", { type: "range", min: 0, max: MOST, step: 5, value: Math.round(100 * smoothing()), "aria-valuetext": told() });
   const output = el("output", {}, told());
@@ -28,7 +28,6 @@ export function smoothingSlider(redraw) {
     stay({ smooth: slider.value === "0" ? "" : slider.value });
     slider.setAttribute("aria-valuetext", told());
     output.textContent = told();
-    redraw();
   });
   return el("label", { class: "smoothing" }, "Smoothing ", slider, output);
 }

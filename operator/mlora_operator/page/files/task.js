@@ -6,7 +6,7 @@ import { byId, el, redrawn } from "./elements.js";
 import { progress } from "./lists.js";
 import { smoothing, smoothingSlider } from "./smoothing.js";
 import { followTimeline } from "./timeline.js";
-import { chip, known, loss, number, state, time, took } from "./words.js";
+import { chip, known, loss, number, state, time, took, why } from "./words.js";
 
 const HEIGHT = 300; // of the curve
 let shown = null; // the parts of the page of the task that is shown, and the newest answer
@@ -22,7 +22,7 @@ function make(name) {
     title: el("h2", { tabindex: "-1" }),
     facts: el("div"),
     fetch: part("Fetch the adapter"),
-    curve: part("Loss by step", smoothingSlider(() => drawCurve())),
+    curve: part("Loss by step", smoothingSlider()),
     timeline: part("In its pipeline's timeline"),
     data: part("Data"),
     conditions: part("Conditions"),
@@ -64,16 +64,15 @@ export function showTask(detail) {
   drawCurve();
   draw(shown.data, detail.data || null, () => dataTable(detail.data));
   draw(shown.conditions, detail.conditions, () => table("Conditions", ["Condition", "Status", "Since", "Reason and message"],
-    detail.conditions.map((one) => [one.type, one.status, time(one.since), words(one)]), "The operator has not processed the task yet."));
+    detail.conditions.map((one) => [one.type, one.status, time(one.since), why(one)]), "The operator has not processed the task yet."));
   draw(shown.events, detail.events, () => table("Events", ["When", "Type", "Reason and message"],
-    [...detail.events].reverse().map((one) => [time(one.at), one.type, words(one)]), "None since the operator started. Older ones: kubectl events."));
+    [...detail.events].reverse().map((one) => [time(one.at), one.type, why(one)]), "None since the operator started. Older ones: kubectl events."));
   draw(shown.spec, detail.spec, () => table("Spec", ["Field", "Value"], detail.spec.map((one) => [one.name, one.value]),
     "The spec is not valid; the condition Accepted says why."));
   turnToPipeline(task.pipeline || null);
 }
 
 const draw = (one, item, content) => redrawn(one.content, item, (node) => node.replaceChildren(item === null ? el("p", { class: "muted" }, "None yet.") : content()));
-const words = (one) => [el("b", {}, one.reason), one.message ? ` — ${one.message}` : ""];
 
 function table(label, heads, rows, nothing) {
   if (!rows.length) return el("p", { class: "muted" }, nothing);

@@ -2,7 +2,7 @@
 
 import { el } from "./elements.js";
 
-export const COLOURS = 12;
+const COLOURS = 12;
 
 const whole = new Intl.NumberFormat(undefined, { maximumFractionDigits: 0 });
 export const known = (value) => value !== null && value !== undefined;
@@ -17,7 +17,7 @@ export function bytes(value) {
   return `${value.toFixed(unit < 2 || value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${units[unit]}`;
 }
 
-export function duration(seconds) {
+function duration(seconds) {
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
@@ -35,6 +35,9 @@ export function took(task) {
   if (!task.started || !task.completed) return "–";
   return duration((Date.parse(task.completed) - Date.parse(task.started)) / 1000);
 }
+
+// Of a task, a condition or an event.
+export const why = (one) => [el("b", {}, one.reason), one.message ? ` — ${one.message}` : ""];
 
 const KINDS = {
   Succeeded: "good", Ready: "good", Failed: "bad", Rejected: "bad", Stalled: "bad", UploadBlocked: "bad",
