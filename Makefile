@@ -106,7 +106,7 @@ unit-rest:
 # Those with a cluster mostly wait for it, so that what computes shares the two cores with them. All of them are run, also
 # when one has failed.
 WITH_CLUSTER := $(addprefix tests/integration/,operator page bench/test_fuzz.py) $(wildcard tests/integration/test_*.py)
-WITH_RANKS := $(addprefix tests/integration/,bench local preparing storage worker)
+WITH_RANKS := $(filter-out $(WITH_CLUSTER),$(wildcard tests/integration/[a-z]*))
 INTEGRATION_PARTS := integration-cluster integration-ranks equivalence
 .PHONY: integration $(INTEGRATION_PARTS)
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
