@@ -153,6 +153,14 @@ def test_a_task_that_is_not_there_or_not_the_reader_s_is_refused_alike(
         assert refused.value.trouble.message == "the task does not exist"
 
 
+def test_an_answer_that_is_kept_for_all_is_none_for_a_reader_of_another_namespace(scene: Scene) -> None:
+    service = PageService(scene.board(), lambda: "", lambda: NOW)
+    assert service.task({"task": "legal/contracts-2026"}).body
+    with pytest.raises(RequestError) as refused:
+        service.task({"task": "legal/contracts-2026", "namespace": "support"})
+    assert refused.value.status == 404
+
+
 @pytest.mark.parametrize("uids", ["", "a,,b", "a b", "<script>", ",".join("abcdefghi"), "x" * 65])
 def test_curves_are_asked_for_by_a_few_uids(scene: Scene, uids: str) -> None:
     with pytest.raises(RequestError) as refused:
