@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from mlora_worker.coordinator.dispatch.dispatcher import Dispatcher
 from mlora_worker.coordinator.dispatch.evictions import LOOK_AGAIN
 from mlora_worker.coordinator.parts import CoordinatorParts
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
+from mlora_worker.coordinator.preparation.fingerprint import day_in, format_in
 from mlora_worker.coordinator.preparation.prepare import prepare_task
 from mlora_worker.coordinator.preparation.texts import PlanTexts
 from mlora_worker.coordinator.task.failure_reason import reason_of
@@ -278,6 +279,7 @@ class Coordinator:
         plan = task.plan
         _, folder = self._open_checkpoints(plan)
         store = self._parts.open_store(plan.storage)
+        facts = cache(lambda: self._checkpoints.facts(plan))  # two may ask, and the store is far
         made = prepare_task(
             plan,
             self._parts.base,
@@ -286,8 +288,8 @@ class Coordinator:
             spool=self._parts.spool,
             rows=self._parts.rows,
             wanted=lambda: not task.withdrawn,
-            day=lambda: self._checkpoints.day(plan) or self._parts.today(),
-            format=lambda: self._checkpoints.format(plan),
+            day=lambda: day_in(facts()) or self._parts.today(),
+            format=lambda: format_in(facts()),
         )
         if not isinstance(made, PreparedTask):
             return made, 0, None

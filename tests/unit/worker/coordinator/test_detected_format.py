@@ -63,6 +63,16 @@ def test_a_task_goes_on_in_its_format_when_its_file_would_tell_another() -> None
     assert "may be promptCompletion or messages" in report.failure.message
 
 
+def test_a_checkpoint_is_asked_once_for_all_that_the_rows_take_from_it() -> None:
+    """And once more for its step, when they are made."""
+    store = MemoryStore()
+    write_checkpoint(store, FOLDER, state(store, LATER, True, task(inline=ROWS)))
+    store.calls.clear()
+    assert reported(store, LocalSpool(None), LATER, True, task(inline=ROWS)).checkpoint_step == 1
+    read = [uri for action, uri in store.calls if action == "read" and uri.endswith("progress.json")]
+    assert len(read) == 2
+
+
 def test_a_format_that_the_task_names_is_no_fact_and_wins() -> None:
     made = prepared(task(inline=ROWS, format=DatasetFormat.MESSAGES), DatasetFormat.TEXT)
     assert made.counts.format is DatasetFormat.MESSAGES

@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from datetime import date
 from functools import partial
 from pathlib import Path
 
 from mlora_worker.coordinator.metrics import Meter, NullMeter
-from mlora_worker.coordinator.preparation.fingerprint import day_in, format_in
 from mlora_worker.coordinator.task.history import History
 from mlora_worker.coordinator.task.outcome import PendingCheckpoint
 from mlora_worker.coordinator.task.prepared import Restoration
@@ -23,7 +21,7 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.coordinator.uploads.retrier import Attempt, UploadRetrier, Withdrawn, WorkPool
 from mlora_worker.coordinator.uploads.store_identity import output_store
 from mlora_worker.pipeline.results import OutOfOrder, StageState
-from mlora_worker.protocol import DatasetFormat, FailureReason, Optimizer, StageReport, TaskPhase, TaskPlan
+from mlora_worker.protocol import FailureReason, Optimizer, StageReport, TaskPhase, TaskPlan
 from mlora_worker.storage.artifacts.agreement import check_progress
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.checkpoint import (
@@ -36,13 +34,7 @@ from mlora_worker.storage.artifacts.checkpoint import (
     write_saved,
 )
 from mlora_worker.storage.artifacts.local_spool import LocalSpool
-from mlora_worker.storage.artifacts.task_state import (
-    CheckpointMismatch,
-    Fingerprint,
-    SavedProgress,
-    TaskState,
-    Wanted,
-)
+from mlora_worker.storage.artifacts.task_state import CheckpointMismatch, Fingerprint, TaskState, Wanted
 from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.object_store.scratch import scratch_folder
 from mlora_worker.storage.object_store.store import Store
@@ -166,18 +158,10 @@ class CheckpointTransfer:
         check_progress(found, fingerprint, folder)
         return found.step
 
-    def day(self, task: TaskPlan) -> date | None:
-        """On which the rows of ``task`` were rendered first, if that is written down. Raises as ``find`` does."""
-        found = self._newest(task)
-        return day_in(found.fingerprint) if found is not None else None
-
-    def format(self, task: TaskPlan) -> DatasetFormat | None:
-        """What was detected of the rows of ``task`` when it began, if that is written down. Raises as ``find`` does."""
-        found = self._newest(task)
-        return format_in(found.fingerprint) if found is not None else None
-
-    def _newest(self, task: TaskPlan) -> SavedProgress | None:
-        return newest_progress(*self._open(task)) or self._spool.progress(task.uid)
+    def facts(self, task: TaskPlan) -> Fingerprint:
+        """Of ``task`` when it began, as its newest checkpoint has them; none without one. Raises as ``find`` does."""
+        found = newest_progress(*self._open(task)) or self._spool.progress(task.uid)
+        return found.fingerprint if found is not None else {}
 
     def kept_state(self, task: TaskPlan, fingerprint: Fingerprint, newer_than: int) -> TaskState | None:
         """What an earlier run could not bring to the store, if it is of a later step. Raises ``CheckpointMismatch``."""
