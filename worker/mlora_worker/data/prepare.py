@@ -36,7 +36,7 @@ from mlora_worker.data.training_rows.token_rows import (
     labels_of,
 )
 from mlora_worker.protocol import (
-    ROW_SHAPES,
+    SHAPE_OF,
     DataCounts,
     Dataset,
     DatasetFields,
@@ -125,8 +125,7 @@ def prepare(
 
 def _check_columns(format: DatasetFormat, fields: DatasetFields) -> None:
     """Raises DataError where two fields of the format name one column, as only the rows tell where no format is named."""
-    (columns,) = (shape.columns for shape in ROW_SHAPES if shape.format is format)
-    for one, other in itertools.combinations(columns, 2):
+    for one, other in itertools.combinations(SHAPE_OF[format].columns, 2):
         if getattr(fields, one) == getattr(fields, other):
             raise DataError(
                 FailureReason.INVALID_SPEC,

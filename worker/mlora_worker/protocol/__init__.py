@@ -143,6 +143,7 @@ from mlora_worker.protocol.report import (
 from mlora_worker.protocol.row_shapes import (
     FIRST_ROWS,
     ROW_SHAPES,
+    SHAPE_OF,
     FormatNotDetected,
     NamedFormat,
     RowShape,
@@ -184,6 +185,7 @@ __all__ = [
     "REPORT_HEADER",
     "ROW_SHAPES",
     "SERVED_RANKS",
+    "SHAPE_OF",
     "USUAL_ALPHA",
     "USUAL_SEQ_LENGTH",
     "VERA_ALONE",

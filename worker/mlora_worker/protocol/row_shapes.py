@@ -47,6 +47,7 @@ ROW_SHAPES: Final = (
     RowShape(DatasetFormat.PREFERENCE, ("chosen", "rejected"), optional=("prompt",)),
     RowShape(DatasetFormat.TEXT, ("text",), fallback=True),
 )
+SHAPE_OF: Final[Mapping[DatasetFormat, RowShape]] = {shape.format: shape for shape in ROW_SHAPES}
 
 # Columns of a prompt and its answer, as data sets call them; the first pair that all rows have is suggested.
 _PAIRS: Final = (

@@ -12,15 +12,10 @@ from typing import Final
 
 from mlora_worker.data.errors import DataError
 from mlora_worker.data.reading.row_types import InvalidRow, Record
-from mlora_worker.protocol import Dataset, DatasetFields, DatasetFormat, FailureReason
+from mlora_worker.protocol import SHAPE_OF, Dataset, DatasetFields, FailureReason
 
 _MOST_NAMES: Final = 1000  # of other columns that are remembered
 _SHOWN: Final = 10
-_OPTIONAL: Final[dict[DatasetFormat, tuple[str, ...]]] = {
-    DatasetFormat.ALPACA: ("input", "system"),
-    DatasetFormat.SHAREGPT: ("system",),
-    DatasetFormat.PREFERENCE: ("prompt",),
-}
 
 
 class Columns:
@@ -30,7 +25,7 @@ class Columns:
         defaults = DatasetFields()
         self._missing = {
             field: getattr(dataset.fields, field)
-            for field in _OPTIONAL.get(dataset.format, ())
+            for field in SHAPE_OF[dataset.format].optional
             if getattr(dataset.fields, field) != getattr(defaults, field)
         }
         self._names: dict[str, None] = {}

@@ -41,7 +41,7 @@ from mlora_worker.data.reading.tool_turns import (
     result_fields,
     tools_of,
 )
-from mlora_worker.protocol import DatasetFields, DatasetFormat, FailureReason
+from mlora_worker.protocol import SHAPE_OF, DatasetFields, DatasetFormat, FailureReason
 
 MOST_ERRORS = 10  # of a file that are listed
 _LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
@@ -229,26 +229,20 @@ _READERS: Final[dict[DatasetFormat, Callable[[Row, DatasetFields], Turns | str |
 _CONVERSATIONS: Final = (DatasetFormat.MESSAGES, DatasetFormat.SHAREGPT)
 
 
+# Columns that are looked at beside those of the format, which ``dataset.fields`` cannot rename.
+_BESIDE: Final[Mapping[DatasetFormat, tuple[str, ...]]] = {
+    DatasetFormat.MESSAGES: (*TOOL_COLUMNS, *MEDIA_COLUMNS),
+    DatasetFormat.SHAREGPT: (*TOOL_COLUMNS, *MEDIA_COLUMNS),
+    DatasetFormat.ALPACA: ("history",),
+    DatasetFormat.PREFERENCE: TOOL_COLUMNS,
+}
+
+
 def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
     """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
+    own = (getattr(fields, column) for column in SHAPE_OF[format].columns)
     weight = () if fields.weight is None else (fields.weight,)
-    return _columns_of(format, fields) + weight
-
-
-def _columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
-    match format:
-        case DatasetFormat.PROMPT_COMPLETION:
-            return fields.prompt, fields.completion
-        case DatasetFormat.MESSAGES:
-            return fields.messages, *TOOL_COLUMNS, *MEDIA_COLUMNS
-        case DatasetFormat.SHAREGPT:
-            return fields.conversations, fields.system, *TOOL_COLUMNS, *MEDIA_COLUMNS
-        case DatasetFormat.ALPACA:
-            return fields.instruction, fields.input, fields.output, fields.system, "history"
-        case DatasetFormat.TEXT:
-            return (fields.text,)
-        case DatasetFormat.PREFERENCE:
-            return fields.prompt, fields.chosen, fields.rejected, *TOOL_COLUMNS
+    return (*own, *_BESIDE.get(format, ()), *weight)
 
 
 def _turns(messages: list[Any], role_key: str, content_key: str, roles: Mapping[str, str]) -> Turns | Drop:
