@@ -25,9 +25,9 @@ class Evaluations:
         for task in self._inside:
             if task.leaving or not self._rule.is_idle(task.uid):
                 continue
-            if task.evaluation_is_due and not (task.references is None or task.references.may_evaluate()):
-                continue
             if task.evaluation_is_due:
+                if task.references is not None and not task.references.may_evaluate():
+                    continue
                 assert task.prepared is not None
                 assert task.prepared.evaluation is not None
                 budget = self._rule.budget_of([task.uid])

@@ -7,7 +7,7 @@ rows and the same reference have one table between them, also one after the othe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
 from mlora_worker.coordinator.task.references import References, ReferenceTable
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.training_rows.reference_files import ReferenceFiles
-from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.data.training_rows.token_rows import TokenRow, digest_of
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.stream.rule import IssueRule
@@ -91,15 +91,18 @@ class ReferenceForwards:
         for task in self._inside:
             if task.phase is not TaskPhase.TRAINING or task.leaving or task.references is None:
                 continue
-            for table, rows, pairs in _wanted(task, task.references):
-                some = self._microbatch(task, rows, pairs)
-                table.asked.update(some)
-                of_adapter = task.references.whole
-                entry = self._issuer.refer(
-                    task, [rows[pair] for pair in some], "adapter" if of_adapter else "base"
-                )
-                self._out[entry.item.number] = _Asked(task, table, some)
-                return entry
+            wanted = _wanted(task, task.references)
+            if wanted is None:
+                continue
+            table, rows, pairs = wanted
+            some = self._microbatch(task, rows, pairs)
+            table.asked.update(some)
+            of_adapter = task.references.whole
+            entry = self._issuer.refer(
+                task, [rows[pair] for pair in some], "adapter" if of_adapter else "base"
+            )
+            self._out[entry.item.number] = _Asked(task, table, some)
+            return entry
         return None
 
     def returned(self, number: int, values: Tensor) -> bool:
@@ -137,8 +140,7 @@ class ReferenceForwards:
 
     def _table(self, task: TaskRun, rows: Sequence[TokenRow]) -> ReferenceTable:
         assert task.prepared is not None
-        digest = rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows)
-        key = task.plan.namespace, digest, task.prepared.reference_sha256
+        key = task.plan.namespace, digest_of(rows), task.prepared.reference_sha256
         table = self._tables.pop(key, None)
         if table is None:
             kept = self._files.read(*key, len(rows))
@@ -165,15 +167,16 @@ class ReferenceForwards:
 
 def _wanted(
     task: TaskRun, references: References
-) -> Iterator[tuple[ReferenceTable, Sequence[TokenRow], list[int]]]:
-    """What to ask for, the most urgent first."""
+) -> tuple[ReferenceTable, Sequence[TokenRow], list[int]] | None:
+    """What to ask for: pairs of an evaluation go first."""
     assert task.prepared is not None
     evaluation = task.prepared.evaluation
     if evaluation is not None and references.evaluation is not None:
         pairs = references.wanted_to_evaluate() if references.whole or task.evaluation_is_due else []
         if pairs:
-            yield references.evaluation, evaluation.rows, pairs
+            return references.evaluation, evaluation.rows, pairs
     if task.progress.step < task.total_steps:
         pairs = references.wanted(task.progress.step + 1)
         if pairs:
-            yield references.train, task.prepared.rows, pairs
+            return references.train, task.prepared.rows, pairs
+    return None

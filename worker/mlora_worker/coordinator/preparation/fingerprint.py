@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date
 
-from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.data.training_rows.token_rows import TokenRow, digest_of
 from mlora_worker.protocol import (
     PROTOCOL_VERSION,
     AdapterType,
@@ -72,7 +72,7 @@ def fingerprint_of(
         "lora.targetModules": tuple(sorted(targets)),
         "training.totalSteps": total_steps,
         "dataset.rows": len(rows),
-        "dataset.sha256": rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows),
+        "dataset.sha256": digest_of(rows),
     }
     if source.quantization is not None:
         facts["model.quantization"] = source.quantization.label

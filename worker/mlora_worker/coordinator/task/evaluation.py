@@ -15,10 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.bounds import is_within
-from mlora_worker.coordinator.task.preference import preference_of
+from mlora_worker.coordinator.task.preference import preference_of, sums_with
 from mlora_worker.data.training_rows.pairs import answer_tokens, likelihood_of
 from mlora_worker.data.training_rows.row_weights import relative, weighted_sum
-from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, rows_digest
+from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows, digest_of
 from mlora_worker.protocol import Evaluation, EvaluationRecord, Objective
 from mlora_worker.storage.artifacts.task_state import EvaluationProgress, Fact
 
@@ -65,9 +65,8 @@ class EvaluationRows:
 
     def facts(self) -> dict[str, Fact]:
         """What of it decides a task's result, for a checkpoint's fingerprint."""
-        digest = self.rows.digest() if isinstance(self.rows, TokenRows) else rows_digest(self.rows)
         found: dict[str, Fact] = {
-            "evaluation.sha256": digest,
+            "evaluation.sha256": digest_of(self.rows),
             "evaluation.everySteps": self.spec.every_steps,
             "evaluation.keepBest": self.spec.keep_best,
         }
@@ -92,7 +91,7 @@ class EvaluationInFlight:
     outstanding: int = 0
     loss_sum: float = 0.0
     correct: float = 0.0
-    rewards: list[float] = field(default_factory=list)  # sums over pairs
+    rewards: Sequence[float] = ()  # sums over pairs
 
     @property
     def complete(self) -> bool:
@@ -104,8 +103,7 @@ class EvaluationInFlight:
         loss_sum, correct, *rewards = found.tolist()
         self.loss_sum += loss_sum
         self.correct += correct
-        before = self.rewards or [0.0] * len(rewards)
-        self.rewards = [one + other for one, other in zip(before, rewards, strict=True)]
+        self.rewards = sums_with(self.rewards, rewards)
 
     def record(self) -> EvaluationRecord | None:
         """None when the loss is no number."""

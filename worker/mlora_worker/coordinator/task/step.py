@@ -10,7 +10,7 @@ import numpy as np
 
 from mlora_worker.bounds import is_within
 from mlora_worker.coordinator.task.fault_attribution import Charge
-from mlora_worker.coordinator.task.preference import preference_of
+from mlora_worker.coordinator.task.preference import preference_of, sums_with
 from mlora_worker.coordinator.task.prepared import PreparedTask
 from mlora_worker.data.training_rows.pairs import likelihood_of
 from mlora_worker.data.training_rows.row_weights import relative_weights, weighted_sum
@@ -31,7 +31,7 @@ class StepInFlight:
     likelihood: float | None = None  # of pairs, see ``stream.items.Pairs``; None: its rows are none
     issued: float | None = None  # monotonic seconds: when its first microbatch was
     loss_sum: float = 0.0
-    rewards: Sequence[float] | None = None  # sums over its pairs
+    rewards: Sequence[float] = ()  # sums over its pairs
     squared_norm: float = 0.0
     void: bool = False  # a microbatch of it came back with a fault
     own_fault: Fault | None = None  # of this very task: its adapter is broken on a stage
@@ -56,8 +56,7 @@ class StepInFlight:
         self.loss_sum += loss_sum
         self.squared_norm += squared_norm
         if self.likelihood is not None:
-            before = self.rewards if self.rewards is not None else [0.0] * len(rewards)
-            self.rewards = [one + other for one, other in zip(before, rewards, strict=True)]
+            self.rewards = sums_with(self.rewards, rewards)
 
     @property
     def loss(self) -> float:
@@ -65,7 +64,7 @@ class StepInFlight:
 
     @property
     def preference(self) -> PreferenceRecord | None:
-        return preference_of(self.rewards, self.weighted) if self.rewards is not None else None
+        return preference_of(self.rewards, self.weighted) if self.rewards else None
 
     @property
     def norm(self) -> float:

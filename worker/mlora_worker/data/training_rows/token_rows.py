@@ -155,6 +155,11 @@ def rows_digest(rows: Iterable[TokenRow]) -> str:
     return digest.hexdigest()
 
 
+def digest_of(rows: Sequence[TokenRow]) -> str:
+    """``rows_digest``, worked out once for rows that remember it."""
+    return rows.digest() if isinstance(rows, TokenRows) else rows_digest(rows)
+
+
 class RowsDigest:
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
