@@ -25,8 +25,9 @@ from bench.options import parser, repetitions
 from bench.ours import BUDGET
 from bench.peers.trl_preference import TrlTask
 from bench.report import last_line, table
-from bench.rows import Packed, gsm8k_rows, pack, shortest
+from bench.rows import gsm8k_rows, pack, shortest
 from bench.sides import MAX_GRAD_NORM, Setting, check_losses, in_turns, seconds
+from mlora_worker.coordinator.dispatch.issuing import lengths_of
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.model.stage import Stage
@@ -63,7 +64,7 @@ class Ours:
 
     def refer(self, rows: Sequence[TokenRow]) -> list[float]:
         """Log-probabilities of two answers of each pair under the base."""
-        packed = packed_pairs(rows)
+        packed = pack(rows)
         item = Evaluate(number=self._next(), task=self._names[0], lengths=packed.lengths, reference="base")
         found = self.engine.evaluate(item, token_ids=packed.ids, hidden=None, labels=packed.targets)
         assert found.scores is not None
@@ -121,7 +122,7 @@ class Ours:
                     Segment(
                         task=part.task,
                         step=step,
-                        lengths=packed_pairs(own).lengths,
+                        lengths=lengths_of(own),
                         first_row=2 * first,
                         weight=1 / BATCH,
                         pairs=Pairs(reference=tuple(references[task][2 * first : 2 * after])),
@@ -131,7 +132,7 @@ class Ours:
                 )
                 rows += own
                 places.append(task)
-            item, packed = Train(number=self._next(), segments=tuple(segments)), packed_pairs(rows)
+            item, packed = Train(number=self._next(), segments=tuple(segments)), pack(rows)
             out = self.engine.forward(item, token_ids=packed.ids, hidden=None, labels=packed.targets)
             back = self.engine.backward(item.number, None)
             assert out.losses is not None
@@ -146,17 +147,6 @@ class Ours:
     def _next(self) -> int:
         self._number += 1
         return self._number
-
-
-def packed_pairs(rows: Sequence[TokenRow]) -> Packed:
-    """Both sequences of each pair."""
-    return pack([part for row in rows for part in halves(row)])
-
-
-def halves(row: TokenRow) -> tuple[TokenRow, TokenRow]:
-    cut = slice(0, row.split), slice(row.split, None)
-    first, second = (TokenRow(row.ids[own], row.labels[own]) for own in cut)
-    return first, second
 
 
 def pairs_of(rows: Sequence[TokenRow]) -> list[TokenRow]:

@@ -107,7 +107,8 @@ class Packed:
 
 
 def pack(rows: Sequence[TokenRow]) -> Packed:
-    lengths = tuple(len(row.ids) for row in rows)
+    """A row that is a pair gives both its sequences."""
+    lengths = tuple(length for row in rows for length in row.lengths)
     return Packed(
         ids=torch.from_numpy(np.concatenate([row.ids for row in rows]).astype(np.int64)),
         targets=torch.from_numpy(np.concatenate([row.labels for row in rows]).astype(np.int64)),
