@@ -59,6 +59,14 @@ def test_a_disk_without_room_costs_a_forward_and_no_task(tmp_path: Path) -> None
     ReferenceFiles(tmp_path / "file" / "below", "base").write("n", "rows", None, VALUES)
 
 
+def test_values_of_more_bytes_than_all_may_have_are_not_kept_and_remove_nothing(tmp_path: Path) -> None:
+    files = ReferenceFiles(tmp_path, "base", most_bytes=VALUES.nbytes)
+    files.write("n", "few", None, VALUES)
+    files.write("n", "many", None, np.concatenate([VALUES, VALUES]))
+    assert files.read("n", "many", None, 2 * len(VALUES)) is None
+    assert files.read("n", "few", None, len(VALUES)) is not None
+
+
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
     files = ReferenceFiles(tmp_path, "base", most_bytes=2 * VALUES.nbytes)
     for rows in ("a", "b"):
