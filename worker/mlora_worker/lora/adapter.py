@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +94,33 @@ class Layout:
         }
 
 
-class Adapter:
+class FlatAdapter(ABC):
+    """What adapters of all kinds have in common: names for the numbers that learn, which lie in one flat tensor."""
+
+    parameters: nn.Parameter  # [elements] float32
+
+    @abstractmethod
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
+
+    @abstractmethod
+    def refresh(self) -> None:
+        """The parameters have changed: bring up to date all that follows from them."""
+
+    def export(self) -> dict[str, Tensor]:
+        """float32 copies on the CPU, by PEFT's names with global layer indices."""
+        return {
+            name: view.to("cpu", copy=True) for name, view in self.named(self.parameters.detach()).items()
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the parameters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
+        for name, view in self.named(self.parameters.detach()).items():
+            view.copy_(tensors[name])
+        self.refresh()
+
+
+class Adapter(FlatAdapter):
     """``groups``: the (in, out) of each adapted module of this stage, by its path in the whole model; those together that
     read the same input and have the same rank.
 
@@ -152,22 +179,9 @@ class Adapter:
     def forget_gradients(self) -> None:
         self.gradient.zero_()
 
-    def export(self) -> dict[str, Tensor]:
-        """float32 copies on the CPU, by PEFT's names with global layer indices."""
-        return {
-            name: view.to("cpu", copy=True) for name, view in self.named(self.parameters.detach()).items()
-        }
-
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
         pairs = self.layout.by_path(self.layout.of(flat))
         return {name: view for path, pair in pairs.items() for name, view in pair.named(path).items()}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the masters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
-        for name, view in self.named(self.parameters.detach()).items():
-            view.copy_(tensors[name])
-        self.refresh()
 
     @property
     def bytes(self) -> int:

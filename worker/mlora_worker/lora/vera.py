@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from mlora_worker.lora.adapter import Adapter, Layout, Stack, padded
+from mlora_worker.lora.adapter import Adapter, FlatAdapter, Layout, Stack, padded
 from mlora_worker.lora.lasting import lasting_zeros
 
 PROJECTION_KEYS = ("base_model.vera_A", "base_model.vera_B")  # in adapter_model.safetensors
@@ -36,7 +36,7 @@ def vera_keys(path: str) -> tuple[str, str]:
     return f"base_model.model.{path}.vera_lambda_d", f"base_model.model.{path}.vera_lambda_b"
 
 
-class VeraAdapter:
+class VeraAdapter(FlatAdapter):
     """As ``Adapter``: ``parameters`` and ``gradient`` are of the vectors, ``compute`` and ``gradients`` of the matrices
     that they make, group by group. ``a`` and ``b``: the random matrices of the whole model."""
 
@@ -63,23 +63,24 @@ class VeraAdapter:
         self._matrices = lasting_zeros(layout.elements, device).to(dtype)
         self._gradients = lasting_zeros(layout.elements, device)
         self.compute, self.gradients = layout.of(self._matrices), layout.of(self._gradients)
-        for inward, _ in self._vectors(self.parameters.detach()).values():
+        # Per module its vectors and its matrices; then the gradients of both.
+        self._values = self._each(self.parameters.detach(), self.compute)
+        self._slopes = self._each(self.gradient, self.gradients)
+        for (inward, _), _ in self._values:
             inward.fill_(start)
         self.refresh()
 
     def refresh(self) -> None:
         """The vectors have changed: make the matrices again."""
-        for path, (inward, outward), (a, b) in self._each(self.parameters.detach(), self.compute):
-            inputs, outputs = self._shape(path)
-            torch.mul(self._a[:, :inputs], inward[:, None], out=a)
-            torch.mul(self._b[:outputs], outward[:, None], out=b)
+        for (inward, outward), (a, b) in self._values:
+            torch.mul(self._a[:, : a.shape[1]], inward[:, None], out=a)
+            torch.mul(self._b[: len(b)], outward[:, None], out=b)
 
     def settle(self) -> None:
         """Bring what the backward has added to the matrices' gradients to the vectors'."""
-        for path, (inward, outward), (a, b) in self._each(self.gradient, self.gradients):
-            inputs, outputs = self._shape(path)
-            inward.add_(torch.linalg.vecdot(a, self._a[:, :inputs]))
-            outward.add_(torch.linalg.vecdot(b, self._b[:outputs]))
+        for (inward, outward), (a, b) in self._slopes:
+            inward.add_(torch.linalg.vecdot(a, self._a[:, : a.shape[1]]))
+            outward.add_(torch.linalg.vecdot(b, self._b[: len(b)]))
         self._gradients.zero_()
 
     def forget_gradients(self) -> None:
@@ -92,34 +93,18 @@ class VeraAdapter:
         norm: Tensor = torch.linalg.vector_norm(self.gradient, dtype=torch.float64)
         return norm.square()
 
-    def export(self) -> dict[str, Tensor]:
-        """float32 copies on the CPU, by PEFT's names with global layer indices."""
-        return {
-            name: view.to("cpu", copy=True) for name, view in self.named(self.parameters.detach()).items()
-        }
-
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
         return {
             name: view
             for path, vectors in self._vectors(flat).items()
             for name, view in zip(vera_keys(path), vectors, strict=True)
         }
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Replace the vectors. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
-        for name, view in self.named(self.parameters.detach()).items():
-            view.copy_(tensors[name])
-        self.refresh()
-
     @property
     def bytes(self) -> int:
         """Of vectors, matrices and gradients."""
         matrices = (self._a, self._b, self._matrices, self._gradients)
         return sum(tensor.nbytes for tensor in (self.parameters, self.gradient, *matrices))
-
-    def _shape(self, path: str) -> tuple[int, int]:
-        return next(group[path] for group in self._groups if path in group)
 
     def _vectors(self, flat: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         found, start = {}, 0
@@ -133,11 +118,11 @@ class VeraAdapter:
 
     def _each(
         self, flat: Tensor, stacks: Sequence[Stack]
-    ) -> list[tuple[str, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """Each module's path, its vectors in ``flat``, and its matrices in ``stacks``."""
+    ) -> list[tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """Each module's vectors in ``flat``, and its matrices in ``stacks``; views."""
         vectors, rank = self._vectors(flat), self._rank
         return [
-            (path, vectors[path], (stack.a[j * rank : (j + 1) * rank], stack.b[j]))
+            (vectors[path], (stack.a[j * rank : (j + 1) * rank], stack.b[j]))
             for group, stack in zip(self._groups, stacks, strict=True)
             for j, path in enumerate(group)
         ]
