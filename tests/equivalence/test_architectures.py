@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from mlora_worker.model.architecture import SUPPORTED_TYPES
 from mlora_worker.model.attention import PackedRows
 from mlora_worker.model.load import load_stage
-from mlora_worker.model.scores import scores
+from mlora_worker.model.scores import part_scores
 from mlora_worker.model.stage import Stage
 from tests.equivalence import dropped_features as without
 from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, VARIANTS
@@ -88,7 +88,9 @@ def test_losses_and_scores_know_the_factors_and_caps_of_logits(small_model: Any,
     last = parts[-1]
     assert last.head_weight is not None
     (loss,) = last.losses(hidden, labels, (len(IDS),))
-    total, right = scores(hidden, labels, last.normed, last.head_weight, last.logit_cap)
+    ((total, right),) = part_scores(
+        hidden, labels, [len(labels)], last.normed, last.head_weight, last.logit_cap
+    )
     torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
     torch.testing.assert_close(total, wanted, rtol=1e-6, atol=0)
     assert right == (logits.argmax(dim=1) == labels).sum() > 0

@@ -17,11 +17,9 @@ from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.kernel_compiler import missing_for_triton
 from mlora_worker.runtime.precision import product_dtype
-from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
+from mlora_worker.stream.footprint import FEWEST_LOSS_ROWS, chunk_rows
 
 IGNORED = -100
-_CHUNK_LOGITS, _CHUNK_LOGITS_CUDA = CHUNK_LOGITS, CHUNK_LOGITS_CUDA
-_FEWEST_ROWS = FEWEST_LOSS_ROWS
 
 
 def segment_losses(
@@ -46,12 +44,9 @@ def segment_losses(
     a GPU holds would stop the host until the GPU has come so far.
     """
     positions = (labels != IGNORED).nonzero().squeeze(1)
-    owners = torch.repeat_interleave(torch.arange(len(segment_tokens)), torch.tensor(segment_tokens))[
-        positions
-    ]
-    counts = torch.bincount(owners, minlength=len(segment_tokens)).tolist()
+    counts = supervised_of_parts(labels, segment_tokens)
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     device = hidden.device
-    logits = _CHUNK_LOGITS_CUDA if device.type == "cuda" else _CHUNK_LOGITS
     normed = norm(hidden.index_select(0, to_device(positions, device)))
     losses: Tensor = ChunkedCrossEntropy.apply(
         normed,
@@ -59,7 +54,7 @@ def segment_losses(
         to_device(labels[positions], device),
         to_device(owners, device),
         counts,
-        max(_FEWEST_ROWS, logits // head_weight.shape[0]),
+        chunk_rows(head_weight.shape[0], device.type),
         logit_cap,
         None if weights is None else to_device(weights[positions], device),
     )
@@ -128,14 +123,14 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """Losses [rows] and their gradients [rows, size] of one chunk; softmax in float32 or better."""
     rows = len(normed)
-    logits = head.times(_at_least(_FEWEST_ROWS, normed))[:rows]
+    logits = head.times(_at_least(FEWEST_LOSS_ROWS, normed))[:rows]
     if logits.is_cuda and missing_for_triton() is None:
         from mlora_worker.model.triton_loss import cross_entropy_in_place
 
         slope = _cap(logits, logit_cap)
         losses = cross_entropy_in_place(logits, targets)
         _times(logits, slope)
-        return losses, head.back(_at_least(_FEWEST_ROWS, logits))[:rows]
+        return losses, head.back(_at_least(FEWEST_LOSS_ROWS, logits))[:rows]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     slope = _cap(logits, logit_cap)
     every = torch.arange(rows, device=targets.device)
@@ -149,7 +144,7 @@ def _chunk(
     # product.
     logits[every, targets] -= sums
     _times(logits, slope)
-    weights = _at_least(_FEWEST_ROWS, logits.to(normed.dtype))
+    weights = _at_least(FEWEST_LOSS_ROWS, logits.to(normed.dtype))
     gradient = head.back(weights)[:rows]
     return losses, gradient / sums[:, None].to(gradient.dtype)
 

@@ -11,20 +11,7 @@ from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.loss import IGNORED, supervised_of_parts
 from mlora_worker.model.transfer import to_device
 from mlora_worker.runtime.precision import product_dtype
-from mlora_worker.stream.footprint import CHUNK_LOGITS, CHUNK_LOGITS_CUDA, FEWEST_LOSS_ROWS
-
-
-@torch.no_grad()
-def scores(
-    hidden: Tensor,
-    labels: Tensor,
-    norm: Callable[[Tensor], Tensor],
-    head_weight: FrozenWeight,
-    logit_cap: float | None = None,
-    weights: Tensor | None = None,
-) -> Tensor:
-    """[2] float64: ``part_scores`` of all positions together."""
-    return part_scores(hidden, labels, [len(labels)], norm, head_weight, logit_cap, weights)[0]
+from mlora_worker.stream.footprint import chunk_rows
 
 
 @torch.no_grad()
@@ -53,8 +40,7 @@ def part_scores(
     heavy = None if weights is None else to_device(weights[positions], device)
     wide = product_dtype(normed.dtype, device)
     head = head_weight.multiplier(wide)
-    most = CHUNK_LOGITS_CUDA if device.type == "cuda" else CHUNK_LOGITS
-    chunk = max(FEWEST_LOSS_ROWS, most // head_weight.shape[0])
+    chunk = chunk_rows(head_weight.shape[0], device.type)
     found = torch.zeros(len(normed), 2, dtype=torch.float64, device=device)
     for start in range(0, len(normed), chunk):
         logits = head.times(normed[start : start + chunk].to(wide))

@@ -31,16 +31,21 @@ NORM_AT_ONCE = 2**16  # gradients that are float64 at a time, on a CPU, for thei
 FEWEST_LOSS_ROWS = 16
 
 
+def chunk_rows(vocab_size: int, device: str) -> int:
+    """Rows of logits that a chunk of the loss has at most. ``device``: cpu, cuda, cuda:0, ..."""
+    logits = CHUNK_LOGITS_CUDA if device.startswith("cuda") else CHUNK_LOGITS
+    return max(FEWEST_LOSS_ROWS, logits // vocab_size)
+
+
 def loss_rows(supervised: int, vocab_size: int, device: str) -> int:
-    """Rows of logits that exist at once for so many supervised positions. ``device``: cpu, cuda, cuda:0, ...
+    """Rows of logits that exist at once for so many supervised positions. ``device``: as above.
 
     Fewer than ``FEWEST_LOSS_ROWS`` are filled up with rows of zeros, once for each of the two products: what is added is
     there twice, and what is filled once more.
     """
     if 0 < supervised < FEWEST_LOSS_ROWS:
         return 3 * FEWEST_LOSS_ROWS - supervised
-    logits = CHUNK_LOGITS_CUDA if device.startswith("cuda") else CHUNK_LOGITS
-    return min(supervised, max(FEWEST_LOSS_ROWS, logits // vocab_size))
+    return min(supervised, chunk_rows(vocab_size, device))
 
 
 @dataclass(frozen=True, slots=True)

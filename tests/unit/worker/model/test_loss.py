@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from mlora_worker.frozen.plain import PlainWeight
-from mlora_worker.model import loss as loss_module
 from mlora_worker.model.loss import IGNORED, ChunkedCrossEntropy, segment_losses
+from mlora_worker.stream import footprint
 
 SEGMENTS = (7, 30, 1, 12)
 
@@ -31,7 +31,7 @@ def example(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, nn.Modu
 def test_losses_and_gradients_equal_cross_entropy(
     chunk_logits: int, cap: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr(footprint, "CHUNK_LOGITS", chunk_logits)
     hidden, labels, norm, weight = example()
     found = segment_losses(hidden, labels, SEGMENTS, norm, PlainWeight(weight), cap)
     logits = norm(hidden) @ weight.T
