@@ -67,10 +67,10 @@ class GroupedLinears(torch.autograd.Function):
             if wide != flat.dtype:
                 for target, part in zip(targets, parts, strict=True):
                     target.copy_(part)
+        ctx.counts = [len(lows) for lows in saved]
         saved += [segment.scale(outputs, biases) for segment in magnitudes]
         ctx.save_for_backward(x if segments else None, *(low for lows in saved for low in lows))
         ctx.products, ctx.blocks, ctx.magnitudes = products, blocks, magnitudes
-        ctx.counts = [len(lows) for lows in saved]
         ctx.weights = weights
         ctx.inputs = x.shape
         return tuple(output.view(*x.shape[:-1], output.shape[-1]) for output in outputs)
@@ -93,7 +93,7 @@ class GroupedLinears(torch.autograd.Function):
             joined = wide == dtype and all(multiplier.joins_rows for multiplier in multipliers)
             empty = None if joined else grads[0].new_empty(len(grads[0]), ctx.inputs[-1])
             grad_x = _back(multipliers, grads) if empty is None else empty
-        for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=False):
+        for (rows, own), count in zip(ctx.blocks, ctx.counts, strict=True):
             saved, lows = tuple(lows[:count]), lows[count:]
             parts = [grad[rows].to(wide) for grad in grads]
             part_x = None if grad_x is None else grad_x[rows].to(wide)

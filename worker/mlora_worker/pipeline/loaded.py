@@ -55,12 +55,11 @@ class LoadedTask:
 
     def snapshot(self, aside: Aside) -> StageState:
         """A copy, on the CPU, of all that is needed to take the task up again after its last update."""
-        flats = (self.adapter.parameters.detach(), *self.optimizer.moments)
         return StageState(
             self.optimizer.updates,
             {
                 prefix + name: view
-                for prefix, flat in zip(PREFIXES, flats, strict=False)
+                for prefix, flat in _flats(self.adapter, self.optimizer).items()
                 for name, view in self.adapter.named(aside.copy(flat)).items()
             },
         )
@@ -194,9 +193,14 @@ def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig
 def _take_up(
     adapter: AnyAdapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]
 ) -> None:
-    flats = (adapter.parameters.detach(), *optimizer.moments)
-    for prefix, flat in zip(PREFIXES, flats, strict=False):
+    for prefix, flat in _flats(adapter, optimizer).items():
         for name, view in adapter.named(flat).items():
             view.copy_(state[prefix + name])
     adapter.refresh()
-    optimizer.restore(updates, *flats[1:])
+    optimizer.restore(updates, *optimizer.moments)
+
+
+def _flats(adapter: AnyAdapter, optimizer: TaskOptimizer) -> dict[str, Tensor]:
+    """Parameters and moments, which are laid out alike, by what their names begin with in a checkpoint."""
+    flats = (adapter.parameters.detach(), *optimizer.moments)
+    return dict(zip(PREFIXES[: len(flats)], flats, strict=True))
