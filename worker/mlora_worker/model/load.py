@@ -42,7 +42,7 @@ from mlora_worker.model.leftovers import leftovers
 from mlora_worker.model.quantisation import need_library, stored_form
 from mlora_worker.model.rotary import make_rotary
 from mlora_worker.model.stage import Stage
-from mlora_worker.model.stored_forms import Mxfp4, StoredForm
+from mlora_worker.model.stored_forms import Mxfp4, StoredForm, own_copy
 from mlora_worker.model.text_part import TextTensors, text_config
 from mlora_worker.model.transposed import StoredTransposed
 
@@ -231,11 +231,7 @@ class _Reader:
         """``dtype``: another than the stage's."""
         wanted = tuple(reversed(shape)) if transposed else tuple(shape)
         found = self._plain(name, self._found(name, other_name), wanted)
-        return self._own(found.T if transposed else found, dtype or self._dtype)
-
-    def _own(self, found: Tensor, dtype: torch.dtype) -> Tensor:
-        """A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does."""
-        return torch.empty(found.shape, dtype=dtype, device=self._device).copy_(found)
+        return own_copy(found.T if transposed else found, self._device, dtype or self._dtype)
 
     def _plain(self, name: str, stored_name: str, shape: tuple[int, ...]) -> Tensor:
         found = self.stored(stored_name, shape)
@@ -318,13 +314,16 @@ class _Reader:
             found = self._found(f"{name}_blocks").removesuffix("_blocks")
             return self._form.stack(self, found, shape, self._dtype, self._device)
 
+        def own(part: Tensor) -> Tensor:
+            return own_copy(part, self._device, self._dtype)
+
         return MatrixReader(
             has,
             lambda name, shape: self._weight(name, shape, freeze),
             stack,
             packed,
-            lambda part: self._own(part, self._dtype),
-            lambda part: freeze(self._own(part, self._dtype)),
+            own,
+            lambda part: freeze(own(part)),
         )
 
     def _weight(

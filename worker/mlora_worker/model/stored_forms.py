@@ -125,7 +125,7 @@ class EightBits:
             return None
         numbers = _of_type(tensors.stored(name, shape), torch.int8, name)
         scales = tensors.stored(largest, shape[:1]).float() / _LARGEST_INT8
-        return Int8Weight(_own(numbers, device), scales.to(device), dtype)
+        return Int8Weight(own_copy(numbers, device), scales.to(device), dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Fp8:
                 f"tensor {scale} is of type {str(found.dtype).removeprefix('torch.')} and shape {list(found.shape)} in the "
                 f"model's files, but must be floats, one for each of {shape[0]} outputs or one for all"
             )
-        return BlockFp8Weight(_own(numbers, device), _own(found.float(), device), block, dtype)
+        return BlockFp8Weight(own_copy(numbers, device), own_copy(found.float(), device), block, dtype)
 
     def _block(self, inputs: int) -> tuple[int, int]:
         return (1, inputs) if self.block is None else self.block
@@ -187,10 +187,8 @@ class Mxfp4:
         shape: tuple[int, int, int],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> Callable[[int, slice], Mxfp4Weight] | None:
-        """Of the tensor ``name``, [experts, out, in]: what gives some rows of one expert. None: it is a plain one."""
-        if f"{name}_blocks" not in tensors.names():
-            return None
+    ) -> Callable[[int, slice], Mxfp4Weight]:
+        """Of the tensor ``name``, [experts, out, in], which is packed: what gives some rows of one expert."""
         experts, outputs, inputs = shape
         if inputs % MXFP4_BLOCK:
             raise IncompleteModel(
@@ -202,7 +200,7 @@ class Mxfp4:
         for part in (blocks, scales):
             _of_type(part, torch.uint8, name)
         return lambda expert, rows: Mxfp4Weight(
-            _own(blocks[expert, rows], device), _own(scales[expert, rows], device), dtype
+            own_copy(blocks[expert, rows], device), own_copy(scales[expert, rows], device), dtype
         )
 
 
@@ -276,6 +274,7 @@ def _of_type(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     return tensor
 
 
-def _own(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(tensor)
+def own_copy(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """A copy of our own: a view of a mapped file may be badly aligned, and changes when the file does. ``dtype``: another
+    than that of ``tensor``."""
+    return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=device).copy_(tensor)
