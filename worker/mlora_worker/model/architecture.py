@@ -24,7 +24,7 @@ from mlora_worker.model.rotary import check_rope
 from mlora_worker.model.stored_forms import form_of
 from mlora_worker.model.text_part import TEXT_PARTS, TextPart, text_config, text_part
 from mlora_worker.model.transposed import StoredTransposed, unify_linears
-from mlora_worker.stream.costs import embed_cost, head_cost
+from mlora_worker.stream.costs import embed_cost, expert_cost, head_cost
 
 SUPPORTED_TYPES = tuple(sorted({*FAMILIES, *TEXT_PARTS}))
 
@@ -80,7 +80,7 @@ class Architecture:
         for linear in self.linears:
             costs[linear.layer] += linear.in_features * linear.out_features
         for stack in self.experts:
-            costs[stack.layer] += stack.cost
+            costs[stack.layer] += expert_cost(stack.hidden_size, stack.experts, stack.active, stack.width)
         return costs
 
     @property

@@ -84,11 +84,6 @@ class ExpertStack:
         """[out, in] of one expert's."""
         return ((self.width, self.hidden_size),) * 2 + ((self.hidden_size, self.width),)
 
-    @property
-    def cost(self) -> int:
-        """Multiply-adds of a token, with the router's."""
-        return 3 * self.active * self.width * self.hidden_size + self.experts * self.hidden_size
-
 
 def has_experts(layer: nn.Module, names: ExpertNames | None) -> bool:
     """Some types have dense layers, too."""

@@ -92,17 +92,14 @@ def stage_shapes(
         if stage == stages - 1 and not (architecture.tied_head and stages == 1):
             tensors.append(head.weight)
         resident = sum(tensor.nbytes for tensor in tensors) + rotary_bytes
+        matrices = [(linear, 1) for linear in architecture.linears if linear.layer in own]
+        for stack in architecture.experts:
+            if stack.layer in own:
+                matrices += [(one, stack.experts) for one in _matrices_of_one(stack)]
         saved = [
-            linear.in_features * linear.out_features * dtype.itemsize - size
-            for linear in architecture.linears
-            if linear.layer in own and (size := bytes_of(linear)) is not None
-        ]
-        saved += [
-            stack.experts * (linear.in_features * linear.out_features * dtype.itemsize - size)
-            for stack in architecture.experts
-            if stack.layer in own
-            for linear in _matrices_of_one(stack)
-            if (size := bytes_of(linear)) is not None
+            count * (one.in_features * one.out_features * dtype.itemsize - size)
+            for one, count in matrices
+            if (size := bytes_of(one)) is not None
         ]
         shapes.append(
             StageShape(

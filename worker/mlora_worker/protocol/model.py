@@ -62,10 +62,6 @@ class ExpertShape(Message):
         default=(), description="Names in target modules that PEFT takes for them and for their router."
     )
 
-    def cost(self, hidden_size: int) -> int:
-        """Multiply-adds of a token in one layer, with the router's."""
-        return (3 * self.active * self.width + self.experts) * hidden_size
-
 
 class ModelFacts(Message):
     """What the memory model needs to know of the base model."""

@@ -52,7 +52,8 @@ def stage_costs(facts: ModelFacts, stages: int, launch_tokens: float) -> tuple[S
     for module in facts.modules:
         per_token[module.stage] += float(module.in_features) * module.out_features * module.count
     for shape in facts.experts or ():
-        per_token[shape.stage] += float(shape.cost(facts.hidden_size)) * shape.count
+        cost = expert_cost(facts.hidden_size, shape.experts, shape.active, shape.width)
+        per_token[shape.stage] += float(cost) * shape.count
     per_token[0] += embed_cost(facts.hidden_size)
     per_token[-1] += head_cost(facts.hidden_size, facts.vocab_size)
     return tuple(StageCost(cost, launch_tokens * cost) for cost in per_token)
@@ -66,6 +67,11 @@ def embed_cost(hidden_size: int) -> float:
 def head_cost(hidden_size: int, vocab_size: int) -> float:
     """Multiply-adds per token of the head."""
     return SUPERVISED_SHARE * hidden_size * vocab_size
+
+
+def expert_cost(hidden_size: int, experts: int, active: int, width: int) -> int:
+    """Multiply-adds per token of a layer's routed experts, ``active`` of which it goes through, with the router's."""
+    return (3 * active * width + experts) * hidden_size
 
 
 def one_device(costs: Sequence[StageCost]) -> StageCost:
