@@ -165,7 +165,7 @@ def _row_by_row(
     outs = []
     for row_query, row_key, row_value in zip(*_split((query, key, value), packed.lengths), strict=True):
         length = row_query.shape[2]
-        if softcap is not None or sinks is not None:
+        if not plain:
             scale = scaling if scaling is not None else row_query.shape[-1] ** -0.5
             seen = packed.window_mask(length, min(window or length, length))
             if sinks is not None:

@@ -188,19 +188,15 @@ class StageEngine:
         stage, segment = self.stage, _evaluated(item)
         assert stage.norm is not None
         assert stage.head_weight is not None
-        parts = item.lengths if item.reference is not None else summed_parts([segment])
-        weights = position_weights([segment]) if item.reference is None else None
-        found_parts = part_scores(
-            output, labels, parts, stage.normed, stage.head_weight, stage.logit_cap, weights
-        )
-        sums, correct = found_parts[:, 0], found_parts[:, 1]
+        end = stage.normed, stage.head_weight, stage.logit_cap
         if item.reference is not None:
-            return -sums
-        found = segment_losses_of([segment], [self._task(item.task).preference], sums.contiguous(), labels)
+            return -part_scores(output, labels, item.lengths, *end)[:, 0]
+        parts, weights = summed_parts([segment]), position_weights([segment])
+        sums, correct = part_scores(output, labels, parts, *end, weights).T.contiguous()
+        found = segment_losses_of([segment], [self._task(item.task).preference], sums, labels)
         if found.rewards is None:
             return torch.stack([found.losses[0], correct.sum()])
-        correct = answers_correct(segment, correct.contiguous())
-        return torch.cat([found.losses, correct[None], found.rewards[0]])
+        return torch.cat([found.losses, answers_correct(segment, correct)[None], found.rewards[0]])
 
     @torch.no_grad()
     def logits(self, item: Train, token_ids: Tensor) -> Tensor:
@@ -261,9 +257,7 @@ class StageEngine:
     ) -> Callable[[], None]:
         """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
         groups = bound_groups(self._groups, segments, tasks, evaluating=evaluating)
-        prepared = self._products.prepare(groups)
-
-        magnitudes = groups.magnitudes()
+        prepared, magnitudes = self._products.prepare(groups), groups.magnitudes()
 
         def bind() -> None:
             self._bound.groups, self._bound.magnitudes = prepared, magnitudes
