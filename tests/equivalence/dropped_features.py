@@ -25,6 +25,10 @@ def _modules(stage: Stage, attribute: str) -> Iterator[Any]:
     return (one for one in stage.layers.modules() if getattr(one, attribute, None) is not None)
 
 
+def _modules_of(stage: Stage, kind: type[nn.Module]) -> Iterator[Any]:
+    return (one for one in stage.layers.modules() if isinstance(one, kind))
+
+
 def windows(stage: Stage) -> Stage:
     for one in _modules(stage, "sliding_window"):
         one.sliding_window = 1000
@@ -45,16 +49,18 @@ def scale_of_scores(stage: Stage) -> Stage:
     return stage
 
 
-def norms_of_queries(stage: Stage) -> Stage:
-    for one in _modules(stage, "q_norm"):
-        one.q_norm = nn.Identity()
+def _without_norms(stage: Stage, attribute: str) -> Stage:
+    for one in _modules(stage, attribute):
+        setattr(one, attribute, nn.Identity())
     return stage
+
+
+def norms_of_queries(stage: Stage) -> Stage:
+    return _without_norms(stage, "q_norm")
 
 
 def norms_of_keys(stage: Stage) -> Stage:
-    for one in _modules(stage, "k_norm"):
-        one.k_norm = nn.Identity()
-    return stage
+    return _without_norms(stage, "k_norm")
 
 
 def biases(stage: Stage) -> Stage:
@@ -160,10 +166,6 @@ def capped_logits(stage: Stage) -> Stage:
     return replace(stage, logit_cap=None)
 
 
-def _modules_of(stage: Stage, kind: type[nn.Module]) -> Iterator[Any]:
-    return (one for one in stage.layers.modules() if isinstance(one, kind))
-
-
 def _as_one_row(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def taken_for_one(hidden_states: torch.Tensor, *, packed: PackedRows, **_: Any) -> torch.Tensor:
         return forward(hidden_states, packed=PackedRows((packed.tokens,), packed.device))
@@ -206,9 +208,7 @@ def gates_of_states(stage: Stage) -> Stage:
 
 
 def norms_of_values(stage: Stage) -> Stage:
-    for one in _modules(stage, "v_norm"):
-        one.v_norm = nn.Identity()
-    return stage
+    return _without_norms(stage, "v_norm")
 
 
 def scalars_of_layers(stage: Stage) -> Stage:
@@ -223,12 +223,8 @@ def growing_scale_of_scores(stage: Stage) -> Stage:
     return stage
 
 
-def _experts(stage: Stage) -> list[Any]:
-    return [one for one in stage.layers.modules() if isinstance(one, FrozenExperts)]
-
-
 def _routers(stage: Stage) -> Iterator[Any]:
-    return (one.router for one in stage.layers.modules() if isinstance(one, CutRouter))
+    return (one.router for one in _modules_of(stage, CutRouter))
 
 
 def further_experts(stage: Stage) -> Stage:
@@ -238,9 +234,8 @@ def further_experts(stage: Stage) -> Stage:
 
 
 def weights_of_experts(stage: Stage) -> Stage:
-    for one in stage.layers.modules():
-        if isinstance(one, CutRouter):
-            one.register_forward_hook(lambda _, __, y: (y[0], torch.ones_like(y[1]), y[2]))
+    for one in _modules_of(stage, CutRouter):
+        one.register_forward_hook(lambda _, __, y: (y[0], torch.ones_like(y[1]), y[2]))
     return stage
 
 
@@ -251,13 +246,13 @@ def norm_of_experts_weights(stage: Stage) -> Stage:
 
 
 def order_of_experts(stage: Stage) -> Stage:
-    for one in _experts(stage):
+    for one in _modules_of(stage, FrozenExperts):
         one.down = nn.ModuleList([*one.down[1:], one.down[0]])
     return stage
 
 
 def order_of_gate_and_up(stage: Stage) -> Stage:
-    for one in _experts(stage):
+    for one in _modules_of(stage, FrozenExperts):
         one.gate, one.up = one.up, one.gate
     return stage
 
@@ -292,9 +287,7 @@ class _Nothing(nn.Module):
 
 
 def norms_of_latents(stage: Stage) -> Stage:
-    for one in _modules(stage, "kv_a_layernorm"):
-        one.kv_a_layernorm = nn.Identity()
-    return stage
+    return _without_norms(stage, "kv_a_layernorm")
 
 
 def interleaved_rotation(stage: Stage) -> Stage:
@@ -316,7 +309,7 @@ def sinks(stage: Stage) -> Stage:
 
 
 def biases_of_experts(stage: Stage) -> Stage:
-    for one in _experts(stage):
+    for one in _modules_of(stage, FrozenExperts):
         for bias in (one.gate_bias, one.up_bias, one.down_bias):
             assert isinstance(bias, torch.Tensor)
             bias.zero_()
@@ -330,6 +323,6 @@ def biases_of_routers(stage: Stage) -> Stage:
 
 
 def limits_of_experts(stage: Stage) -> Stage:
-    for one in _experts(stage):
+    for one in _modules_of(stage, FrozenExperts):
         one.gated = lambda gate, up: (up + 1) * gate * torch.sigmoid(gate * 1.702)
     return stage

@@ -14,7 +14,6 @@ import torch
 from peft import LoraConfig
 from torch import Tensor
 
-from mlora_worker.lora.adapter import Adapter
 from mlora_worker.model.architecture import SUPPORTED_TYPES
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import LoRAConfig, Training
@@ -29,12 +28,7 @@ DOUBLE = torch.float64
 def gradients(engine: StageEngine, task: str) -> dict[str, Tensor]:
     """By the names in the adapter's file. They are nobody's business but the optimizer's, so no method tells them."""
     adapter = engine._tasks[task].adapter
-    named = {}
-    assert isinstance(adapter, Adapter)
-    for path, pair in adapter.layout.by_path(adapter.gradients).items():
-        named[f"base_model.model.{path}.lora_A.weight"] = pair.a
-        named[f"base_model.model.{path}.lora_B.weight"] = pair.b
-    return named
+    return adapter.named(adapter.gradient)
 
 
 def segment(task: Task, first_row: int, rows: list[Row]) -> Segment:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -119,14 +119,12 @@ def test_calibration_leaves_nothing_behind(small_model: Callable[..., Any]) -> N
     assert not any(one.calibration for one in taken[5:])
 
 
-def test_the_exact_part_is_what_an_adapter_adds(small_model: Callable[..., Any]) -> None:  # noqa: F811
-    """The same rows with one group of modules more: what is kept grows by just what is told."""
+def with_each(saved: Any, loras: Iterable[LoRAConfig]) -> list[MemorySample]:
+    """What the same rows take on the last of two stages with each of ``loras``."""
     taken: list[MemorySample] = []
-    saved = small_model(num_hidden_layers=4)
-    stage = load_stage(saved.folder, saved, 1, 2, torch.float32, CPU)
-    engine = MeteredEngine(stage, taken.append)
-    for name, targets in {"a": ("q_proj",), "b": ("q_proj", "down_proj")}.items():
-        lora = LoRAConfig(rank=4, alpha=4, target_modules=targets)
+    engine = MeteredEngine(load_stage(saved.folder, saved, 1, 2, torch.float32, CPU), taken.append)
+    for number, lora in enumerate(loras):
+        name = f"task-{number}"
         engine.load(Load(number=0, task=name, lora=lora, training=Training()))
         segment = Segment(task=name, step=1, lengths=(20, 31), first_row=0, weight=1, closes_step=True)
         ids = torch.arange(51)
@@ -134,7 +132,14 @@ def test_the_exact_part_is_what_an_adapter_adds(small_model: Callable[..., Any])
             Train(number=1, segments=(segment,)), token_ids=None, hidden=torch.zeros(51, 32), labels=ids
         )
         engine.backward(1, None)
-    a, b = taken
+    return taken
+
+
+def test_the_exact_part_is_what_an_adapter_adds(small_model: Callable[..., Any]) -> None:  # noqa: F811
+    """The same rows with one group of modules more: what is kept grows by just what is told."""
+    targets = (("q_proj",), ("q_proj", "down_proj"))
+    loras = [LoRAConfig(rank=4, alpha=4, target_modules=own) for own in targets]
+    a, b = with_each(small_model(num_hidden_layers=4), loras)
     assert b.exact_bytes - a.exact_bytes == 51 * (48 + 4) * 4 * 2
     assert b.kept_bytes - a.kept_bytes == b.exact_bytes - a.exact_bytes
 
@@ -142,20 +147,8 @@ def test_the_exact_part_is_what_an_adapter_adds(small_model: Callable[..., Any])
 def test_dora_keeps_its_modules_outputs_and_copies_a_groups_gradients(
     small_model: Callable[..., Any],  # noqa: F811
 ) -> None:
-    taken: list[MemorySample] = []
-    saved = small_model(num_hidden_layers=4)
-    stage = load_stage(saved.folder, saved, 1, 2, torch.float32, CPU)
-    engine = MeteredEngine(stage, taken.append)
-    for name, dora in {"a": False, "b": True}.items():
-        lora = LoRAConfig(rank=4, alpha=4, target_modules=("q_proj", "down_proj"), use_dora=dora)
-        engine.load(Load(number=0, task=name, lora=lora, training=Training()))
-        segment = Segment(task=name, step=1, lengths=(20, 31), first_row=0, weight=1, closes_step=True)
-        ids = torch.arange(51)
-        engine.forward(
-            Train(number=1, segments=(segment,)), token_ids=None, hidden=torch.zeros(51, 32), labels=ids
-        )
-        engine.backward(1, None)
-    a, b = taken
+    plain = LoRAConfig(rank=4, alpha=4, target_modules=("q_proj", "down_proj"))
+    a, b = with_each(small_model(num_hidden_layers=4), [plain, plain.model_copy(update={"use_dora": True})])
     assert b.kept_bytes - a.kept_bytes == 51 * (32 + 32) * 4 * 2
     widest = 48 + 48  # of gate and up
     assert b.exact_bytes - a.exact_bytes == b.kept_bytes - a.kept_bytes + 51 * widest * 4
