@@ -20,6 +20,7 @@ from mlora_worker.model import quantisation
 from mlora_worker.model.errors import IncompleteModel, UnsupportedModel
 from mlora_worker.model.facts import stage_shapes
 from mlora_worker.model.load import load_stage
+from mlora_worker.model.stored_forms import Mxfp4
 from mlora_worker.protocol import Quantization
 from tests.unit.worker.frozen.test_quantised import FP8, fp8
 
@@ -201,6 +202,33 @@ def test_damaged_files_are_refused_by_the_tensors_name(
     made.tensors |= change
     with pytest.raises(IncompleteModel, match=words):
         load_stage(made.folder, made, 0, 1, torch.float32, CPU)
+
+
+class Stack:
+    """One of two experts with matrices [3, 64], in the form of gpt-oss."""
+
+    def __init__(self, blocks: torch.dtype = torch.uint8, scales: torch.dtype = torch.uint8) -> None:
+        self.tensors = {
+            "stack_blocks": torch.zeros(2, 3, 2, 16, dtype=blocks),
+            "stack_scales": torch.full((2, 3, 2), 127, dtype=scales),
+        }
+
+    def names(self) -> Collection[str]:
+        return self.tensors
+
+    def stored(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        assert shape == self.tensors[name].shape
+        return self.tensors[name]
+
+
+def test_packed_stacks_of_other_numbers_are_not_taken_for_theirs() -> None:
+    part = Mxfp4().stack(Stack(), "stack", (2, 3, 64), torch.float32, CPU)
+    assert part(1, slice(0, 2)).shape == (2, 64)
+    for damaged in (Stack(blocks=torch.int32), Stack(scales=torch.float32)):
+        with pytest.raises(IncompleteModel, match=r"tensor stack .*quantization_config .* means uint8"):
+            Mxfp4().stack(damaged, "stack", (2, 3, 64), torch.float32, CPU)
+    with pytest.raises(IncompleteModel, match=r"stack cannot be in blocks: .* rows of 65 numbers"):
+        Mxfp4().stack(Stack(), "stack", (2, 3, 65), torch.float32, CPU)
 
 
 def test_packed_numbers_without_scales_are_not_taken_for_values(files: Any) -> None:
