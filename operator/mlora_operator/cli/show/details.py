@@ -52,13 +52,18 @@ def _head(task: JSON, now: datetime) -> Iterator[Line]:
         yield "pipeline", status["pipeline"]
 
 
+_LORA = ("type", "rank", "alpha", "dropout", "useRslora", "useDora", "loraplusLrRatio", "targetModules")
+
+
 def _spec(spec: JSON) -> Iterator[Line]:
     lora, training = spec.get("lora") or {}, spec.get("training") or {}
     yield "base model", spec.get("baseModel", "")
     yield "priority", str(spec.get("priority", 0))
-    yield "lora", _fields(lora, "rank", "alpha", "dropout", "targetModules")
+    yield "lora", _fields(lora, *_LORA)
     steps = "maxSteps" if training.get("maxSteps") else "epochs"
-    shown = _fields(training, steps, "batchSize", "learningRate", "schedule", "maxSeqLength")
+    kinds = {name: (training.get(name) or {}).get("type") for name in ("objective", "optimizer")}
+    numbers = (steps, "batchSize", "learningRate", "schedule", "maxSeqLength")
+    shown = _fields(training | kinds, *kinds, *numbers)
     if shown:
         yield "training", shown
 
@@ -124,9 +129,12 @@ def _adapter(task: JSON, program: str) -> Iterator[Line]:
 
 
 def _fields(part: JSON, *names: str) -> str:
+    """A switch that is on is its name; what is off, empty or absent is left out."""
     shown = []
     for name in names:
         value = part.get(name)
-        if value is not None and value != []:
+        if value is True:
+            shown.append(name)
+        elif value is not None and value is not False and value != []:
             shown.append(f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}")
     return ", ".join(shown)

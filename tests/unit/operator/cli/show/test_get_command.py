@@ -43,6 +43,15 @@ def lines(out: str) -> dict[str, str]:
     return found
 
 
+def test_the_kinds_of_adapter_objective_and_optimizer_are_said(kube: KubeServer) -> None:
+    training = {"objective": {"type": "dpo"}, "optimizer": {"type": "lion"}, "maxSteps": 6}
+    lora = {"type": "lora", "rank": 4, "useDora": True, "useRslora": False, "loraplusLrRatio": 16}
+    kube.task("a", {"state": "Queued"}, lora=lora, training=training)
+    found = lines(mlora("get", "a").out)
+    assert found["lora"] == "type lora, rank 4, useDora, loraplusLrRatio 16"
+    assert found["training"] == "objective dpo, optimizer lion, maxSteps 6"
+
+
 def test_a_waiting_task_says_why_and_which_rows_were_dropped(kube: KubeServer) -> None:
     held = [
         condition("Accepted", "True", "Accepted"),
