@@ -42,6 +42,9 @@ async def long():
     try:
         print("begun", flush=True)
         await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        print("cancelled", flush=True)
+        raise
     finally:
         await asyncio.sleep(0.1)
         print("tidied up", flush=True)
@@ -55,4 +58,4 @@ except KeyboardInterrupt:
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         running.send_signal(signal.SIGINT)
-        assert running.stdout.read() == "tidied up\ninterrupted\n"
+        assert running.stdout.read() == "cancelled\ntidied up\ninterrupted\n"

@@ -95,3 +95,11 @@ def test_a_user_who_may_not_see_events_sees_the_conditions(kube: KubeServer) -> 
     kube.refused.add("events")
     said = mlora("logs", "a")
     assert (said.code, said.out) == (0, "2026-01-01 00:00:01  Accepted\n")
+
+
+def test_events_that_the_cluster_fails_to_read_are_not_taken_for_none(kube: KubeServer) -> None:
+    kube.task("a", {"conditions": [ACCEPTED]})
+    kube.broken.add("events")
+    said = mlora("logs", "a")
+    assert (said.code, said.out) == (exit_codes.UNREACHABLE, "")
+    assert "cannot list events" in said.err
