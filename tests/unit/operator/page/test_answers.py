@@ -51,6 +51,11 @@ def details(service: PageService, scene: Scene, **query: str) -> list[PageAnswer
     return [service.task({"task": str(key), **query}) for key in seen]
 
 
+def messages(service: PageService, **query: str) -> dict[str, str]:
+    found = json.loads(service.overview(query).body)["pipelines"]
+    return {one["name"]: one["message"] for one in found}
+
+
 def everything(service: PageService, scene: Scene, **query: str) -> str:
     """All that a reader can get."""
     key, _, _ = service.coordinator({"pipeline": str(scene.small.key), **query})
@@ -136,6 +141,14 @@ def test_stages_have_what_is_predicted_of_those_with_a_place_and_what_was_measur
     assert stages[0]["used"] == int(44.21 * 2**30)
     assert pipelines["qwen2.5-7b"]["coordinator"] == "lost"
     assert pipelines["qwen2.5-7b"]["lostSince"] == "2026-03-01T11:56:00Z"
+
+
+def test_a_pipeline_s_message_is_for_all_namespaces_or_for_its_own(service: PageService) -> None:
+    """A worker's last words may name tasks of others."""
+    whole = messages(service)
+    assert whole["llama-3.1-8b"]
+    assert messages(service, namespace="platform")["llama-3.1-8b"] == whole["llama-3.1-8b"]
+    assert messages(service, namespace="support")["llama-3.1-8b"] == ""
 
 
 def test_a_reader_of_one_namespace_sees_no_other_s_name(scene: Scene, service: PageService) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mlora_operator.reporting.curves import Finished, by_curve, points_of
@@ -18,6 +20,24 @@ def test_each_figure_of_a_history_is_a_point_of_its_curve(finished: Finished) ->
         "eval/token_accuracy": {0: 0.25, 3: 0.5},
     }
     assert [point.step for point in finished.points] == sorted(point.step for point in finished.points)
+
+
+def test_each_figure_of_pairs_is_a_point_of_its_curve_in_training_and_in_evaluation() -> None:
+    names = ("chosenReward", "rejectedReward", "margin", "accuracy", "chosenLogps", "rejectedLogps")
+    pairs = dict(zip(names, (0.5, -0.5, 1.0, 0.75, -20.0, -30.0), strict=True))
+    curves = {
+        "rewards/chosen": 0.5,
+        "rewards/rejected": -0.5,
+        "rewards/margins": 1.0,
+        "rewards/accuracies": 0.75,
+        "logps/chosen": -20.0,
+        "logps/rejected": -30.0,
+    }
+    for kind, loss in (("train", "loss"), ("eval", "evaluationLoss")):
+        found = by_curve(points_of(json.dumps({"step": 1, loss: 0.6, **pairs}).encode()))
+        assert found == {f"{kind}/loss": {1: 0.6}} | {
+            f"{kind}/{name}": {1: at} for name, at in curves.items()
+        }
 
 
 def test_fields_of_a_newer_history_are_left_out() -> None:

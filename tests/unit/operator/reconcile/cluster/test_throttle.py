@@ -71,6 +71,13 @@ SECOND = timedelta(seconds=1)
     ("story", "before", "after", "fields", "seconds"),
     [
         ("numbers", [HAS_A_PLACE], [HAS_A_PLACE], {"step": 2, "loss": "1.0"}, 5),
+        (
+            "numbers of pairs",
+            [HAS_A_PLACE],
+            [HAS_A_PLACE],
+            {"rewardMargin": "0.5", "rewardAccuracy": "1.0", "chosenLogps": "-1.0", "rejectedLogps": "-2.0"},
+            5,
+        ),
         ("a condition comes", [], [PREPARES], {"state": "Preparing"}, 0),
         ("a condition goes", [PREPARES], [], {}, 0),
         ("a condition turns", [HAS_A_PLACE], [WAITS], {"state": "Queued"}, 0),
