@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from pydantic import ValidationError
+
 from mlora_worker.protocol import REPORT_FORMAT, ExpertShape, Report
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
@@ -23,3 +26,9 @@ def test_a_reader_of_this_format_is_told() -> None:
     assert found is not None
     assert found.experts == EXPERTS
     assert "experts" not in report(None).to_json(), "mostly there are none"
+
+
+def test_experts_of_a_stage_that_there_is_not_are_refused() -> None:
+    last = toy_stages()[-1].stage
+    with pytest.raises(ValidationError, match=f"stage {last + 1}, and there are {last + 1} stages"):
+        report((EXPERTS[0].model_copy(update={"stage": last + 1}),))

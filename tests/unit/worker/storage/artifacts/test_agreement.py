@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_a_checkpoint_of_the_task_is_taken_up(folder: str) -> None:
     assert found is not None
     assert found.progress == state(5).progress
     assert found.history == state(5).history
+
+
+@pytest.mark.parametrize("moments", [1, 2])
+@pytest.mark.parametrize("held", [1, 2])
+def test_a_checkpoint_has_the_moments_of_the_tasks_optimizer(tmp_path: Path, held: int, moments: int) -> None:
+    place = file_uri(tmp_path)
+    some = {prefix + NAME: torch.ones(3, 4) for prefix in PREFIXES[: 1 + held]}
+    write_checkpoint(STORE, place, replace(state(5), tensors=some))
+    wanted = replace(WANTED, moments=moments)
+    if held == moments:
+        assert newest_state(STORE, place, wanted) is not None
+    else:
+        with pytest.raises(CheckpointMismatch, match="is unexpected or missing"):
+            newest_state(STORE, place, wanted)
 
 
 @pytest.mark.parametrize(
