@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def pair(token: int) -> TokenRow:
 
 
 def compared(
-    name: str, *, first: int = 0, namespace: str = "n", reference: str | None = None, **training: object
+    name: str, *, first: int = 0, namespace: str = "n", reference: str | None = None, **training: Any
 ) -> TaskRun:
     rows = [pair(first + number) for number in range(PAIRS)]
     task = prepared_task(name, rows=rows, objective={"type": "dpo"}, **training)
