@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-# Columns beside a conversation that its text refers to.
+# Columns that the text of a row refers to, in whatever format.
 MEDIA_COLUMNS: Final = ("images", "videos", "audios")
 _KINDS: Final = ("image", "video", "audio")
 _WITHOUT: Final = "rows are text alone: remove the row, or what it shows and the text that is about it"

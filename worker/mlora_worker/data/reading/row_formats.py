@@ -86,6 +86,9 @@ def read_rows(
         try:
             if isinstance(value, InvalidRow):
                 raise _Invalid(value.message)
+            media = media_of_row(value)
+            if media is not None:
+                raise _Invalid(media)
             weight = _weight(value, fields.weight)
             found = read(value, fields)
             tools = tools_of(value) if format in _CONVERSATIONS and isinstance(found, tuple) else ()
@@ -231,8 +234,8 @@ _CONVERSATIONS: Final = (DatasetFormat.MESSAGES, DatasetFormat.SHAREGPT)
 
 # Columns that are looked at beside those of the format, which ``dataset.fields`` cannot rename.
 _BESIDE: Final[Mapping[DatasetFormat, tuple[str, ...]]] = {
-    DatasetFormat.MESSAGES: (*TOOL_COLUMNS, *MEDIA_COLUMNS),
-    DatasetFormat.SHAREGPT: (*TOOL_COLUMNS, *MEDIA_COLUMNS),
+    DatasetFormat.MESSAGES: TOOL_COLUMNS,
+    DatasetFormat.SHAREGPT: TOOL_COLUMNS,
     DatasetFormat.ALPACA: ("history",),
     DatasetFormat.PREFERENCE: TOOL_COLUMNS,
 }
@@ -242,7 +245,7 @@ def columns_of(format: DatasetFormat, fields: DatasetFields) -> tuple[str, ...]:
     """All columns that a row of ``format`` is read from; a file may lack the optional ones."""
     own = (getattr(fields, column) for column in SHAPE_OF[format].columns)
     weight = () if fields.weight is None else (fields.weight,)
-    return (*own, *_BESIDE.get(format, ()), *weight)
+    return (*own, *_BESIDE.get(format, ()), *MEDIA_COLUMNS, *weight)
 
 
 def _turns(messages: list[Any], role_key: str, content_key: str, roles: Mapping[str, str]) -> Turns | Drop:
@@ -306,9 +309,6 @@ def _is_learnt(weight: Any, where: str) -> bool:
 
 
 def _list_of_turns(row: Row, column: str, field: str) -> list[Any]:
-    media = media_of_row(row)
-    if media is not None:
-        raise _Invalid(media)
     messages = _column(row, column, field)
     if not isinstance(messages, list):
         raise _Invalid(f"column {column!r} is {_kind(messages)}, not a list of turns")

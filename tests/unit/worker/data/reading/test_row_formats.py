@@ -240,6 +240,22 @@ def test_a_conversation_with_pictures_beside_it_is_refused_by_the_column(column:
     assert len(rows([json.dumps(row | {column: []}).encode()], MESSAGES)) == 1
 
 
+@pytest.mark.parametrize(
+    ("format", "row"),
+    [
+        (DatasetFormat.PROMPT_COMPLETION, {"prompt": "What is it?", "completion": "A cat."}),
+        (DatasetFormat.ALPACA, {"instruction": "What is it?", "output": "A cat."}),
+        (DatasetFormat.TEXT, {"text": "It is a cat."}),
+        (DatasetFormat.PREFERENCE, {"prompt": "What is it?", "chosen": "A cat.", "rejected": "A dog."}),
+    ],
+)
+def test_pictures_beside_a_row_of_any_other_format_are_refused_too(
+    format: DatasetFormat, row: dict[str, object]
+) -> None:
+    assert "has a column 'images'" in failure([json.dumps(row | {"images": ["a.png"]}).encode()], format)
+    assert len(rows([json.dumps(row | {"images": []}).encode()], format)) == 1
+
+
 def test_only_the_first_ten_invalid_rows_are_listed_and_reading_stops_there() -> None:
     read = []
 
