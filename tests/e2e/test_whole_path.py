@@ -106,7 +106,7 @@ def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_
     rows = "\n".join(
         json.dumps({"prompt": f"How much is {i}?", "completion": f"It is {i}."}) for i in range(16)
     )
-    training = {"batchSize": 4, "maxSteps": 200, "maxSeqLength": 128, "checkpointEverySteps": 50}
+    training = {"batchSize": 4, "maxSteps": 400, "maxSeqLength": 128, "checkpointEverySteps": 50}
     spec = {"dataset": {"inline": rows}, "training": training}
     path.apply("undisturbed", **spec)
     path.wait("undisturbed", "Succeeded", seconds=600)
@@ -117,7 +117,7 @@ def test_a_restarted_operator_and_a_killed_worker_pod_cost_time_but_no_task_and_
     path.system("delete", "pod", victim, "--grace-period=0", "--force")
     path.system("rollout", "status", "deployment", "--timeout=120s")
     status = path.wait("survivor", "Succeeded", seconds=600)["status"]
-    assert (status["progress"], status["restarts"]) == ("200/200", 1)
+    assert (status["progress"], status["restarts"]) == ("400/400", 1)
     [pipeline] = path.system.json("get", "lorapipelines")["items"]
     assert pipeline["status"].get("restarts") is None, "a pod that was deleted is no failure of the workers"
     assert path.weights("survivor") == path.weights("undisturbed")
