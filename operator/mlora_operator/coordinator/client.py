@@ -9,7 +9,14 @@ from typing import TypeVar
 
 import aiohttp
 
-from mlora_operator.coordinator.errors import Invalid, Starting, Unauthorized, Unreachable, Untrusted
+from mlora_operator.coordinator.errors import (
+    Invalid,
+    NotUnderstood,
+    Starting,
+    Unauthorized,
+    Unreachable,
+    Untrusted,
+)
 from mlora_operator.coordinator.reading import PLAIN, AnswerBound, Unbounded, beginning, read, understand
 from mlora_operator.coordinator.trusting import context, distrust
 from mlora_operator.reconcile.ports import CoordinatorTrust, Endpoint
@@ -169,7 +176,8 @@ class CoordinatorClient:
                 f"{self._url} answered {answer.status}, which is a redirect and is not followed: credentials are "
                 f"sent to this coordinator only"
             )
-        raise Invalid(f"{self._url} answered {answer.status}: {text}")
+        error = NotUnderstood if answer.status == 422 else Invalid
+        raise error(f"{self._url} answered {answer.status}: {text}")
 
 
 T = TypeVar("T")

@@ -5,6 +5,7 @@
 - ``Unauthorized``: the token is not the coordinator's.
 - ``Untrusted``: the certificate is not the coordinator's. Whoever answered there was sent nothing.
 - ``Invalid``: one side does not understand the other, or answers without measure; the message has the answer.
+- ``NotUnderstood``: of these, where the coordinator does not understand what it was sent (422).
 """
 
 from __future__ import annotations
@@ -31,4 +32,8 @@ class Untrusted(CoordinatorError):
 
 
 class Invalid(CoordinatorError):
+    pass
+
+
+class NotUnderstood(Invalid):
     pass

@@ -12,12 +12,18 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from mlora_operator.coordinator.client import CoordinatorClient
-from mlora_operator.coordinator.errors import CoordinatorError, Invalid, Starting, Unreachable
+from mlora_operator.coordinator.errors import (
+    CoordinatorError,
+    Invalid,
+    NotUnderstood,
+    Starting,
+    Unreachable,
+)
 from mlora_operator.coordinator.progress import by_another_clock, heard
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.coordinator.shapes import Shapes, Unsteady
 from mlora_operator.reconcile.cluster.config_map_texts import no_text
-from mlora_operator.reconcile.ports import Endpoint, ReadText
+from mlora_operator.reconcile.ports import Endpoint, ReadText, WriteRefused
 from mlora_operator.reconcile.state.log_fields import about_key
 from mlora_operator.reconcile.state.snapshot import Contact, Key, encoded
 from mlora_worker.protocol import Plan, Report
@@ -184,12 +190,16 @@ class Links:
         return {key: link.endpoint for key, link in self._links.items()}
 
     async def send_plan(self, pipeline: Key, plan: Plan, read: ReadText = no_text) -> None:
-        """Raises CoordinatorError, and what ``read`` raises; the contact remembers only a plan that was taken."""
+        """Raises CoordinatorError, WriteRefused for a plan that is not understood there, and what ``read`` raises; the
+        contact remembers only a plan that was taken."""
         link = self._link(pipeline)
         report = link.contact.report
         told = plan if report is None or report.lacks is not None else await _with_texts(plan, report, read)
         self._permit()
-        await link.client.put_plan(told)
+        try:
+            await link.client.put_plan(told)
+        except NotUnderstood as error:
+            raise WriteRefused(str(error)) from error
         link.contact = replace(
             link.contact,
             sent=plan,

@@ -180,7 +180,9 @@ class _Parts(NamedTuple):
     """What a task's plan is made of, beside who it is. From one decision to the next most plans are the very same."""
 
     spec: LoRATaskSpec
-    generation: int
+    generation: (
+        int | None
+    )  # None: workers of a former version know no such field, and would refuse the whole plan
     admitted: bool
     started: bool
     keys: SecretData | None
@@ -197,7 +199,7 @@ def _parts(task: Task, admitted: bool, view: PipelineView, known: Sources) -> _P
     facts = (view.report.facts if view.report is not None else None) or view.pipeline.status.facts
     return _Parts(
         task.spec,
-        task.generation,
+        None if _takes_texts_in_plans(view) else task.generation,
         admitted,
         bool(task.status.step),
         known.secrets.get(task.secret) if task.secret is not None and may_have_keys else None,

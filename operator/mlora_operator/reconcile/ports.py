@@ -124,7 +124,7 @@ class Coordinators(Protocol):
 
     async def send_plan(self, pipeline: Key, plan: Plan, read: ReadText) -> None:
         """Hand over a plan; a failure shows in the contact and the loop tries again. ``read``: for workers of a former
-        version, which are sent texts in plans."""
+        version, which are sent texts in plans. Raises WriteRefused where the coordinator does not understand it."""
 
     async def send_text(self, pipeline: Key, digest: str, text: str) -> None:
         """Hand over a text that the coordinator lacks."""

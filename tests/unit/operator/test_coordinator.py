@@ -21,7 +21,7 @@ from mlora_operator.coordinator import (
 )
 from mlora_operator.coordinator.reading import open_session
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone
-from mlora_operator.reconcile.ports import Endpoint
+from mlora_operator.reconcile.ports import Endpoint, WriteRefused
 from mlora_operator.reconcile.state.snapshot import ConfigMapText, Contact, Key, TextDigests
 from mlora_worker.protocol import (
     REPORT_FORMAT,
@@ -87,6 +87,7 @@ class Peer:
             raise {
                 503: web.HTTPServiceUnavailable,
                 500: web.HTTPInternalServerError,
+                409: web.HTTPConflict,
                 422: web.HTTPUnprocessableEntity,
             }[self.status](text="in words")
 
@@ -217,6 +218,9 @@ async def test_a_plan_that_was_taken_is_remembered(peer: Peer, server: TestServe
         contact = links.contacts()[TOY]
         assert (contact.sent, contact.sent_run) == (Plan(generation=4), "run-1")
         peer.status = 422
+        with pytest.raises(WriteRefused, match="in words"):
+            await links.send_plan(TOY, Plan(generation=5))
+        peer.status = 409  # the next one may be taken at once
         with pytest.raises(Invalid):
             await links.send_plan(TOY, Plan(generation=5))
         assert links.contacts()[TOY].sent == Plan(generation=4)

@@ -7,7 +7,7 @@
 ``config_map_texts`` texts of ConfigMaps, by digest
 ``writer``           a decision becomes writes; ``write_queue``: never two at once about one object
 ``assumed``          what is being written counts as written
-``throttle``         how often a status may change
+``throttle``         how often a status may change; ``plan_throttle``: when a plan may be sent
 
 May import ``state`` and the root's ``ports``.
 """

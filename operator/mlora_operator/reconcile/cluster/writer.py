@@ -18,6 +18,7 @@ from mlora_operator.api.pipeline_status import PipelineStatus
 from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.cluster.assumed import AssumedStatuses
 from mlora_operator.reconcile.cluster.config_map_texts import TextGone, no_text
+from mlora_operator.reconcile.cluster.plan_throttle import ASK_AGAIN, PlanThrottle
 from mlora_operator.reconcile.cluster.throttle import NOTHING, PROMPT, Pace, difference, pause
 from mlora_operator.reconcile.cluster.write_queue import QueuedWrite, WriteQueue, in_turn
 from mlora_operator.reconcile.observer import NoObserver, Observer
@@ -31,7 +32,6 @@ from mlora_worker.protocol import Plan
 logger = logging.getLogger(__name__)
 AT_ONCE = 16  # requests to the API server under way that somebody waits for
 PATIENT_AT_ONCE = 4  # others: of tasks that were told of before, and events
-ASK_AGAIN = timedelta(seconds=30)  # for workers that the API server refuses
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
@@ -73,7 +73,7 @@ class Writer:
         self.tasks: AssumedStatuses[TaskStatus] = AssumedStatuses()
         self.pipelines: AssumedStatuses[PipelineStatus] = AssumedStatuses()
         self._refusals: dict[str, _Refusal] = {}  # by pipeline's uid
-        self._no_plan_before: dict[Key, datetime] = {}  # by pipeline
+        self._plans = PlanThrottle(pace)
         # After the last ``begin``: when the first of what waits is due.
         self.held_back: timedelta | None = None
 
@@ -85,8 +85,9 @@ class Writer:
     def begin(self, snapshot: Snapshot, decision: Decision, now: datetime) -> None:
         """Begin to carry ``decision`` out, instead of what is left of the ones before."""
         self.held_back = None
-        self._no_plan_before = {key: at for key, at in self._no_plan_before.items() if at > now}
-        self._deliveries.offer((*self._deeds(decision, now), *self._statuses(snapshot, decision, now)))
+        self._plans.forget_past(now)
+        deeds = self._deeds(snapshot, decision, now)
+        self._deliveries.offer((*deeds, *self._statuses(snapshot, decision, now)))
 
     @property
     def refused(self) -> Mapping[str, str]:
@@ -107,7 +108,7 @@ class Writer:
         """Break off what is under way."""
         await self._deliveries.close()
 
-    def _deeds(self, decision: Decision, now: datetime) -> Iterator[QueuedWrite]:
+    def _deeds(self, snapshot: Snapshot, decision: Decision, now: datetime) -> Iterator[QueuedWrite]:
         """All but statuses."""
         cluster = self._cluster
         for made in decision.new_pipelines:
@@ -143,9 +144,12 @@ class Writer:
                 gone=partial(self.tasks.gone, task.uid),
             )
         for key, plan in decision.plans.items():
-            if not self._may_send(key, plan, decision.plan_sizes.get(key, 0), now):
+            contact = snapshot.contacts.get(key)
+            run = contact.report.run_id if contact is not None and contact.report is not None else None
+            if left := self._plans.wait(key, plan, decision.plan_sizes.get(key, 0), run, now):
+                self._hold_back(left)
                 continue
-            send = partial(self._coordinators.send_plan, key, plan, self._read_text)
+            send = partial(self._send_plan, key, plan, run, now)
             # A coordinator that takes no plan, because it is frozen, holds up nothing but its own plans.
             yield self._deed(("plan", key), f"send the plan to {key}", send, about_key(key), has_lane=True)
 
@@ -164,15 +168,12 @@ class Writer:
                 continue
             await self._coordinators.send_text(key, digest, text)
 
-    def _may_send(self, key: Key, plan: Plan, size: int, now: datetime) -> bool:
-        """The one before was sent long enough ago for its size. A clock that was set back holds nothing up for longer."""
-        apart = len(plan.tasks) * self._pace.plan_for_each + size / 2**20 * self._pace.plan_for_mebibyte
-        left = self._no_plan_before.get(key, now) - now
-        if NOTHING < left <= apart:
-            self._hold_back(left)
-            return False
-        self._no_plan_before[key] = now + apart
-        return True
+    async def _send_plan(self, key: Key, plan: Plan, run: str | None, now: datetime) -> None:
+        try:
+            await self._coordinators.send_plan(key, plan, self._read_text)
+        except WriteRefused:
+            self._plans.refused(key, plan, run, now)
+            raise
 
     def _hold_back(self, left: timedelta) -> None:
         self.held_back = left if self.held_back is None else min(self.held_back, left)

@@ -10,9 +10,10 @@ from mlora_operator.api.task import TaskStatus
 from mlora_operator.reconcile.cluster.assumed import up_to_date_task
 from mlora_operator.reconcile.cluster.throttle import API_SERVER
 from mlora_operator.reconcile.cluster.writer import Writer
+from mlora_operator.reconcile.ports import WriteRefused
 from mlora_operator.reconcile.state.decision import Decision, Manifest
-from mlora_operator.reconcile.state.snapshot import Key, Snapshot, Task
-from mlora_worker.protocol import Plan, StorageAccess, TaskPlan
+from mlora_operator.reconcile.state.snapshot import Contact, Key, Snapshot, Task
+from mlora_worker.protocol import Plan, Report, StorageAccess, TaskPlan
 
 
 class Paper:
@@ -21,12 +22,15 @@ class Paper:
     def __init__(self) -> None:
         self.written: list[tuple[str, Manifest]] = []
         self.plans: list[int] = []  # generations
+        self.understands = True
 
     async def patch_task_status(self, task: Task, patch: Manifest) -> None:
         self.written.append((task.key.name, patch))
 
     async def send_plan(self, _: Key, plan: Plan, _read: Any) -> None:
         self.plans.append(plan.generation)
+        if not self.understands:
+            raise WriteRefused("tasks.0.newest: Extra inputs are not permitted")
 
 
 def waits(reason: str) -> TaskStatus:
@@ -56,11 +60,14 @@ class Days:
         assert await self.writer.act(Snapshot(tasks=tasks), Decision(task_statuses=wishes), self.now)
         return [name for name, _ in self.paper.written]
 
-    async def send(self, seconds: float, plan: Plan) -> list[int]:
+    async def send(self, seconds: float, plan: Plan, run: str = "run-1") -> list[int]:
         """What was sent, when so many seconds have gone by and this plan is due."""
         self.now += timedelta(seconds=seconds)
         self.paper.plans.clear()
-        assert await self.writer.act(Snapshot(), Decision(plans={Key("team-a", "toy"): plan}), self.now)
+        key = Key("team-a", "toy")
+        contact = Contact(report=Report(run_id=run, sequence=1, plan_generation=0, ready=True))
+        done = await self.writer.act(Snapshot(contacts={key: contact}), Decision(plans={key: plan}), self.now)
+        assert done or not self.paper.understands
         return self.paper.plans
 
 
@@ -156,3 +163,15 @@ async def test_what_was_told_a_moment_ago_is_known_for_as_long_as_its_words_stay
     await days.act(0, a=waits("WaitingForMemory"))
     told = [days.writer.recently_written(days.now + timedelta(seconds=later)) for later in (0, 59, 60, -1)]
     assert told == [{"uid-team-a-a"}, {"uid-team-a-a"}, set(), set()]
+
+
+async def test_a_plan_that_workers_do_not_understand_is_not_sent_with_every_pass(make: Any) -> None:
+    days = Days(make)
+    days.paper.understands = False
+    assert await days.send(0, plan_of(make, 2, 1)) == [1]
+    assert await days.send(0.5, plan_of(make, 2, 1)) == []
+    assert days.writer.held_back == timedelta(seconds=29.5)
+    assert await days.send(29.5, plan_of(make, 2, 1)) == [1]
+    assert await days.send(0.5, plan_of(make, 3, 2)) == [2], "other tasks may be understood"
+    days.paper.understands = True
+    assert await days.send(0.5, plan_of(make, 3, 2), run="run-2") == [2], "other workers may understand it"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
@@ -15,6 +17,7 @@ from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.snapshot import ConfigMapText, Contact, Key
 from mlora_worker.protocol import Plan
 
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 TOY = Key("team-a", "toy")
 SECRET = Key("team-a", "keys")
 
@@ -108,6 +111,25 @@ def test_the_same_wish_is_sent_once(make: Any) -> None:
     contact = Contact(report=make.report(generation=0))
     first = plan(make, make.task(), contact=contact)
     assert plan(make, make.task(), contact=sent(contact, first)) is None
+
+
+def test_the_first_workers_understand_the_plan_of_a_task_that_uses_nothing_newer(make: Any) -> None:
+    """They refuse a whole plan for one field that they do not know: nobody on their pipeline would be suspended, let in or
+    told that its end is known. The schema is theirs."""
+    schema = json.loads((FIXTURES / "protocol" / "first_plan.schema.json").read_text())
+    training = {"batchSize": 2, "maxSteps": 9, "maxSeqLength": 256, "checkpointEverySteps": 5}
+    task = make.task(
+        lora={"rank": 4, "targetModules": ["q_proj"]},
+        dataset={"format": "promptCompletion"},
+        training=training,
+        status={"step": 3, "pipeline": "team-a/toy"},
+    )
+    told = plan(make, task, contact=Contact(report=make.report(lacks=None)))
+    assert told is not None
+    jsonschema.validate(json.loads(told.to_json()), schema)
+    newer = plan(make, task, contact=Contact(report=make.report(lacks=())))
+    assert newer is not None
+    assert newer.tasks[0].generation == task.generation
 
 
 def test_a_new_wish_gets_the_next_generation(make: Any) -> None:
