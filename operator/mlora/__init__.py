@@ -17,6 +17,7 @@
 ``background``      coroutines where an event loop may be running already, as in notebooks
 ``errors``          the tree of exceptions
 ``manifests``       specs of Python as manifests
+``notebook``        bars below a notebook's cell
 
 This is an edge, as the command line is: nothing imports it, and it computes nothing itself.
 """

@@ -12,6 +12,7 @@ from typing import Any, get_args
 from mlora.errors import InvalidInput
 from mlora_operator.cli.seconds import seconds
 from mlora_operator.local.adapt import Device, Dtype
+from mlora_worker.protocol import QuantizationType
 
 # As Kubernetes takes them: an optional DNS name and a slash, then a name; a value may be empty.
 _LABEL_PREFIX = re.compile(r"(?=.{1,253}/)[a-z0-9]([-a-z0-9.]*[a-z0-9])?/")
@@ -46,13 +47,18 @@ def check_selector(labels: object) -> None:
         raise InvalidInput(f"labels={labels!r}: give a selector as text, such as 'team=search'")
 
 
-def check_machine(stages: object, threads: object, dtype: object, device: object) -> None:
+def check_machine(
+    stages: object, threads: object, dtype: object, quantization: object, device: object, restarts: object
+) -> None:
     """Of this machine. Raises InvalidInput."""
     for what, count in (("stages", stages), ("threads", threads)):
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise InvalidInput(f"{what}={count!r}: give a whole number from 1 on")
+    if restarts is not None and (not isinstance(restarts, int) or isinstance(restarts, bool) or restarts < 0):
+        raise InvalidInput(f"restarts={restarts!r}: give a whole number from 0 on")
     for what, word, known in (
         ("dtype", dtype, (None, *get_args(Dtype))),
+        ("quantization", quantization, (None, *get_args(QuantizationType))),
         ("device", device, get_args(Device)),
     ):
         if word not in known:

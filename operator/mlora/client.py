@@ -17,17 +17,20 @@ from mlora.cluster_backend import ClusterBackend
 from mlora.errors import InvalidInput, MloraError, as_own_errors
 from mlora.local_backend import LocalBackend
 from mlora.manifests import secret_text, task_text
+from mlora.notebook import NotebookBars, notebook
 from mlora_operator.api.problem import describe
 from mlora_operator.api.task import LoRATaskSpec, TaskStatus
 from mlora_operator.cli.fetch.command import manifest_of
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.logs.story import StoryLine
+from mlora_operator.cli.output import stderr
 from mlora_operator.cli.run.command import models_of
 from mlora_operator.cli.run.progress import Bars
 from mlora_operator.cli.validate.command import read_texts
 from mlora_operator.download import AdapterSource, Manifest, download, open_source
 from mlora_operator.local.adapt import Device, Dtype, RunOptions
 from mlora_operator.reporting.published import history_rows
+from mlora_worker.protocol import QuantizationType
 
 Duration = float | str  # seconds, or 90s, 15m, 1h30m
 Rows = list[dict[str, Any]]
@@ -66,9 +69,11 @@ class Client:
         state: str | PathLike[str] | None = None,
         stages: int | None = None,
         dtype: Dtype | None = None,
+        quantization: QuantizationType | None = None,
         device: Device = "auto",
         threads: int | None = None,
         s3_endpoint: str | None = None,
+        restarts: int | None = None,
         overwrite: bool = False,
     ) -> Client:
         """This machine, as ``mlora run`` uses it; the parameters are its options.
@@ -77,12 +82,22 @@ class Client:
         ``state``: folder for statuses and logs; tasks that succeeded there are not trained again.
         """
         with as_own_errors():
-            arguments.check_machine(stages, threads, dtype, device)
+            arguments.check_machine(stages, threads, dtype, quantization, device, restarts)
             given_models = arguments.mapping("models", models)
             for name, place in given_models.items():
                 arguments.path(f"models[{name!r}]", place)
             places = models_of([f"{name}={place}" for name, place in given_models.items()])
-            options = RunOptions(places, stages, dtype, threads, device, s3_endpoint, None, overwrite)
+            options = RunOptions(
+                places,
+                stages=stages,
+                dtype=dtype,
+                threads=threads,
+                device=device,
+                s3_endpoint=s3_endpoint,
+                restarts=restarts,
+                overwrite=overwrite,
+                quantization=quantization,
+            )
             given = [
                 secret_text(name, arguments.texts(f"secrets[{name!r}]", values))
                 for name, values in arguments.mapping("secrets", secrets).items()
@@ -116,10 +131,10 @@ class Client:
             return self._backend.submit(read_texts([str(file) for file in files]), replace=replace)
 
     def wait(
-        self, *names: str, timeout: Duration | None = None, progress: bool = True
+        self, *names: str, timeout: Duration | None = None, progress: bool | None = None
     ) -> dict[str, TaskStatus]:
-        """Until all have succeeded; their statuses by name. ``progress``: bars, or, without a terminal, a line for each new
-        state, on standard error.
+        """Until all have succeeded; their statuses by name. ``progress``: by itself, bars in a notebook and on a terminal,
+        nothing elsewhere; with True, elsewhere a line for each new state, on standard error.
 
         Raises TaskNotSuccessful when one failed, TimedOut, TaskRefused. On this machine it trains all tasks that were
         submitted and have not ended, together.
@@ -128,7 +143,7 @@ class Client:
             raise InvalidInput("wait() needs the name of a task")
         arguments.check_names(*names)
         limit = arguments.duration(timeout)
-        view = Bars() if progress else None
+        view = _view(progress)
         with as_own_errors(), view or nullcontext():
             self._backend.wait(names, limit, view.task_changed if view is not None else lambda _: None)
         return {name: self.status(name) for name in names}
@@ -183,6 +198,15 @@ class Client:
         uri, access, uid = self._backend.adapter(name)
         source = open_source(uri, access)
         return source, manifest_of(source, uri, uid, wait=False, left=None)
+
+
+def _view(progress: bool | None) -> Bars | NotebookBars | None:
+    """Where somebody looks, or where it was asked for."""
+    if progress is False:
+        return None
+    if (show := notebook()) is not None:
+        return NotebookBars(show)
+    return Bars() if progress or stderr().is_terminal else None
 
 
 def _status_of(task: Mapping[str, Any]) -> TaskStatus:

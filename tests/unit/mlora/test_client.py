@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import json
 import subprocess
 import sys
@@ -17,6 +18,12 @@ import pytest
 
 import mlora
 from mlora import Client, LoRASpec, LoRATaskSpec
+from mlora.local_backend import LocalBackend
+from mlora.manifests import task_text
+from mlora_operator.cli.run.command import run
+from mlora_operator.local.adapt import adapt
+from mlora_operator.local.machine import this_machine
+from mlora_operator.local.manifests import read_manifests
 from tests.fixtures.kube_server import KubeServer
 from tests.fixtures.published import publish
 
@@ -133,7 +140,7 @@ def test_a_wait_ends_with_the_statuses(kube: KubeServer, capsys: pytest.CaptureF
         kube.turns.append(task)
 
     threading.Thread(target=end).start()
-    found = Client().wait("bot", timeout="20s")
+    found = Client().wait("bot", timeout="20s", progress=True)
     assert (found["bot"].state, found["bot"].step, found["bot"].loss) == ("Succeeded", 2, "1.5")
     assert "bot: Training\nbot: Succeeded\n" in capsys.readouterr().err
 
@@ -305,6 +312,11 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "threads": (lambda _: LOCAL(threads="x"), "threads='x': give a whole number"),
     "dtype": (lambda _: LOCAL(dtype="float8"), "dtype='float8': give one of None, 'float32'"),
     "device": (lambda _: LOCAL(device=["cpu"]), "device=.*give one of 'auto'"),
+    "quantization": (
+        lambda _: LOCAL(quantization="int3"),
+        "quantization='int3': give one of None, 'none', 'nf4'",
+    ),
+    "restarts": (lambda _: LOCAL(restarts=-1), "restarts=-1: give a whole number from 0 on"),
     "a list of names": (lambda client: client.wait(["bot"]), "not the name of a task"),
     "a status": (lambda client: client.status(["bot"]), "not the name of a task"),
     "logs": (lambda client: client.logs({}), "not the name of a task"),
@@ -357,3 +369,41 @@ def test_it_loads_neither_torch_nor_the_clusters_client() -> None:
     ask = "import mlora, sys; print(sys.modules.keys() & {'torch', 'transformers', 'pandas', 'kopf'})"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_client_of_this_machine_takes_what_mlora_run_takes() -> None:
+    """But for what belongs to a command alone: its files, its output, and what ``wait`` and the methods are given."""
+    theirs, ours = inspect.signature(run).parameters, inspect.signature(Client.local).parameters
+    of_a_command = {"files", "output", "timeout", "timeline", "page"}
+    same = {"model": "models"}
+    expected = {same.get(name, name) for name in theirs.keys() - of_a_command}
+    assert ours.keys() - {"secrets"} == expected
+    assert {name: ours[name].default for name in expected} == {
+        same.get(name, name): one.default for name, one in theirs.items() if name not in of_a_command
+    }
+
+
+def test_each_option_of_this_machine_reaches_the_run(tmp_path: Path) -> None:
+    """By the pipeline that is made of it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    client = Client.local(
+        {"acme/base": tmp_path / "model"},
+        stages=3,
+        dtype="bfloat16",
+        quantization="int8",
+        threads=2,
+        s3_endpoint="http://127.0.0.1:9",
+        restarts=7,
+    )
+    backend = client._backend
+    assert isinstance(backend, LocalBackend)
+    options = backend._options
+    (made,) = adapt(read_manifests([task_text("bot", SPEC, None)]), options, this_machine({})).settings.models
+    assert (made.stages, made.dtype, made.quantization.type, made.restarts.limit) == (
+        3,
+        "bfloat16",
+        "int8",
+        7,
+    )
+    assert (made.worker.threads, made.storage.endpoint) == (2, "http://127.0.0.1:9")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from mlora_operator.cli.output import print_json, stderr, stdout
-from mlora_operator.cli.task_table import as_json, row
+from mlora_operator.cli.task_table import TaskRow, as_json, row
 from mlora_operator.local.audience import Audience
 from mlora_operator.local.ending import End, Result
 from mlora_operator.reconcile.state.decision import Event
@@ -56,6 +56,16 @@ class JsonProgress(nullcontext[Any]):
         print_json({"type": "end", "tasks": results, "state": str(folder)})
 
 
+def shown_words(shown: TaskRow) -> tuple[str, str, str, str]:
+    """Beside a task's bar: state, steps, loss, speed; nothing for what is not known yet."""
+    return (
+        one_line(shown.state if shown.reason in ("", shown.state) else f"{shown.state} ({shown.reason})"),
+        f"{shown.step}/{shown.total_steps}" if shown.total_steps else "",
+        one_line(f"loss {shown.loss}") if shown.loss else "",
+        one_line(f"{shown.tokens_per_second} tokens/s") if shown.tokens_per_second else "",
+    )
+
+
 class Bars:
     """A progress bar for each task on a terminal; one line for each new state elsewhere."""
 
@@ -84,16 +94,14 @@ class Bars:
     def task_changed(self, task: Mapping[str, Any]) -> None:
         shown = row(task)
         key = (shown.namespace, shown.name)
-        state = one_line(
-            shown.state if shown.reason in ("", shown.state) else f"{shown.state} ({shown.reason})"
-        )
+        state, steps, loss, speed = shown_words(shown)
         fields: dict[str, Any] = {
             "total": shown.total_steps or None,
             "completed": shown.step,
             "state": state,
-            "progress": f"{shown.step}/{shown.total_steps}" if shown.total_steps else "",
-            "loss": one_line(f"loss {shown.loss}") if shown.loss else "",
-            "speed": one_line(f"{shown.tokens_per_second} tokens/s") if shown.tokens_per_second else "",
+            "progress": steps,
+            "loss": loss,
+            "speed": speed,
         }
         if key not in self._bars:
             self._bars[key] = self._progress.add_task(shown.name, **fields)
