@@ -16,7 +16,7 @@ from torch import nn
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
-from mlora_worker.model.recurrent import PackedDeltaNet, PackedShortConv
+from mlora_worker.model.recurrent import PackedDeltaNet, PackedNextDeltaNet, PackedShortConv
 from mlora_worker.model.rotary import LongRope
 from mlora_worker.model.stage import Stage
 
@@ -25,8 +25,11 @@ def _modules(stage: Stage, attribute: str) -> Iterator[Any]:
     return (one for one in stage.layers.modules() if getattr(one, attribute, None) is not None)
 
 
-def _modules_of(stage: Stage, kind: type[nn.Module]) -> Iterator[Any]:
-    return (one for one in stage.layers.modules() if isinstance(one, kind))
+def _modules_of(stage: Stage, *kinds: type[nn.Module]) -> Iterator[Any]:
+    return (one for one in stage.layers.modules() if isinstance(one, kinds))
+
+
+_NETS = (PackedDeltaNet, PackedNextDeltaNet)
 
 
 def windows(stage: Stage) -> Stage:
@@ -71,7 +74,9 @@ def biases(stage: Stage) -> Stage:
 
 def order_of_fused_parts(stage: Stage) -> Stage:
     for path, linear in stage.linears.items():
-        if path.endswith(("qkv_proj", "gate_up_proj", "query_key_value", "c_attn")):
+        if path.endswith(
+            ("qkv_proj", "gate_up_proj", "query_key_value", "c_attn", "in_proj_qkvz", "in_proj_ba")
+        ):
             linear.weight = PlainWeight(linear.weight.dense(stage.dtype).roll(linear.out_features // 2, 0))
     return stage
 
@@ -175,7 +180,7 @@ def _as_one_row(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
 
 def states_of_their_own(stage: Stage) -> Stage:
     """Rows are taken for one where a state is carried, and nowhere else."""
-    for one in (*_modules_of(stage, PackedDeltaNet), *_modules_of(stage, PackedShortConv)):
+    for one in _modules_of(stage, *_NETS, PackedShortConv):
         one.forward = _as_one_row(one.forward)
     return stage
 
@@ -189,22 +194,26 @@ def convolutions(stage: Stage) -> Stage:
 
 
 def decay_of_states(stage: Stage) -> Stage:
-    for one in _modules_of(stage, PackedDeltaNet):
+    for one in _modules_of(stage, *_NETS):
         one.A_log = nn.Parameter(torch.full_like(one.A_log, -1000.0), requires_grad=False)
     return stage
 
 
 def bias_of_decay(stage: Stage) -> Stage:
-    for one in _modules_of(stage, PackedDeltaNet):
+    for one in _modules_of(stage, *_NETS):
         one.dt_bias = nn.Parameter(torch.zeros_like(one.dt_bias), requires_grad=False)
     return stage
 
 
-def gates_of_states(stage: Stage) -> Stage:
+def _without_weights(stage: Stage, name: str) -> Stage:
     for path, linear in stage.linears.items():
-        if path.endswith("in_proj_z"):
+        if path.endswith(name):
             linear.weight = PlainWeight(torch.zeros(linear.out_features, linear.in_features))
     return stage
+
+
+def gates_of_states(stage: Stage) -> Stage:
+    return _without_weights(stage, "in_proj_z")
 
 
 def norms_of_values(stage: Stage) -> Stage:
@@ -276,9 +285,14 @@ def scale_of_experts(stage: Stage) -> Stage:
 
 
 def shared_experts(stage: Stage) -> Stage:
-    for one in _modules(stage, "shared_experts"):
-        one.shared_experts = _Nothing()
+    for name in ("shared_experts", "shared_expert"):
+        for one in _modules(stage, name):
+            setattr(one, name, _Nothing())
     return stage
+
+
+def gates_of_shared_experts(stage: Stage) -> Stage:
+    return _without_weights(stage, "shared_expert_gate")
 
 
 class _Nothing(nn.Module):

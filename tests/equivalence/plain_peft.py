@@ -46,12 +46,12 @@ def _first_of_group(path: str) -> str:
 
 
 def _targets(task: Task, start: Mapping[str, Tensor]) -> str | list[str]:
-    """In PEFT's words. Of a model that also reads images, ``all-linear`` would have its towers, too: there, what is adapted
-    is named one by one."""
-    if task.lora.target_modules != ("all-linear",):
-        return list(task.lora.target_modules)
+    """In PEFT's words. Of a model that also reads images, a word would have its towers, too: there, what is adapted is
+    named one by one."""
     paths = {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in start}
-    return sorted(paths) if any(".language_model." in path for path in paths) else "all-linear"
+    if any(".language_model." in path for path in paths):
+        return sorted(paths)
+    return "all-linear" if task.lora.target_modules == ("all-linear",) else list(task.lora.target_modules)
 
 
 class PeftTask:

@@ -18,7 +18,7 @@ from mlora_worker.model.load import load_stage
 from mlora_worker.model.scores import part_scores
 from mlora_worker.model.stage import Stage
 from tests.equivalence import dropped_features as without
-from tests.fixtures.model_options import EXPERT_TYPES, FAMILY, VARIANTS
+from tests.fixtures.model_options import FAMILY, MIXTURES, VARIANTS
 from tests.fixtures.small_models import Saved
 
 CPU = torch.device("cpu")
@@ -104,7 +104,13 @@ def differ(found: Tensor, wanted: Tensor) -> bool:
 FIRST, LAST, EACH = (0,), (1,), (0, 1)
 TIED = ["ernie4_5", "gemma", "smollm3", "starcoder2"]  # unless they are told otherwise
 TIED += [kind for kind, (_, options) in KINDS.items() if options.get("tie_word_embeddings")]
-_HYBRIDS = ["lfm2", "lfm2 with biases", "qwen3_5", "qwen3_5_text"]
+_QWEN3_5 = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
+_DELTA_NETS = [*_QWEN3_5, "qwen3_next"]
+_HYBRIDS = ["lfm2", "lfm2 with biases", *_DELTA_NETS]
+_NORMS_OF_HEADS = [
+    "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3", "olmoe", "qwen3",
+    "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS,
+]  # fmt: skip
 # What is dropped, on which of two stages alone, and which models have it.
 FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.windows, EACH, [
@@ -117,25 +123,22 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
         "granitemoe"]),
-    (without.norms_of_queries, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3",
-        "olmoe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_vl"]),
-    (without.norms_of_keys, EACH, [
-        "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3",
-        "olmoe", "qwen3", "qwen3_5", "qwen3_5_text", "qwen3_moe", "qwen3_vl"]),
+    (without.norms_of_queries, EACH, _NORMS_OF_HEADS),
+    (without.norms_of_keys, EACH, _NORMS_OF_HEADS),
     (without.biases, EACH, [
         "deepseek_v3, queries in one step, halves rotated", "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4",
         "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
         "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2", "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2"]),
-    (without.further_experts, EACH, [*EXPERT_TYPES]),
-    (without.weights_of_experts, EACH, [*EXPERT_TYPES]),
+    (without.further_experts, EACH, [*MIXTURES]),
+    (without.weights_of_experts, EACH, [*MIXTURES]),
     (without.norm_of_experts_weights, EACH, [
-        "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe"]),
+        "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next"]),
     (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe"]),
     (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
     (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
-    (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe"]),
+    (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"]),
+    (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"]),
     (without.sinks, EACH, ["gpt_oss"]),
     (without.biases_of_experts, EACH, ["gpt_oss"]),
     (without.biases_of_routers, EACH, ["gpt_oss"]),
@@ -143,8 +146,8 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.norms_of_latents, EACH, ["deepseek_v3"]),
     (without.interleaved_rotation, EACH, ["deepseek_v3", "deepseek_v3, queries in one step, halves rotated"]),
     (without.scale_of_latent_scores, EACH, ["deepseek_v3"]),
-    (without.order_of_experts, EACH, [*EXPERT_TYPES]),
-    (without.order_of_gate_and_up, EACH, [*EXPERT_TYPES]),
+    (without.order_of_experts, EACH, [*MIXTURES]),
+    (without.order_of_gate_and_up, EACH, [*MIXTURES]),
     (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"]),
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
@@ -154,7 +157,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
     (without.scale_of_rotations, EACH, ["gpt_oss", "llama, yarn"]),
     (without.partial_rotation, EACH, [
-        "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", "qwen3_5", "qwen3_5_text"]),
+        "glm", "glm4", "glm4_moe", "gpt_neox", "phi3, partly rotated, windows", *_DELTA_NETS]),
     (without.frequencies_of_long_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_of_short_rows, EACH, ["phi3", "phi3, longrope in part, as published configurations say it"]),
     (without.frequencies_by_layer, EACH, ["gemma3", "gemma3_text", "olmo3"]),
@@ -163,9 +166,9 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.growing_scale_of_scores, EACH, ["ministral3", "mistral3 of ministral3"]),
     (without.states_of_their_own, EACH, _HYBRIDS),
     (without.convolutions, EACH, _HYBRIDS),
-    (without.decay_of_states, EACH, ["qwen3_5", "qwen3_5_text"]),
-    (without.bias_of_decay, EACH, ["qwen3_5", "qwen3_5_text"]),
-    (without.gates_of_states, EACH, ["qwen3_5", "qwen3_5_text"]),
+    (without.decay_of_states, EACH, _DELTA_NETS),
+    (without.bias_of_decay, EACH, _DELTA_NETS),
+    (without.gates_of_states, EACH, _QWEN3_5),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
     (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite", "granitemoe"]),
     (without.tied_head, LAST, TIED),

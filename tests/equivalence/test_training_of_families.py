@@ -31,10 +31,7 @@ SINGLE_ROWS = Training(
 def test_ten_steps_equal_peft_on_one_and_two_stages(
     small_model: Callable[..., Any], rows: Callable[..., list[Row]], model_type: str
 ) -> None:
-    options = dict(FAMILY.get(model_type, {}))
-    if "layer_types" in options:
-        options["layer_types"] = options["layer_types"][:LAYERS]
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY.get(model_type, {}))
     base = Base(saved.folder, saved.model)
     lora = ALL.model_copy(update={"target_modules": TARGETS.get(model_type, ALL.target_modules)})
     task = Task("t", lora, SINGLE_ROWS, rows(11, 1, longest=16, vocabulary=97), STEPS)

@@ -43,6 +43,7 @@ class ExpertNames:
     single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert in files
     # Of all of them, gate and up in one, if files have these; in a block.
     stacks: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
+    turned: bool = False  # files have stacks as [experts, in, out], which are [experts, out, in] in the model
     # Stacks are [experts, in, out], gate and up lie there in turns, and each has a bias beside it (gpt-oss).
     in_turns: bool = False
     # Words of ``target_modules`` that PEFT takes for the stacked experts and their router, whatever else has that name.
@@ -128,6 +129,8 @@ class MatrixReader:
         [str, tuple[int, int]], FrozenWeight
     ]  # a tensor of the files, frozen as the stage wants it
     stack: Callable[[str, tuple[int, ...]], Tensor]  # as the files have it; not to be written to
+    # The same of what files have turned, or not: [experts, in, out] or [experts, out, in] -> [experts, out, in].
+    turned: Callable[[str, tuple[int, int, int]], Tensor]
     # Of a packed stack [experts, out, in]: what gives some rows of one expert; None: it is a plain one.
     packed: Callable[[str, tuple[int, int, int]], Callable[[int, slice], FrozenWeight] | None]
     own: Callable[[Tensor], Tensor]  # a copy of a part of a stack, in the stage's type
@@ -139,7 +142,7 @@ def read_experts(stack: ExpertStack, names: ExpertNames, prefix: str, reader: Ma
     for block, pair in product(names.blocks, names.stacks):
         both, narrow = (f"{prefix}{block}.{one}" for one in pair)
         if any(reader.has(name + end) for name in (both, narrow) for end in ("", "_blocks")):
-            return _of_stacks(both, narrow, stack, reader, in_turns=names.in_turns)
+            return _of_stacks(both, narrow, stack, reader, names)
 
     def named(block: str, expert: int, one: str) -> str:
         return f"{prefix}{block}.experts.{expert}.{one}.weight"
@@ -156,15 +159,16 @@ def read_experts(stack: ExpertStack, names: ExpertNames, prefix: str, reader: Ma
     return Parts(gate, up, down)
 
 
-def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader, *, in_turns: bool) -> Parts:
+def _of_stacks(both: str, narrow: str, stack: ExpertStack, reader: MatrixReader, names: ExpertNames) -> Parts:
     """One stack is there at a time."""
     count, width, size = range(stack.experts), stack.width, stack.hidden_size
     experts = len(count)
-    if not in_turns:
-        wide = reader.stack(both, (experts, 2 * width, size))
+    if not names.in_turns:
+        read = reader.turned if names.turned else reader.stack
+        wide = read(both, (experts, 2 * width, size))
         gate, up = ([reader.freeze(half[at]) for at in count] for half in (wide[:, :width], wide[:, width:]))
         del wide
-        whole = reader.stack(narrow, (experts, size, width))
+        whole = read(narrow, (experts, size, width))
         return Parts(gate, up, [reader.freeze(whole[at]) for at in count])
     part = reader.packed(both, (experts, 2 * width, size))
     if part is not None:

@@ -50,6 +50,7 @@ _GEMMA4 = Family(
 )
 # PEFT gives these words, which were modules in former versions of transformers, the stacked experts and their router.
 _EXPERTS = ExpertNames(in_peft=("gate_proj", "up_proj", "down_proj", "gate"))
+_STACKS = ExpertNames()  # of types that had stacks from the first, so PEFT has no words for them
 _MIXTRAL = ExpertNames(
     stored_block="block_sparse_moe", single=("w1", "w3", "w2"), in_peft=("w1", "w2", "w3", "gate")
 )
@@ -95,8 +96,10 @@ FAMILIES: dict[str, Family] = {
     "phi3": _PLAIN,
     "qwen2": _PLAIN,
     "qwen3": _PLAIN,
+    "qwen3_5_moe_text": Family(experts=_STACKS, without=_AUXILIARY),
     "qwen3_5_text": _PLAIN,
     "qwen3_moe": Family(experts=_EXPERTS, without=_AUXILIARY),
+    "qwen3_next": Family(experts=_EXPERTS, without=_AUXILIARY),
     "seed_oss": _PLAIN,
     "smollm3": _PLAIN,
     "starcoder2": _PLAIN,
@@ -131,7 +134,4 @@ REFUSED: dict[str, str] = {
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",
     "qwen2_moe": "its shared expert has a gate of its own, which has not been compared; qwen3_moe has none",
-    "qwen3_5_moe": "its layers with a state have not been compared beside experts",
-    "qwen3_next": "its layers with a state have not been compared beside experts",
-    "qwen3_vl_moe": "its text part has not been compared with its experts",
 }

@@ -233,8 +233,10 @@ class _Reader:
         found = self._plain(name, self._found(name, other_name), wanted)
         return own_copy(found.T if transposed else found, self._device, dtype or self._dtype)
 
-    def _plain(self, name: str, stored_name: str, shape: tuple[int, ...]) -> Tensor:
-        found = self.stored(stored_name, shape)
+    def _plain(
+        self, name: str, stored_name: str, shape: tuple[int, ...], other: tuple[int, ...] | None = None
+    ) -> Tensor:
+        found = self.stored(stored_name, shape, other)
         if found.dtype not in _PLAIN:
             raise IncompleteModel(
                 f"tensor {name} is of type {str(found.dtype).removeprefix('torch.')} in the model's files, but "
@@ -242,10 +244,12 @@ class _Reader:
             )
         return found
 
-    def stored(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
-        """As the files have it. Raises IncompleteModel for another shape."""
+    def stored(
+        self, name: str, shape: tuple[int, ...] | None = None, other: tuple[int, ...] | None = None
+    ) -> Tensor:
+        """As the files have it. Raises IncompleteModel for another shape than one of these."""
         found = self._source.tensor(name)
-        if shape is not None and tuple(found.shape) != shape:
+        if shape is not None and tuple(found.shape) not in (shape, other):
             raise IncompleteModel(
                 f"tensor {name} has shape {list(found.shape)} in the model's files, "
                 f"but config.json says {list(shape)}"
@@ -308,6 +312,10 @@ class _Reader:
         def stack(name: str, shape: tuple[int, ...]) -> Tensor:
             return self._plain(name, self._found(name), shape)
 
+        def turned(name: str, shape: tuple[int, int, int]) -> Tensor:
+            found = self._plain(name, self._found(name), shape, (shape[0], shape[2], shape[1]))
+            return found if tuple(found.shape) == shape else found.transpose(1, 2)
+
         def packed(name: str, shape: tuple[int, int, int]) -> Callable[[int, slice], FrozenWeight] | None:
             if not isinstance(self._form, Mxfp4) or not has(f"{name}_blocks"):
                 return None
@@ -321,6 +329,7 @@ class _Reader:
             has,
             lambda name, shape: self._weight(name, shape, freeze),
             stack,
+            turned,
             packed,
             own,
             lambda part: freeze(own(part)),

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
 from transformers import PreTrainedModel
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeShortConv
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_chunk_gated_delta_rule
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeGatedDeltaNet
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 from mlora_worker.model.attention import PackedRows
 
@@ -29,31 +32,52 @@ class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformer
     """Gated delta net: [1, tokens, size] -> the same."""
 
     def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
-        mixed, gate = self.in_proj_qkv(hidden_states), self.in_proj_z(hidden_states)
-        beta = self.in_proj_b(hidden_states).sigmoid()
-        step = softplus(self.in_proj_a(hidden_states).float() + self.dt_bias)
-        decay = -self.A_log.float().exp() * step
+        mixed, gate, a, b = self._projected(hidden_states)
+        beta = b.sigmoid()
+        decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
         parts = (torch.split(one, list(packed.lengths), dim=1) for one in (mixed, decay, beta))
-        outs = [self._row(*part) for part in zip(*parts, strict=True)]
+        outs = [_delta_rule(self, *part) for part in zip(*parts, strict=True)]
         heads = torch.cat(outs, dim=1).reshape(-1, self.head_v_dim)
         normed: Tensor = self.norm(heads, gate.reshape(-1, self.head_v_dim))
         out: Tensor = self.out_proj(normed.reshape(1, packed.tokens, -1))
         return out
 
-    def _row(self, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-        """[1, length, ...] of one row -> [1, length, value heads, size]."""
-        # [1, length, heads, size] each.
-        seen = silu(_looking_back(self.conv1d, mixed))
-        query, key, value = torch.split(seen, [self.key_dim, self.key_dim, self.value_dim], dim=-1)
-        out, _ = _DELTA_RULE(
-            query.reshape(*seen.shape[:2], -1, self.head_k_dim),
-            key.reshape(*seen.shape[:2], -1, self.head_k_dim),
-            value.reshape(*seen.shape[:2], -1, self.head_v_dim),
-            g=decay,
-            beta=beta,
-            use_qk_l2norm_in_kernel=True,
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[1, tokens, ...]: queries, keys and values; gates; what makes the decay, and beta."""
+        return (
+            self.in_proj_qkv(hidden),
+            self.in_proj_z(hidden),
+            self.in_proj_a(hidden),
+            self.in_proj_b(hidden),
         )
-        return out
+
+
+class PackedNextDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]
+    """The same of Qwen3-Next, whose projections are fused by groups of heads."""
+
+    forward = PackedDeltaNet.forward
+
+    def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        *heads, gate, b, a = self.fix_query_key_value_ordering(
+            self.in_proj_qkvz(hidden), self.in_proj_ba(hidden)
+        )
+        return torch.cat([one.flatten(2) for one in heads], dim=-1), gate, a, b
+
+
+def _delta_rule(net: Any, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """[1, length, ...] of one row -> [1, length, value heads, size]."""
+    # [1, length, heads, size] each.
+    seen = silu(_looking_back(net.conv1d, mixed))
+    query, key, value = torch.split(seen, [net.key_dim, net.key_dim, net.value_dim], dim=-1)
+    out, _ = _DELTA_RULE(
+        query.reshape(*seen.shape[:2], -1, net.head_k_dim),
+        key.reshape(*seen.shape[:2], -1, net.head_k_dim),
+        value.reshape(*seen.shape[:2], -1, net.head_v_dim),
+        g=decay,
+        beta=beta,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return out
 
 
 class PackedShortConv(Lfm2ShortConv):  # type: ignore[misc]
@@ -68,7 +92,10 @@ class PackedShortConv(Lfm2ShortConv):  # type: ignore[misc]
 
 _PACKED: dict[type[nn.Module], type[nn.Module]] = {
     Qwen3_5GatedDeltaNet: PackedDeltaNet,
+    Qwen3_5MoeGatedDeltaNet: PackedDeltaNet,
+    Qwen3NextGatedDeltaNet: PackedNextDeltaNet,
     Lfm2ShortConv: PackedShortConv,
+    Lfm2MoeShortConv: PackedShortConv,
 }
 
 

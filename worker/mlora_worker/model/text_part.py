@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
+from mlora_worker.model.experts import ExpertNames
 from mlora_worker.model.families import FAMILIES, Family
 
 DECODER: Final = "model.language_model"
@@ -40,6 +41,8 @@ _STORED: Final = (
 _PLAIN = Family()
 _LLAVA = {kind: FAMILIES[kind] for kind in ("llama", "mistral", "qwen2")}
 
+_QWEN3_VL_MOE = Family(experts=ExpertNames(turned=True), without=("output_router_logits",))
+
 # By the type of the whole model and that of its text part. Some have no type of their own for that.
 TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     # The whole model does not cap logits, whatever its text part's configuration says.
@@ -52,7 +55,9 @@ TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
     "qwen2_vl": {"qwen2_vl_text": _PLAIN},
     "qwen2_5_vl": {"qwen2_5_vl_text": _PLAIN},
     "qwen3_5": {"qwen3_5_text": FAMILIES["qwen3_5_text"]},
+    "qwen3_5_moe": {"qwen3_5_moe_text": FAMILIES["qwen3_5_moe_text"]},
     "qwen3_vl": {"qwen3_vl_text": _PLAIN},
+    "qwen3_vl_moe": {"qwen3_vl_moe_text": _QWEN3_VL_MOE},
 }
 
 

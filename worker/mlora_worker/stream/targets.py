@@ -116,7 +116,8 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"rank {target.rank} is larger than the smaller side of {target.module.name} "
-                f"({target.module.in_features} x {target.module.out_features}): use at most {side}",
+                f"({target.module.in_features} x {target.module.out_features}): use at most {side}, or leave the module "
+                "out by excludeModules",
             )
     _check_whole_weights(lora, facts, targets)
     return targets

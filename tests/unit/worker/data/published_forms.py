@@ -280,6 +280,7 @@ FORMS = (
     Form("Qwen3 30B", "qwen3_moe", _QWEN3, _IM, "<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>", None,
          "<think>\nHm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
     Form("Qwen3 30B, later", "qwen3_moe", _CHATML, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>"),
+    Form("Qwen3-Next", "qwen3_next", _CHATML, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>"),
     Form("Qwen3 Thinking", "qwen3", _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
          _IM, "<|im_end|>", "\n</think>\n\ntwo<|im_end|>", None, "Hm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
     *(
@@ -326,6 +327,9 @@ FORMS = (
     Form("EXAONE 4", "exaone4", _EXAONE, ("[BOS]", "[|system|]", "[|user|]", "[|assistant|]", "[|endofturn|]"),
          "[|endofturn|]", "two[|endofturn|]", "two[|endofturn|]four[|endofturn|]", bos="[BOS]", marks=_THINK),
     Form("Qwen3.5", "qwen3_5_text", _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
+         _IM, "<|im_end|>", "\n</think>\n\ntwo<|im_end|>", None, "Hm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
+    Form("Qwen3.5 of experts", "qwen3_5_moe_text",
+         _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}"),
          _IM, "<|im_end|>", "\n</think>\n\ntwo<|im_end|>", None, "Hm.\n</think>\n\ntwo<|im_end|>", marks=_THINK),
     Form("Qwen3.5, small", "qwen3_5_text",
          _QWEN3.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n\n</think>\n\n' }}{% endif %}"),

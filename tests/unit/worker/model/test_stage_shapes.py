@@ -41,6 +41,9 @@ from tests.fixtures.model_options import FAMILY
         "mixtral",
         "olmoe",
         "qwen3_moe",
+        "qwen3_next",
+        "qwen3_5_moe",
+        "qwen3_vl_moe",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
