@@ -59,6 +59,34 @@ FULL_TASK: JSON = {
         "secretRef": {"name": "keys"},
     },
 }  # fmt: skip
+# Rules look at fields together: each kind of adapter, optimizer and objective has others that it refuses.
+DORA_TASK: JSON = {
+    **SMALL_TASK,
+    "lora": {"useDora": True, "useRslora": True, "loraplusLrRatio": 16.0, "rankPattern": {"q_proj": 4}},
+    "training": {
+        "optimizer": {"type": "adamw", "beta1": 0.8, "beta2": 0.99, "epsilon": 1e-7},
+        "warmupRatio": 0.1,
+    },
+}
+VERA_TASK: JSON = {
+    **SMALL_TASK,
+    "lora": {"type": "vera", "rank": 256, "dInitial": 0.2, "dropout": 0.1, "targetModules": ["q_proj"]},
+}
+DPO_TASK: JSON = {
+    **SMALL_TASK,
+    "dataset": {
+        "uri": "s3://rows/a.jsonl",
+        "format": "preference",
+        "fields": {"chosen": "a", "rejected": "b"},
+    },
+    "training": {"objective": {"type": "dpo", "beta": 0.2, "lossType": "ipo"}, "batchSize": 2},
+    "evaluation": {"uri": "s3://rows/b.jsonl"},
+}
+SIMPO_TASK: JSON = {
+    **SMALL_TASK,
+    "dataset": {"uri": "s3://rows/a.jsonl"},
+    "training": {"objective": {"type": "simpo", "beta": 2.0, "simpoGamma": 0.5}},
+}
 SMALL_PIPELINE: JSON = {"model": {"name": "m", "uri": "s3://models/m"}}
 FULL_PIPELINE: JSON = {
     "model": {"name": "m", "uri": "hf://owner/name", "revision": "main", "dtype": "float32"},
@@ -75,11 +103,23 @@ FULL_PIPELINE: JSON = {
         "allowedNetworks": ["10.0.0.0/8"], "nodeSelector": {"a": "b"},
     },
 }  # fmt: skip
+QUANTISED_PIPELINE: JSON = {
+    "model": {
+        "name": "m", "uri": "s3://models/m", "dtype": "bfloat16",
+        "quantization": {"type": "nf4", "doubleQuantization": True},
+    },
+    "worker": {"threads": 2},
+}  # fmt: skip
 BASES = {
     "small task": ("LoRATask", SMALL_TASK),
     "full task": ("LoRATask", FULL_TASK),
+    "DoRA task": ("LoRATask", DORA_TASK),
+    "VeRA task": ("LoRATask", VERA_TASK),
+    "DPO task": ("LoRATask", DPO_TASK),
+    "SimPO task": ("LoRATask", SIMPO_TASK),
     "small pipeline": ("LoRAPipeline", SMALL_PIPELINE),
     "full pipeline": ("LoRAPipeline", FULL_PIPELINE),
+    "quantised pipeline": ("LoRAPipeline", QUANTISED_PIPELINE),
 }
 # Fields whose verdicts differ, with the reason: nothing at present.
 EXCEPTIONS: dict[tuple[str, str], str] = {}

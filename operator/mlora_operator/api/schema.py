@@ -7,6 +7,7 @@ false`` (unknown fields are pruned, or refused by kubectl's strict validation), 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -74,6 +75,9 @@ def _convert(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults:
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if exclusive in node:
             schema |= {bound: node[exclusive], exclusive: True}
+    if schema.get("exclusiveMaximum") and not float(schema["maximum"]).is_integer():
+        schema.setdefault("x-kubernetes-validations", []).append(_below(schema["maximum"]).to_cel())
+        schema["maximum"] = math.ceil(schema["maximum"])
     schema |= {bound: _plain(schema[bound]) for bound in ("minimum", "maximum") if bound in schema}
     if "description" in schema:
         schema["description"] = " ".join(schema["description"].split())
@@ -123,6 +127,12 @@ def _object(node: Mapping[str, Any], definitions: Mapping[str, JSON], defaults: 
             }
         properties[name] = converted
     return {"properties": properties} | ({"required": sorted(required)} if required else {})
+
+
+def _below(most: float) -> Rule:
+    """For a value that is written as a whole number the API server rounds the bound towards zero, and 0 were not less than
+    0.5: the schema's own bound is the next whole number."""
+    return Rule(path=(), cel=f"self < {most!r}", message=f"must be less than {most!r}")
 
 
 def _names(names: Mapping[str, Any]) -> JSON:

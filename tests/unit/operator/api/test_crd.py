@@ -167,3 +167,16 @@ def test_every_printed_column_exists_in_the_schema(kind: str) -> None:
             continue
         for name in path:
             place = place["properties"][name]
+
+
+def test_no_bound_between_two_whole_numbers_refuses_the_one_below_it() -> None:
+    """The API server rounds bounds towards zero for values written as whole numbers: 0 is not "less than 0.5" there."""
+    fractional = [
+        path
+        for path, node in ALL_NODES
+        if node.get("exclusiveMaximum") and not float(node["maximum"]).is_integer()
+    ]
+    assert fractional == []
+    spec = crd.task_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    smoothing = spec["properties"]["training"]["properties"]["objective"]["properties"]["labelSmoothing"]
+    assert [rule["rule"] for rule in smoothing["x-kubernetes-validations"]] == ["self < 0.5"]
