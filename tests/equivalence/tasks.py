@@ -39,6 +39,7 @@ class Row:
     labels: tuple[int, ...]
     weight: float = 1.0
     split: int = 0
+    desirable: bool | None = None
 
     @property
     def masked(self) -> Row:
@@ -52,7 +53,7 @@ class Row:
     @property
     def tokens(self) -> TokenRow:
         ids, labels = np.array(self.ids, np.int32), np.array(self.labels, np.int32)
-        return TokenRow(ids, labels, self.weight, self.split)
+        return TokenRow(ids, labels, self.weight, self.split, self.desirable)
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,7 @@ class Trained:
         default_factory=list
     )  # of the gradients, where they are clipped (PEFT's alone)
     microbatches: list[int] = field(default_factory=list)  # of each step
+    logs: list[dict[str, float]] = field(default_factory=list)  # of each step (TRL's alone)
 
 
 def engines_of(
@@ -242,6 +244,16 @@ def random_pairs(count: int, seed: int, shortest: int = 3, longest: int = 12) ->
         return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
 
     return [pair_of(some(), some(), some()) for _ in range(count)]
+
+
+def random_answers(count: int, seed: int, shortest: int = 3, longest: int = 12) -> list[Row]:
+    """Prompts and answers as above, of which about every second answer is desirable."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for pair in random_pairs(count, seed, shortest, longest):
+        ids, labels = pair.ids[: pair.split], pair.labels[: pair.split]
+        made.append(Row(ids, labels, desirable=bool(torch.rand((), generator=generator) < 0.5)))
+    return made
 
 
 def pair_of(prompt: list[int], chosen: list[int], rejected: list[int], weight: float = 1.0) -> Row:

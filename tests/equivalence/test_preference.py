@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from mlora_worker.data.prepare import prepare
+from mlora_worker.data.training_rows.token_rows import TokenRows
 from mlora_worker.protocol import DatasetSpec, LoRAConfig, Objective, Schedule, StorageAccess, Training
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.storage.remote.dataset_source import open_sources
-from tests.equivalence.tasks import Base, Task, assert_same, random_pairs, train
-from tests.equivalence.trl_trainers import rows_of_trl, train_with_trl
+from tests.equivalence.tasks import Base, Task, assert_same, random_answers, random_pairs, train
+from tests.equivalence.trl_trainers import answers_of_trl, rows_of_trl, train_with_trl
 from tests.fixtures.tiny_tokenizer import tiny_tokenizer
 
 STEPS = 20
@@ -34,12 +35,21 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "simpo": {"type": "simpo"},
     "simpo-smoothed": {"type": "simpo", "beta": 2.0, "simpoGamma": 1.0, "labelSmoothing": 0.1},
     "orpo": {"type": "orpo"},
+    "kto-apo": {"type": "kto", "lossType": "apo_zero_unpaired"},
+    "kto-apo-weighted": {
+        "type": "kto",
+        "lossType": "apo_zero_unpaired",
+        "beta": 0.5,
+        "desirableWeight": 1.33,
+        "undesirableWeight": 0.7,
+    },
 }
 
 
 def task(name: str, objective: dict[str, Any], seed: int = 1, **training: Any) -> Task:
     settings = TRAINING.model_copy(update={"objective": Objective.model_validate(objective), **training})
-    return Task(name, LORA, settings, random_pairs(20, seed), STEPS)
+    rows = random_answers(20, seed) if objective["type"] == "kto" else random_pairs(20, seed)
+    return Task(name, LORA, settings, rows, STEPS)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -96,11 +106,8 @@ def test_rows_become_the_tokens_of_trl(kind: str) -> None:
         CHATML, specials=["<|im_start|>", "<|im_end|>"], eos_token="<|im_end|>", pad_token="<|im_end|>"
     )
     rows = ROWS[kind]
-    source = open_sources(open_store(StorageAccess(), allow_files=False), StorageAccess())
-    dataset = DatasetSpec(inline="\n".join(map(json.dumps, rows))).for_plan()
-    training = TRAINING.model_copy(update={"objective": Objective.model_validate({"type": "dpo"})})
-    ours = prepare(dataset, training, tokenizer, source, 4096).rows
-    theirs = rows_of_trl(rows, tokenizer, training.max_seq_length)
+    ours = prepared(rows, tokenizer, {"type": "dpo"})
+    theirs = rows_of_trl(rows, tokenizer, TRAINING.max_seq_length)
     assert len(ours) == len(theirs) == len(rows)
     for row, wanted in zip(ours, theirs, strict=True):
         assert row.ids[: row.split].tolist() == wanted["prompt_ids"] + wanted["chosen_ids"]
@@ -108,3 +115,37 @@ def test_rows_become_the_tokens_of_trl(kind: str) -> None:
         answers = len(wanted["chosen_ids"]), len(wanted["rejected_ids"])
         labels = row.labels[: row.split], row.labels[row.split :]
         assert tuple(int((own >= 0).sum()) for own in labels) == answers
+
+
+ANSWERS: dict[str, list[dict[str, Any]]] = {
+    "texts": [
+        {"prompt": "2+2 is", "completion": " four", "label": True},
+        {"prompt": "A:", "completion": " b<|im_end|>", "label": False},
+    ],
+    "turns": [
+        {"prompt": [ASKED], "completion": [ONE], "label": True},
+        {"prompt": [turn("system", "Be brief."), ASKED, OTHER, ASKED], "completion": [OTHER], "label": False},
+        {"prompt": [ASKED], "completion": [ONE, ASKED, ONE], "label": False},
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_answers_with_a_label_become_the_tokens_of_trl(kind: str) -> None:
+    tokenizer = tiny_tokenizer(
+        CHATML, specials=["<|im_start|>", "<|im_end|>"], eos_token="<|im_end|>", pad_token="<|im_end|>"
+    )
+    found = prepared(ANSWERS[kind], tokenizer, {"type": "kto", "lossType": "apo_zero_unpaired"})
+    theirs = answers_of_trl(ANSWERS[kind], tokenizer, TRAINING.max_seq_length)
+    assert len(found) == len(theirs) == len(ANSWERS[kind])
+    for row, wanted in zip(found, theirs, strict=True):
+        assert row.ids.tolist() == wanted["prompt_ids"] + wanted["completion_ids"]
+        assert int((row.labels >= 0).sum()) == len(wanted["completion_ids"])
+        assert row.desirable is wanted["label"]
+
+
+def prepared(rows: list[dict[str, Any]], tokenizer: Any, objective: dict[str, Any]) -> TokenRows:
+    source = open_sources(open_store(StorageAccess(), allow_files=False), StorageAccess())
+    dataset = DatasetSpec(inline="\n".join(map(json.dumps, rows))).for_plan()
+    training = TRAINING.model_copy(update={"objective": Objective.model_validate(objective)})
+    return prepare(dataset, training, tokenizer, source, 4096).rows

@@ -14,7 +14,7 @@ from peft.utils.save_and_load import get_peft_model_state_dict, set_peft_model_s
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
-from trl import DPOConfig, DPOTrainer
+from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
@@ -43,6 +43,21 @@ class _CPO(_TokensAreThere, CPOTrainer):  # type: ignore[misc]
 
 class _ORPO(_TokensAreThere, ORPOTrainer):  # type: ignore[misc]
     pass
+
+
+class _KTO(InOrder, KTOTrainer):  # type: ignore[misc]
+    """``kl`` of each microbatch. The mismatched answers are made as its own preparation makes them."""
+
+    def _prepare_dataset(self, dataset: Dataset, _: Any, args: Any, *__: Any) -> Dataset:
+        if not self.calculate_KL:
+            return dataset
+
+        def mismatched(examples: dict[str, Any]) -> dict[str, Any]:
+            answers = examples["completion_ids"]
+            examples["KL_completion_ids"] = [answers[-1], *answers[:-1]]
+            return examples
+
+        return dataset.map(mismatched, batched=True, batch_size=args.per_device_train_batch_size)
 
 
 def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: Path) -> Trained:
@@ -79,6 +94,7 @@ def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: 
         "remove_unused_columns": False,
         "disable_tqdm": True,
         "max_length": training.max_seq_length,
+        "logging_steps": 1,
     }
     kind, config = _trainer(objective, common)
     trainer = kind(
@@ -90,8 +106,21 @@ def train_with_trl(base: Base, task: Task, start: Mapping[str, Tensor], folder: 
     each = training.gradient_accumulation_steps
     result.losses = [sum(trainer.losses[at : at + each]) / each for at in range(0, len(trainer.losses), each)]
     found = get_peft_model_state_dict(model)
+    result.logs = trainer.state.log_history
     result.adapter = {name: tensor.detach().float().clone() for name, tensor in found.items()}
     return result
+
+
+def answers_of_trl(rows: Sequence[Mapping[str, Any]], tokenizer: Any, longest: int) -> list[dict[str, Any]]:
+    """As KTOTrainer tokenises them."""
+    config = SimpleNamespace(dataset_num_proc=None, max_length=longest, per_device_train_batch_size=2)
+    trainer = SimpleNamespace(
+        _tokenizer=tokenizer, calculate_KL=False, desirable_weight=1.0, undesirable_weight=1.0
+    )
+    made = KTOTrainer._prepare_dataset(
+        trainer, Dataset.from_list([*map(dict, rows)]), tokenizer, config, "train"
+    )
+    return list(made)
 
 
 def rows_of_trl(rows: Sequence[Mapping[str, Any]], tokenizer: Any, longest: int) -> list[dict[str, Any]]:
@@ -118,12 +147,19 @@ def _trainer(objective: Objective, common: Mapping[str, Any]) -> tuple[Any, Any]
     match objective.type:
         case ObjectiveType.DPO:
             return TokenDPO, DPOConfig(**common, **options)
+        case ObjectiveType.KTO:
+            options["desirable_weight"], options["undesirable_weight"] = objective.label_weights[::-1]
+            return _KTO, KTOConfig(**common, **options)
         case ObjectiveType.ORPO:
             return _ORPO, ORPOConfig(**common, **options)
     return _CPO, CPOConfig(**common, **options)
 
 
 def _row(row: Row) -> dict[str, Any]:
+    if row.desirable is not None:
+        prompt = 1 + next(at for at, label in enumerate(row.labels) if label != IGNORED)
+        ids = list(row.ids)
+        return {"prompt_ids": ids[:prompt], "completion_ids": ids[prompt:], "label": row.desirable}
     texts = {"prompt": "a", "chosen": "b", "rejected": "c"}  # which are looked for, and never used
     return trl_row(row.tokens) | texts
 

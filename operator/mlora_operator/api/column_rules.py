@@ -31,13 +31,21 @@ def _of_its_format(field: str, formats: tuple[str, ...]) -> Rule:
 
 def _apart(shape: RowShape) -> Rule:
     """Two columns of one name would make the answer its own prompt, or a pair of equal answers. Where the format is left
-    out, it is this one if a field that no other has is renamed; what remains is refused once the rows have told it.
+    out, it has both if a field is renamed that no format without both has; what remains is refused once the rows have told
+    it.
     """
-    own = tuple(column for column in shape.columns if len(FIELDS_OF[column]) == 1)
     twins = tuple(itertools.combinations(shape.columns, 2))
 
+    def own(pair: tuple[str, str]) -> tuple[str, ...]:
+        """Fields that no format has which lacks one of the two. The first format that has both says it."""
+        if shape is not next(one for one in ROW_SHAPES if {*pair} <= {*one.columns}):
+            return ()
+        return tuple(
+            name for name in pair if all({*FIELDS_OF[name]} <= {*FIELDS_OF[other]} for other in pair)
+        )
+
     def allowed(one: str, other: str) -> str:
-        kept = " && ".join(f"self.fields.{name} == '{name}'" for name in (one, other) if name in own)
+        kept = " && ".join(f"self.fields.{name} == '{name}'" for name in own((one, other)))
         unless = f"(!has(self.format) && {kept})" if kept else "!has(self.format)"
         return f"(self.fields.{one} != self.fields.{other} || {unless})"
 
@@ -46,7 +54,7 @@ def _apart(shape: RowShape) -> Rule:
         same = [pair for pair in twins if fields[pair[0]] == fields[pair[1]]]
         if "format" in dataset:
             return dataset["format"] != shape.format.value or not same
-        return not any(name in own and fields[name] != name for pair in same for name in pair)
+        return not any(fields[name] != name for pair in same for name in own(pair))
 
     return Rule(
         path=("dataset",),

@@ -86,15 +86,20 @@ def _immutable(field: str) -> Rule:
 
 # By the field that is wrong. Pydantic checks it by itself, so it has no Python form here.
 _OBJECTIVE_CEL = {
-    "type": "self.type != 'kto'",
     "beta": "self.type != 'sft' || !has(self.beta)",
-    "lossType": "!has(self.lossType) || self.type == 'dpo' || (self.type == 'cpo' && self.lossType != 'robust')",
+    "lossType": "!has(self.lossType) || (self.lossType in ['kto', 'apo_zero_unpaired'] ? self.type == 'kto' : "
+    "self.type == 'dpo' || (self.type == 'cpo' && self.lossType != 'robust'))",
     "labelSmoothing": "!has(self.labelSmoothing) || self.type == 'simpo' || "
     "(self.type == 'dpo' && has(self.lossType) && self.lossType == 'robust') || "
     "(self.type == 'cpo' && (!has(self.lossType) || self.lossType == 'sigmoid'))",
     "cpoAlpha": "!has(self.cpoAlpha) || self.type in ['cpo', 'simpo']",
     "simpoGamma": "!has(self.simpoGamma) || self.type == 'simpo'",
+    "kto": "self.type != 'kto' || (has(self.lossType) && self.lossType == 'apo_zero_unpaired')",
+    "desirableWeight": "!has(self.desirableWeight) || self.type == 'kto'",
+    "undesirableWeight": "!has(self.undesirableWeight) || self.type == 'kto'",
 }
+
+_PREFERENCES = ("preference", "unpairedPreference")  # of pairs, and of kto
 
 OBJECTIVE_RULES: tuple[Rule, ...] = (
     *(
@@ -103,30 +108,39 @@ OBJECTIVE_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path=(),
-        cel="!has(self.dataset.format) || self.dataset.format != 'preference' || "
+        cel="!has(self.dataset.format) || !(self.dataset.format in ['preference', 'unpairedPreference']) || "
         "(has(self.training.objective) && self.training.objective.type != 'sft')",
-        message="rows of format preference have two answers each: training.objective.type must be dpo, cpo, simpo or orpo",
-        holds=lambda spec: spec["dataset"].get("format") != "preference" or _prefers(spec),
+        message="rows of format preference have two answers each: training.objective.type must be dpo, cpo, simpo or orpo; "
+        "those of unpairedPreference have one with a label: it must be kto",
+        holds=lambda spec: spec["dataset"].get("format") not in _PREFERENCES or _prefers(spec),
     ),
     Rule(
         path=(),
-        cel="!has(self.training.objective) || self.training.objective.type == 'sft' || "
-        "!has(self.dataset.format) || self.dataset.format == 'preference'",
-        message="training.objective.type other than sft takes rows with a chosen and a rejected answer: remove "
-        "dataset.format, or set it to preference",
-        holds=lambda spec: spec["dataset"].get("format", "preference") == "preference" or not _prefers(spec),
+        cel="!has(self.training.objective) || self.training.objective.type == 'sft' || !has(self.dataset.format) || "
+        "self.dataset.format == (self.training.objective.type == 'kto' ? 'unpairedPreference' : 'preference')",
+        message="training.objective.type kto takes rows with one answer and a label (dataset.format unpairedPreference), "
+        "other types than sft take rows with a chosen and a rejected answer (preference): remove dataset.format, or "
+        "correct it",
+        holds=lambda spec: (
+            not _prefers(spec)
+            or spec["dataset"].get("format") in (None, _PREFERENCES[_type_of(spec) == "kto"])
+        ),
     ),
     Rule(
         path=(),
         cel="!has(self.training.objective) || self.training.objective.type == 'sft' || !has(self.dataset.trainOn)",
-        message="of rows with a chosen and a rejected answer both are compared: remove dataset.trainOn",
+        message="of rows of preferences all that follows the prompt counts: remove dataset.trainOn",
         holds=lambda spec: "trainOn" not in spec["dataset"] or not _prefers(spec),
     ),
 )
 
 
+def _type_of(spec: Mapping[str, Any]) -> str:
+    return str(spec["training"].get("objective", {}).get("type", "sft"))
+
+
 def _prefers(spec: Mapping[str, Any]) -> bool:
-    return bool(spec["training"].get("objective", {}).get("type", "sft") != "sft")
+    return _type_of(spec) != "sft"
 
 
 # Of both kinds.

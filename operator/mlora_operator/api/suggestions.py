@@ -37,6 +37,8 @@ ELSEWHERE = {
     "pref_beta": "beta",
     "pref_loss": "lossType",
     "dpo_label_smoothing": "labelSmoothing",
+    "kto_chosen_weight": "desirableWeight",
+    "kto_rejected_weight": "undesirableWeight",
     "path": "uri",
     "url": "uri",
     "type": "format",

@@ -122,17 +122,22 @@ class TaskStatus(Status):
     best_evaluation_loss: Word | None = Field(default=None, description="The lowest evaluation loss.")
     reward_margin: Word | None = Field(
         default=None,
-        description="Of rows with a chosen and a rejected answer: how much higher the chosen one's reward is, in the last "
-        "step.",
+        description="Of rows of preferences: how much higher the reward of chosen or desirable answers is than that of the "
+        "others, in the last step.",
     )
     reward_accuracy: Word | None = Field(
-        default=None, description="Part of these rows whose chosen answer has the higher reward."
+        default=None, description="Part of the pairs whose chosen answer has the higher reward."
     )
     chosen_logps: Word | None = Field(
-        default=None, description="Mean log-probability of the chosen answers in the last step."
+        default=None, description="Mean log-probability of the chosen or desirable answers in the last step."
     )
     rejected_logps: Word | None = Field(
-        default=None, description="Mean log-probability of the rejected answers in the last step."
+        default=None,
+        description="Mean log-probability of the rejected or undesirable answers in the last step.",
+    )
+    kl: Word | None = Field(
+        default=None,
+        description="Of kto: the estimate of the divergence from the reference in the last step.",
     )
     tokens_per_second: Word | None = Field(
         default=None, description="Tokens of this task per second of wall time."

@@ -56,7 +56,7 @@ class Demand:
 
 def demand_of(lora: LoRAConfig, training: Training, max_positions: int) -> Demand:
     longest = min(training.max_seq_length, max_positions)
-    if training.preference is not None:  # two rows, which travel together
+    if training.preference is not None and training.preference.paired:  # two rows, which travel together
         longest *= 2
     rows = training.batch_size * training.gradient_accumulation_steps
     moments = (training.optimizer or Optimizer()).moments

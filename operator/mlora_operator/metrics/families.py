@@ -209,7 +209,7 @@ TASK_EVALUATION_LOSS = MetricFamily(
 TASK_REWARD_MARGIN = MetricFamily(
     "mlora_task_reward_margin",
     "gauge",
-    "Mean margin of the chosen over the rejected answer's reward in the last step",
+    "Mean margin of the chosen over the rejected answers' reward in the last step",
     labels=TASK,
 )
 TASK_REWARD_ACCURACY = MetricFamily(
@@ -227,6 +227,12 @@ TASK_REJECTED_LOGPS = MetricFamily(
     "Mean log-probability of the last step's rejected answers",
     labels=TASK,
 )
+TASK_KL = MetricFamily(
+    "mlora_task_kl",
+    "gauge",
+    "Of kto, the last step's estimate of the divergence from the reference",
+    labels=TASK,
+)
 TASK_SPEED = MetricFamily(
     "mlora_task_tokens_per_second", "gauge", "Tokens per second of training", labels=TASK
 )
@@ -241,5 +247,5 @@ FAMILIES = (
     WORKERS_READY, REACHABLE, CERTIFICATE_END,
     ACTIVE, STALLS, PIPELINE_RESTARTS, TOKENS, MICROBATCHES, BUDGET, PREDICTED, USED,
     TASK_STEP, TASK_STEPS, TASK_LOSS, TASK_EVALUATION_LOSS, TASK_REWARD_MARGIN, TASK_REWARD_ACCURACY,
-    TASK_CHOSEN_LOGPS, TASK_REJECTED_LOGPS, TASK_SPEED, TASKS_LEFT_OUT,
+    TASK_CHOSEN_LOGPS, TASK_REJECTED_LOGPS, TASK_KL, TASK_SPEED, TASKS_LEFT_OUT,
 )  # fmt: skip

@@ -166,7 +166,7 @@ def _stages(pipeline: Pipeline, tasks: list[Task], snapshot: Snapshot) -> tuple[
         return ()
 
 
-def _of_pairs(name: str) -> Callable[[TaskReport], float | None]:
+def _of_preferences(name: str) -> Callable[[TaskReport], float | None]:
     return lambda told: getattr(told.preference, name) if told.preference is not None else None
 
 
@@ -175,10 +175,11 @@ _OF_TASKS: tuple[tuple[f.MetricFamily, Callable[[TaskReport], float | None]], ..
     (f.TASK_STEPS, lambda told: told.total_steps),
     (f.TASK_LOSS, lambda told: told.loss),
     (f.TASK_EVALUATION_LOSS, lambda told: told.evaluation.loss if told.evaluation is not None else None),
-    (f.TASK_REWARD_MARGIN, _of_pairs("margin")),
-    (f.TASK_REWARD_ACCURACY, _of_pairs("accuracy")),
-    (f.TASK_CHOSEN_LOGPS, _of_pairs("chosen_logps")),
-    (f.TASK_REJECTED_LOGPS, _of_pairs("rejected_logps")),
+    (f.TASK_REWARD_MARGIN, _of_preferences("margin")),
+    (f.TASK_REWARD_ACCURACY, _of_preferences("accuracy")),
+    (f.TASK_CHOSEN_LOGPS, _of_preferences("chosen_logps")),
+    (f.TASK_REJECTED_LOGPS, _of_preferences("rejected_logps")),
+    (f.TASK_KL, _of_preferences("kl")),
     (f.TASK_SPEED, lambda told: told.tokens_per_second),
 )
 

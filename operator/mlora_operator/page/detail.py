@@ -63,6 +63,7 @@ def task_detail(
         reward_accuracy=number(status.reward_accuracy),
         chosen_logps=number(status.chosen_logps),
         rejected_logps=number(status.rejected_logps),
+        kl=number(status.kl),
         checkpoint_step=status.checkpoint_step,
         resumed_step=status.resumed_step,
         fetch=fetch_command(one, by_name=by_name),

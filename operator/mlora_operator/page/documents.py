@@ -195,6 +195,7 @@ class TaskDetail(Message):
     reward_accuracy: float | None = None
     chosen_logps: float | None = None
     rejected_logps: float | None = None
+    kl: float | None = None
     checkpoint_step: int | None = None
     resumed_step: int | None = None
     fetch: str | None = None  # the command that fetches the adapter

@@ -15,20 +15,21 @@ _TRAINING = {
     "gradNorm": "train/grad_norm",
     "tokens": "train/tokens",
 }
-_PAIRS = {
+_PREFERENCES = {
     "chosenReward": "rewards/chosen",
     "rejectedReward": "rewards/rejected",
     "margin": "rewards/margins",
     "accuracy": "rewards/accuracies",
     "chosenLogps": "logps/chosen",
     "rejectedLogps": "logps/rejected",
+    "kl": "kl",
 }
-_TRAINING |= {name: f"train/{curve}" for name, curve in _PAIRS.items()}
+_TRAINING |= {name: f"train/{curve}" for name, curve in _PREFERENCES.items()}
 _EVALUATION = {
     "evaluationLoss": "eval/loss",
     "perplexity": "eval/perplexity",
     "tokenAccuracy": "eval/token_accuracy",
-} | {name: f"eval/{curve}" for name, curve in _PAIRS.items()}
+} | {name: f"eval/{curve}" for name, curve in _PREFERENCES.items()}
 
 
 class ReportError(Exception):

@@ -59,6 +59,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
             "text": "text",
             "chosen": "chosen",
             "rejected": "rejected",
+            "label": "label",
         },
         "trainOn": None,
         "chatTemplate": None,

@@ -6,15 +6,16 @@ configuration and the tokenizer are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from mlora_worker.commands.stdio import ALL_NETWORKS, failure_of, reply, users_remote, users_store
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.objective_rows import check_labels
 from mlora_worker.data.prepare import prepare
 from mlora_worker.data.tokenizing.tokenizer import load_tokenizer
 from mlora_worker.data.training_rows.token_rows import TokenRow, TokenRows
@@ -27,6 +28,11 @@ from mlora_worker.storage.errors import StorageError
 from mlora_worker.storage.remote.dataset_source import open_sources
 
 _BARS = 10
+_LABELS: Final[Mapping[bool | None, Literal["desirable", "undesirable"] | None]] = {
+    None: None,
+    True: "desirable",
+    False: "undesirable",
+}
 
 
 def main() -> None:
@@ -59,11 +65,14 @@ def look(question: LookQuestion) -> LookAnswer:
             vocabulary=int(config.vocab_size),
             look_only=True,
         )
+        if question.training.preference is not None:
+            check_labels(prepared.rows, "rows")
     except (DataError, ModelError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))
-    rows = prepared.rows
+    rows, labels = prepared.rows, prepared.rows.desirable
     return LookAnswer(
         counts=prepared.counts,
+        desirable=None if labels is None else int(labels.sum()),
         longest=int(rows.lengths.max()),
         histogram=tuple(histogram(rows)),
         shown=tuple(tuple(parts(row, tokenizer)) for row in rows[: question.show]),
@@ -91,7 +100,7 @@ def parts(row: TokenRow, tokenizer: Any) -> Iterator[ShownPart]:
         zip(marks, row.ids.tolist(), strict=True), key=lambda token: token[0]
     ):
         ids = [token for _, token in run]
-        answer = ("rejected" if second else "chosen") if row.split else None
+        answer = ("rejected" if second else "chosen") if row.split else _LABELS[row.desirable]
         yield ShownPart(
             text=tokenizer.decode(ids, skip_special_tokens=False), learnt=supervised, answer=answer
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from types import MappingProxyType
@@ -125,6 +125,7 @@ class Coordinator:
             look_again=lambda: parts.later(LOOK_AGAIN, self.held_changed),
             references=parts.references,
             later=lambda call: parts.later(0.0, call),
+            with_lock=self._change,
         )
 
     # --- HTTP threads -------------------------------------------------------------------------------------------
@@ -365,6 +366,12 @@ class Coordinator:
         self._sequence += 1
         self._parts.meter.training(any(task.in_stream for task in self._tasks.values()))
         self._changed.notify_all()
+
+    def _change(self, call: Callable[[], None]) -> None:
+        """For a thread that has been away without the lock."""
+        with self._changed:
+            call()
+            self._note_change()
 
     def _report(self) -> Report:
         payload, descriptors = self._parts.wire()

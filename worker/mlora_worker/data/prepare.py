@@ -8,7 +8,7 @@ import itertools
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.objective_rows import check_objective, format_of
 from mlora_worker.data.reading.dataset_files import DatasetFiles
 from mlora_worker.data.reading.detection import with_format
 from mlora_worker.data.reading.row_bounds import MOST_TEXT
@@ -25,7 +26,7 @@ from mlora_worker.data.reading.tally import Tally, nothing_left, selected_counts
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, RowRejected
 from mlora_worker.data.tokenizing.rendering import uses_date
 from mlora_worker.data.tokenizing.sandbox import InvalidTemplate
-from mlora_worker.data.tokenizing.tokenize import EncodedPair, encoded_rows
+from mlora_worker.data.tokenizing.tokenize import EncodedRow, EncodedUnpaired, encoded_rows
 from mlora_worker.data.training_rows.row_cache import RowCache, key_of, tokenizer_hash
 from mlora_worker.data.training_rows.token_rows import (
     IGNORED,
@@ -56,8 +57,12 @@ __all__ = ["IGNORED", "Prepared", "TokenRow", "TokenRows", "labels_of", "prepare
 
 log = logging.getLogger(__name__)
 
-# Formats whose rows a tokenizer without a chat template takes; of pairs, those that are texts.
-_PLAIN_TOO = (DatasetFormat.PROMPT_COMPLETION, DatasetFormat.PREFERENCE)
+# Formats whose rows a tokenizer without a chat template takes; of preferences, those that are texts.
+_PLAIN_TOO = (
+    DatasetFormat.PROMPT_COMPLETION,
+    DatasetFormat.PREFERENCE,
+    DatasetFormat.UNPAIRED_PREFERENCE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,12 @@ def prepare(
     when a file cannot be read; OSError when rows cannot be kept, for want of room on the worker's own disk.
     """
     day = day or date.today()
-    if dataset.detect_format and training.preference is not None:  # there is one such format
-        dataset = dataset.with_format(DatasetFormat.PREFERENCE)
+    if dataset.detect_format and training.preference is not None:
+        dataset = dataset.with_format(format_of(training.preference))
     dataset = with_format(dataset, source, text, own_template=template is not None)
     _check_columns(dataset.format, dataset.fields)
     if not look_only:
-        _check_objective(dataset.format, training)
+        check_objective(dataset.format, training)
     with _checked_encoder(dataset, training, tokenizer, max_positions, template, day, most_text) as encoder:
         files = DatasetFiles(dataset, source, text, most_rows)
         renderer = _renderer_hash(tokenizer, template, day)
@@ -132,23 +137,6 @@ def _check_columns(format: DatasetFormat, fields: DatasetFields) -> None:
                 f"of format {format.value}, dataset.fields.{one} and fields.{other} name the same column "
                 f"{getattr(fields, one)!r}: correct dataset.fields",
             )
-
-
-def _check_objective(format: DatasetFormat, training: Training) -> None:
-    """Raises DataError where the rows are not those of what shall be learnt."""
-    pairs = format is DatasetFormat.PREFERENCE
-    if pairs and training.preference is None:
-        raise DataError(
-            FailureReason.INVALID_SPEC,
-            "the rows have a chosen and a rejected answer each: set training.objective.type to dpo, cpo, simpo or orpo; to "
-            "learn the chosen answers alone, set dataset.format and dataset.fields",
-        )
-    if training.preference is not None and not pairs:
-        raise DataError(
-            FailureReason.INVALID_SPEC,
-            f"training.objective.type is {training.preference.type.value}, which takes rows of dataset.format preference, "
-            f"and the rows have format {format.value}",
-        )
 
 
 def _renderer_hash(tokenizer: Any, template: str | None, day: date) -> str:
@@ -260,7 +248,9 @@ def _tokenised(
                         continue
                     if vocabulary is not None and made.ids.max() >= vocabulary:
                         raise RowRejected(line, _unknown_token(made.ids, vocabulary, encoder))
-                    writer.add(made.ids, made.supervised, made.labels, made.count, made.weight, made.split)
+                    writer.add(
+                        made.ids, made.supervised, made.labels, made.count, made.weight, made.split, made.desirable
+                    )  # fmt: skip
                     tally.use(truncated=made.truncated, special=made.special)
                     if tally.used == files.most_used:
                         break
@@ -294,14 +284,18 @@ class _Trainable:
     weight: float
     special: bool
     split: int = 0  # of a pair, tokens of the chosen row
+    desirable: bool | None = None  # of an answer that has a label
 
 
-def _made(result: Encoded | EncodedPair | Drop, training: Training, bos: int | None) -> _Trainable | Drop:
+def _made(result: EncodedRow | Drop, training: Training, bos: int | None) -> _Trainable | Drop:
     """The length policy holds for each row of a pair; what drops one of them drops both."""
     if isinstance(result, Drop):
         return result
     if isinstance(result, Encoded):
         return _trainable(result, training, bos)
+    if isinstance(result, EncodedUnpaired):
+        answer = _trainable(result.answer, training, bos)
+        return answer if isinstance(answer, Drop) else replace(answer, desirable=result.desirable)
     chosen, rejected = (_trainable(row, training, bos) for row in result)
     if isinstance(chosen, Drop):
         return chosen

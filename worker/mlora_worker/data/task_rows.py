@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlora_worker.data.errors import DataError
+from mlora_worker.data.objective_rows import check_labels
 from mlora_worker.data.prepare import Prepared, prepare
 from mlora_worker.data.reading.row_bounds import MOST_TEXT
 from mlora_worker.data.training_rows.row_cache import RowCache
@@ -58,12 +59,14 @@ def task_rows(
         )
 
     prepared = rows_of(task.dataset)
+    check_labels(prepared.rows, "rows")
     evaluation = None
     if task.evaluation is not None:
         rows = prepared.held_out
         if task.evaluation.uri is not None:
             rows = rows_of(_evaluation_dataset(task, prepared.counts.format)).rows
         evaluation = _limited(rows, task.evaluation.limit)
+        check_labels(evaluation, "rows of the evaluation")
         evaluation.digest()
     prepared.rows.digest()
     load = load_of(prepared.rows.lengths.tolist(), rows_per_step(task.training))

@@ -1,7 +1,8 @@
-"""What the sums of a pair of rows are worth: its loss, from which the factor of each row's gradient follows. Pure.
+"""What the sums of rows are worth: the loss of a pair or of one answer, from which the factor of each row's gradient
+follows. Pure.
 
 The last stage gives each row's sum of cross entropies, which is minus the log-probability of its answer. All that is here
-works on these few numbers of each pair, in float64. The gradient with regard to a sum is what every position of that row
+works on these few numbers of each row, in float64. The gradient with regard to a sum is what every position of that row
 is multiplied by; no logits are needed again, since each position's own gradient is kept already (``loss``).
 
 With z the log-probability of an answer and r that under the reference, of c (chosen) and d (rejected), and b = beta:
@@ -12,9 +13,12 @@ dpo     m = (z_c - r_c) - (z_d - r_d).  sigmoid: -log s(b m).  hinge: max(0, 1 -
 cpo     m = z_c - z_d, of ipo per token.  sigmoid: -(1 - e) log s(b m) - e log s(-b m).  hinge, ipo as above.
 simpo   the same of m = z_c - z_d - gamma / b per token.
 orpo    -b log s(o), with o the logarithm of the ratio of both answers' odds, from z per token.
+kto     of one answer, with d = z - r.  kto: s(b (k - d)) if it is desirable, else s(b (d - k)), with k an estimate of the
+        divergence from the reference, which has no gradient.  apo_zero_unpaired: s(-b d), else s(b d).  Each times the
+        weight of its label.
 
-To these comes, weighted, the mean cross entropy of the chosen rows' tokens: of their answers, or (orpo) of their prompts,
-too. It is a mean over the tokens of a whole step, so its factor comes with the rows.
+To those of pairs comes, weighted, the mean cross entropy of the chosen rows' tokens: of their answers, or (orpo) of their
+prompts, too. It is a mean over the tokens of a whole step, so its factor comes with the rows.
 """
 
 from __future__ import annotations
@@ -27,9 +31,9 @@ from torch.nn.functional import logsigmoid
 
 from mlora_worker.protocol import Objective, ObjectiveType, PreferenceLoss
 
-REWARDS = (
-    5  # of a pair: rewards of chosen and rejected, whether the first is higher, log-probabilities of both
-)
+# Of a pair: rewards of chosen and rejected, whether the first is higher, log-probabilities of both. Of one answer the same,
+# 0 where it is that of the other label, and in the third place whether it is desirable.
+REWARDS = 5
 _LOG_HALF = -0.6931471805599453
 
 
@@ -47,8 +51,35 @@ class PairSums:
 
 @dataclass(frozen=True, slots=True)
 class PairLosses:
+    """Of each pair, or of each answer."""
+
     losses: Tensor  # [n], differentiable with regard to the sums
     rewards: Tensor  # [n, REWARDS]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSums:
+    """Of each of n answers that are desirable or not, float64 on one device."""
+
+    sums: Tensor  # [n] of cross entropies over its tokens
+    reference: Tensor  # [n] its log-probability under the reference
+    desirable: Tensor  # [n] 1 where it is, else 0
+
+
+def answer_losses(objective: Objective, answers: AnswerSums, kl: float) -> PairLosses:
+    """``kl``: of the whole step, the estimate of the divergence from the reference."""
+    logps, desirable = -answers.sums, answers.desirable
+    ratios = logps - answers.reference
+    beta = objective.temperature
+    compared = ratios - kl if objective.loss is PreferenceLoss.KTO else ratios
+    undesirable_weight, desirable_weight = objective.label_weights
+    losses = torch.sigmoid(beta * compared * (1 - 2 * desirable))
+    losses = losses * (desirable_weight * desirable + undesirable_weight * (1 - desirable))
+    rewards = beta * ratios
+    columns = [
+        rewards * desirable, rewards * (1 - desirable), desirable, logps * desirable, logps * (1 - desirable),
+    ]  # fmt: skip
+    return PairLosses(losses, torch.stack(columns, dim=1).detach())
 
 
 def pair_losses(objective: Objective, sums: PairSums, likelihood: float) -> PairLosses:

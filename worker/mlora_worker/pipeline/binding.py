@@ -35,8 +35,8 @@ def bound_groups(
 
 def position_weights(segments: Sequence[Segment]) -> Tensor | None:
     """[tokens] float64 in the host's memory: of each position, the weight of its row; None when all weigh the same. Of
-    pairs, it is their losses that weigh (``objective_losses``)."""
-    if all(segment.row_weights is None or segment.pairs is not None for segment in segments):
+    preferences, it is their losses that weigh (``objective_losses``)."""
+    if all(segment.row_weights is None or segment.prefers for segment in segments):
         return None
     weights = [weight for segment in segments for weight in _weights_of(segment)]
     lengths = [length for segment in segments for length in segment.lengths]
@@ -44,6 +44,6 @@ def position_weights(segments: Sequence[Segment]) -> Tensor | None:
 
 
 def _weights_of(segment: Segment) -> Sequence[float]:
-    if segment.row_weights is None or segment.pairs is not None:
+    if segment.row_weights is None or segment.prefers:
         return (1.0,) * len(segment.lengths)
     return segment.row_weights

@@ -275,6 +275,7 @@ def _evaluated(item: Evaluate) -> Segment:
         weight=0.0,
         row_weights=item.row_weights,
         pairs=item.pairs,
+        unpaired=item.unpaired,
         closes_step=False,
     )
 

@@ -41,7 +41,7 @@ class LoadedTask:
     optimizer: TaskOptimizer
     targets: tuple[Adapted, ...]  # in the order of the adapter's groups
     products: TaskProducts
-    preference: Objective | None = None  # of a task whose rows come in pairs
+    preference: Objective | None = None  # of a task that learns to prefer
 
     @property
     def bytes(self) -> int:

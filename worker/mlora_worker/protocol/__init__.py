@@ -149,6 +149,7 @@ from mlora_worker.protocol.row_shapes import (
     RowShape,
     detected_format,
     keys_of,
+    truth_of,
 )
 from mlora_worker.protocol.training import (
     USUAL_SEQ_LENGTH,
@@ -282,6 +283,7 @@ __all__ = [
     "is_refused",
     "keys_of",
     "one_line",
+    "truth_of",
     "without_credentials",
     "without_keys",
 ]

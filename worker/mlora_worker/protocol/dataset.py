@@ -22,6 +22,7 @@ class DatasetFormat(StrEnum):
     ALPACA = "alpaca"
     TEXT = "text"
     PREFERENCE = "preference"
+    UNPAIRED_PREFERENCE = "unpairedPreference"
 
 
 class FileFormat(StrEnum):
@@ -50,10 +51,15 @@ class DatasetFields(Message):
     prompt: ColumnName = Field(
         default="prompt",
         description="promptCompletion: the column with the user's turn. preference: that with the prompt; it may be "
-        "absent where both answers begin with it.",
+        "absent where both answers begin with it. unpairedPreference: that with the prompt.",
     )
     completion: ColumnName = Field(
-        default="completion", description="promptCompletion: the column with the answer to train on."
+        default="completion",
+        description="promptCompletion: the column with the answer to train on. unpairedPreference: that with the answer.",
+    )
+    label: ColumnName = Field(
+        default="label",
+        description="unpairedPreference: the column that says whether the answer is desirable.",
     )
     messages: ColumnName = Field(
         default="messages", description="messages: the column with the list of role/content turns."
@@ -180,8 +186,8 @@ class DatasetSpec(DatasetSettings):
 
     format: DatasetFormat | None = Field(
         default=None,
-        description="promptCompletion, messages, sharegpt, alpaca, text or preference. Absent: the keys of the first rows "
-        "decide, and status.data.format says which it is.",
+        description="promptCompletion, messages, sharegpt, alpaca, text, preference or unpairedPreference. Absent: the "
+        "keys of the first rows decide, and status.data.format says which it is.",
     )
 
     def for_plan(self) -> Dataset:

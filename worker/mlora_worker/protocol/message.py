@@ -18,7 +18,8 @@ PROTOCOL_VERSION = 1
 # 2: TaskReport.crowded_out and released; 3: Report.lacks, DataCounts.special_tokens; 4: FailureReason.OUTPUT_EXISTS
 # 5: Report.held; 6: DataCounts.first_dropped_in; 7: StageReport.parameters, products, quantized
 # 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference; 9: ModelFacts.experts
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 9
+# 10: PreferenceRecord.kl and what it may leave out, DatasetFormat.UNPAIRED_PREFERENCE
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 10
 
 
 class Message(BaseModel):

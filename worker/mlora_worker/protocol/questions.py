@@ -119,7 +119,8 @@ class ShownPart(Message):
 
     text: Annotated[str, BeforeValidator(cut_to(MOST_TEXT)), Field(max_length=MOST_TEXT)]
     learnt: bool
-    answer: Literal["chosen", "rejected"] | None = None  # of a pair: in which of its two sequences it is
+    # Of a pair: in which of its two sequences it is; of an answer with a label: what that says.
+    answer: Literal["chosen", "rejected", "desirable", "undesirable"] | None = None
 
 
 class HistogramBar(Message):
@@ -134,6 +135,7 @@ class LookAnswer(Message):
     """``failure`` set: the task would fail with this, and nothing else is there."""
 
     counts: DataCounts | None = None
+    desirable: Amount | None = None  # rows with this label; None: rows have none
     longest: Amount = 0
     histogram: Annotated[tuple[HistogramBar, ...], Field(max_length=1024)] = ()
     shown: Annotated[

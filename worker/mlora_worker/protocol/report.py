@@ -126,15 +126,24 @@ class AdapterInfo(Message):
 
 
 class PreferenceRecord(Message):
-    """Means over the pairs of a step or an evaluation. A reward is beta times an answer's log-probability, less that under
-    the reference where there is one."""
+    """Means over the pairs of a step or an evaluation, or over its desirable answers (chosen) and its undesirable ones
+    (rejected), of which there may be none. A reward is beta times an answer's log-probability, less that under the
+    reference where there is one. What may be left out is so from report format 10 on."""
 
-    chosen_reward: Real
-    rejected_reward: Real
-    margin: Real  # of the former over the latter
-    accuracy: Real  # part of the pairs whose chosen answer has the higher reward
-    chosen_logps: Real  # log-probabilities of the answers; of simpo, orpo and cpo's ipo, per token
-    rejected_logps: Real
+    chosen_reward: Real | None = None
+    rejected_reward: Real | None = None
+    margin: Real | None = None  # of the former over the latter
+    accuracy: Real | None = None  # part of the pairs whose chosen answer has the higher reward
+    chosen_logps: Real | None = (
+        None  # log-probabilities of the answers; of simpo, orpo and cpo's ipo, per token
+    )
+    rejected_logps: Real | None = None
+    kl: Real | None = None  # of kto, its estimate of the divergence from the reference
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """It has what every record had before report format 10, and nothing else."""
+        return self.accuracy is not None and self.kl is None
 
 
 class StepRecord(Message):
@@ -153,12 +162,10 @@ class EvaluationRecord(Message):
     """The adapter after ``step`` steps, on rows that it was not trained on, without dropout."""
 
     step: Amount  # 0: before the first one
-    loss: Real  # mean cross entropy over the evaluation rows' supervised tokens, or mean of the objective over its pairs
-    token_accuracy: (
-        Real  # part of these tokens, of pairs the chosen answers' ones, that the model thinks most likely
-    )
+    loss: Real  # mean cross entropy over the evaluation rows' supervised tokens, or mean of the objective over its rows
+    token_accuracy: Real  # part of these tokens, of preferences the chosen answers' ones, that the model thinks most likely
     tokens: Count  # supervised
-    # From report format 8 on, or left out: of evaluation rows that are pairs.
+    # From report format 8 on, or left out: of rows of preferences.
     preference: PreferenceRecord | None = None
 
 
@@ -170,7 +177,7 @@ class TaskReport(Message):
     loss: Real | None = None
     evaluation: EvaluationRecord | None = None  # the newest
     best: EvaluationRecord | None = None  # the lowest loss so far
-    # From format 8 on, or left out: of the last step, of a task whose rows are pairs.
+    # From format 8 on, or left out: of the last step, of a task that learns to prefer.
     preference: PreferenceRecord | None = None
     tokens_per_second: Real | None = None
     data: DataCounts | None = None
@@ -313,13 +320,16 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
     unknown = [name for name, since in fields_since if format < since]
     if unknown and task.data is not None:
         later["data"] = task.data.model_copy(update=dict.fromkeys(unknown))
-    if format < 8:
-        later |= {"preference": None} if task.preference is not None else {}
+    if format < 10:
+        later |= {"preference": None} if _is_unknown(task.preference, format) else {}
         later |= {
             field: record.model_copy(update={"preference": None})
             for field, record in (("evaluation", task.evaluation), ("best", task.best))
-            if record is not None and record.preference is not None
+            if record is not None and _is_unknown(record.preference, format)
         }
+        data = later.get("data", task.data)
+        if isinstance(data, DataCounts) and data.format is DatasetFormat.UNPAIRED_PREFERENCE:
+            later["data"] = data.model_copy(update={"format": None})
     if format < 4:
         later |= {
             field: told.model_copy(update={"reason": FailureReason.UPLOAD_FAILED})
@@ -327,3 +337,7 @@ def _understood_by(format: int, task: TaskReport) -> TaskReport:
             if told is not None and told.reason is FailureReason.OUTPUT_EXISTS
         }
     return task.model_copy(update=later) if later else task
+
+
+def _is_unknown(record: PreferenceRecord | None, format: int) -> bool:
+    return record is not None and (format < 8 or not record.is_of_pairs)

@@ -5,7 +5,9 @@ A format is taken by these rules, in this order:
 1. It is one that the rest of the task allows: it has every column that ``dataset.fields`` renames, and ``text`` is left out
    where there are answers to choose from or a template to use.
 2. Every one of the first rows has all its required columns, under the names of ``dataset.fields``.
-3. One whose required columns are among those of another such format gives way to it.
+3. One whose required columns are among those of another such format gives way to it. ``unpairedPreference`` is one only
+   where its column ``label`` says true or false in each of these rows: many rows of other formats have a label. One that
+   ``dataset.fields`` names is meant.
 4. ``text`` is taken only where nothing else could be meant.
 
 What is left must be exactly one. Columns with other names are never guessed: they are suggested.
@@ -45,6 +47,7 @@ ROW_SHAPES: Final = (
     RowShape(DatasetFormat.ALPACA, ("instruction", "output"), optional=("input", "system")),
     RowShape(DatasetFormat.SHAREGPT, ("conversations",), optional=("system",)),
     RowShape(DatasetFormat.PREFERENCE, ("chosen", "rejected"), optional=("prompt",)),
+    RowShape(DatasetFormat.UNPAIRED_PREFERENCE, ("prompt", "completion", "label")),
     RowShape(DatasetFormat.TEXT, ("text",), fallback=True),
 )
 SHAPE_OF: Final[Mapping[DatasetFormat, RowShape]] = {shape.format: shape for shape in ROW_SHAPES}
@@ -98,7 +101,12 @@ def detected_format(
     named = fields or DatasetFields()
     keys = keys_of(rows)
     allowed = _allowed(named, text=text)
-    fitting = [shape for shape in allowed if all(getattr(named, column) in keys for column in shape.required)]
+    fitting = [
+        shape
+        for shape in allowed
+        if all(getattr(named, column) in keys for column in shape.required)
+        and _has_labels(rows, shape, named)
+    ]
     fitting = [one for one in fitting if not any({*one.required} < {*other.required} for other in fitting)]
     certain = [shape for shape in fitting if not shape.fallback]
     suggestion = _suggested(rows, keys, {shape.format for shape in allowed})
@@ -109,6 +117,20 @@ def detected_format(
     raise _not_detected(
         rows, keys, named, allowed, certain if len(certain) > 1 else [], suggestion, text=text
     )
+
+
+def truth_of(label: Any) -> bool | None:
+    """What a label says: a boolean, or the word of one as CSV has it. None: it says neither."""
+    if isinstance(label, bool):
+        return label
+    word = label.strip().lower() if isinstance(label, str) else None
+    return {"true": True, "false": False}.get(word) if word is not None else None
+
+
+def _has_labels(rows: Sequence[Row], shape: RowShape, fields: DatasetFields) -> bool:
+    if shape.format is not DatasetFormat.UNPAIRED_PREFERENCE or fields.label != DatasetFields().label:
+        return True
+    return all(truth_of(row[fields.label]) is not None for row in rows)
 
 
 def _allowed(fields: DatasetFields, *, text: bool) -> list[RowShape]:

@@ -140,7 +140,7 @@ class TrainingSettings(Message):
 
     @property
     def preference(self) -> Objective | None:
-        """The objective of a task whose rows are pairs of answers."""
+        """The objective of a task whose rows are pairs of answers, or single ones that are desirable or not."""
         return self.objective if self.objective is not None and self.objective.prefers else None
 
 

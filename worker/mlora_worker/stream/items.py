@@ -34,6 +34,14 @@ class Pairs(Message):
     reference: tuple[float, ...] | None = None  # of each row, log-probability of its answer there
 
 
+class Unpaired(Message):
+    """Of rows that are answers which are desirable or not: what their objective needs beside their own sums."""
+
+    desirable: tuple[bool, ...]
+    reference: tuple[float, ...]  # log-probability of each answer there
+    kl: float = 0.0  # the estimate of the divergence from the reference, of the whole step
+
+
 class Segment(Message):
     """One task's part of a microbatch."""
 
@@ -41,10 +49,11 @@ class Segment(Message):
     step: int  # 1-based optimizer step to which the gradients belong
     lengths: tuple[int, ...]  # tokens of each row
     first_row: int  # ordinal of the first row within the whole step: dropout masks depend on it, not on the splitting
-    # 1 / supervised tokens of the whole step, or 1 / its pairs, each as it weighs; 0 when it has none.
+    # 1 / supervised tokens of the whole step, or of preferences 1 / its rows, each as it weighs; 0 when it has none.
     weight: float
     row_weights: tuple[float, ...] | None = None  # of each row's or pair's loss, at most 1; None: all are 1
-    pairs: Pairs | None = None  # None: each row is learnt for itself
+    pairs: Pairs | None = None  # None: its rows do not come in pairs
+    unpaired: Unpaired | None = None  # None: its rows are learnt as they stand, or come in pairs
     closes_step: (
         bool  # no further microbatch belongs to this step: the stage reports its squared gradient norm
     )
@@ -56,6 +65,11 @@ class Segment(Message):
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def prefers(self) -> bool:
+        """Its objective works on the sum of each row."""
+        return self.pairs is not None or self.unpaired is not None
 
 
 class Train(Message):
@@ -80,6 +94,7 @@ class Evaluate(Message):
     lengths: tuple[int, ...]  # tokens of each row
     row_weights: tuple[float, ...] | None = None  # as of a segment
     pairs: Pairs | None = None  # as of a segment
+    unpaired: Unpaired | None = None  # as of a segment
     # Whose log-probabilities are asked for: the frozen base's, or those of the adapter as it is now.
     reference: Literal["base", "adapter"] | None = None
     update: Update | None = None  # of the last step, to be applied before

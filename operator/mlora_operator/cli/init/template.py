@@ -57,8 +57,8 @@ def text_of(draft: TaskDraft) -> str:
         "  dataset:",
         f"    # {_told_of_columns(draft)}",
         f"    uri: {scalar(draft.data_uri)}",
-        f"    format: {draft.rows.format.value}  # promptCompletion, messages, sharegpt, alpaca, text or "
-        "preference",
+        f"    format: {draft.rows.format.value}  # promptCompletion, messages, sharegpt, alpaca, text, "
+        "preference or unpairedPreference",
         *([f"    fields: {{{fields}}}  # our name: name of the column"] if fields else []),
         "    # heldOut: 0.05  # fraction of the rows to evaluate on instead of training on them",
         "  training:",
@@ -77,13 +77,15 @@ def text_of(draft: TaskDraft) -> str:
 
 
 # Where it is not the usual one: to prefer one answer takes small steps.
-_RATES = {DatasetFormat.PREFERENCE: "0.000005"}
+_RATES = {DatasetFormat.PREFERENCE: "0.000005", DatasetFormat.UNPAIRED_PREFERENCE: "0.000005"}
+_OBJECTIVES = {
+    DatasetFormat.PREFERENCE: "    objective: {type: dpo, beta: 0.1}  # or cpo, simpo, orpo",
+    DatasetFormat.UNPAIRED_PREFERENCE: "    objective: {type: kto, beta: 0.1}  # and desirableWeight, undesirableWeight",
+}
 
 
 def _objective(format: DatasetFormat) -> list[str]:
-    if format is not DatasetFormat.PREFERENCE:
-        return []
-    return ["    objective: {type: dpo, beta: 0.1}  # or cpo, simpo, orpo"]
+    return [_OBJECTIVES[format]] if format in _OBJECTIVES else []
 
 
 def scalar(text: str, *, flow: bool = False) -> str:

@@ -146,6 +146,8 @@ def print_answer(answer: LookAnswer) -> None:
     )
     if counts.format is not None:
         out.print(f"  format: {counts.format.value}")
+    if answer.desirable is not None:
+        out.print(f"  desirable: {answer.desirable:,}, undesirable: {counts.used - answer.desirable:,}")
     for rule, count in counts.dropped.items():
         lines = counts.first_dropped.get(rule, ())
         files = (counts.first_dropped_in or {}).get(rule, ())

@@ -91,6 +91,7 @@ function facts({ task, bestStep, bestEvaluationLoss, checkpointStep, resumedStep
     ["Reward accuracy", known(pairs.rewardAccuracy) && `${(100 * pairs.rewardAccuracy).toFixed(0)} %`],
     ["Log-probability of chosen answers", known(pairs.chosenLogps) && loss(pairs.chosenLogps)],
     ["Log-probability of rejected answers", known(pairs.rejectedLogps) && loss(pairs.rejectedLogps)],
+    ["Divergence from the reference (KL)", known(pairs.kl) && loss(pairs.kl)],
     ["Tokens/s", known(task.tokensPerSecond) && number(task.tokensPerSecond)], ["Pipeline", task.pipeline],
     ["Turn", known(task.place) && number(task.place)], ["Newest checkpoint", known(checkpointStep) && `step ${number(checkpointStep)}`],
     ["Resumed from", known(resumedStep) && `step ${number(resumedStep)}`],

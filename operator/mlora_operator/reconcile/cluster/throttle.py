@@ -29,6 +29,7 @@ PROGRESS = frozenset(
         "rewardAccuracy",
         "chosenLogps",
         "rejectedLogps",
+        "kl",
     }
 )
 

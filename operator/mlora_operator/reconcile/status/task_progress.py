@@ -33,10 +33,15 @@ def figures(task: Task, reported: TaskReport | None, pipeline: str) -> dict[str,
     changes["loss"] = None if reported.loss is None else f"{reported.loss:.4f}"
     if reported.preference is not None:
         told = reported.preference
-        changes |= {"reward_margin": f"{told.margin:.4f}", "reward_accuracy": f"{told.accuracy:.4f}"}
         changes |= {
-            "chosen_logps": f"{told.chosen_logps:.4f}",
-            "rejected_logps": f"{told.rejected_logps:.4f}",
+            name: None if figure is None else f"{figure:.4f}"
+            for name, figure in (
+                ("reward_margin", told.margin),
+                ("reward_accuracy", told.accuracy),
+                ("chosen_logps", told.chosen_logps),
+                ("rejected_logps", told.rejected_logps),
+                ("kl", told.kl),
+            )
         }
     if reported.evaluation is not None:
         changes["evaluation_loss"] = f"{reported.evaluation.loss:.4f}"

@@ -21,7 +21,15 @@ PAGE = (Path(__file__).parents[4] / "docs" / "users" / "tasks.md").read_text()
 SPEC = _VERSION["schema"]["openAPIV3Schema"]["properties"]["spec"]
 # Of TRL, which takes half a minute to import; a name that transformers has no more; and what PEFT takes as arguments.
 OTHERS = {"max_length", "warmup_ratio"} | {*signature(create_loraplus_optimizer).parameters}
-OTHERS |= {"beta", "loss_type", "label_smoothing", "cpo_alpha", "simpo_gamma"}
+OTHERS |= {
+    "beta",
+    "loss_type",
+    "label_smoothing",
+    "cpo_alpha",
+    "simpo_gamma",
+    "desirable_weight",
+    "undesirable_weight",
+}
 
 
 def cells() -> Iterator[tuple[str, list[list[str]]]]:

@@ -52,6 +52,10 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
     "inline rows": {"dataset": {"inline": '{"prompt": "a", "completion": "b"}'}},
 }
 
+OBJECTIVE_OF: dict[str, dict[str, Any]] = {
+    "preference": {"type": "dpo"},
+    "unpairedPreference": {"type": "kto", "lossType": "apo_zero_unpaired"},
+}
 BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a whole bucket": ({"output": {"uri": "s3://adapters"}}, "output.uri", "a prefix below the bucket"),
     "a whole bucket with a slash": ({"output": {"uri": "s3://adapters/"}}, "output.uri", "below the bucket"),
@@ -92,7 +96,20 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
             "dataset": {"uri": "s3://data/a.jsonl", "format": "messages"},
         },
         "",
-        "remove dataset.format, or set it to preference",
+        "with a chosen and a rejected answer (preference): remove dataset.format, or correct it",
+    ),
+    "labels without an objective": (
+        {"dataset": {"uri": "s3://data/a.jsonl", "format": "unpairedPreference"}},
+        "",
+        "those of unpairedPreference have one with a label: it must be kto",
+    ),
+    "an objective of labels for pairs": (
+        {
+            "training": {"objective": {"type": "kto", "lossType": "apo_zero_unpaired"}},
+            "dataset": {"uri": "s3://data/a.jsonl", "format": "preference"},
+        },
+        "",
+        "training.objective.type kto takes rows with one answer and a label",
     ),
     "a part of pairs": (
         {
@@ -108,7 +125,7 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
                 "dataset": {"uri": "s3://data/a.jsonl", "fields": fields}
                 | ({"format": format} if format else {})
             }
-            | ({"training": {"objective": {"type": "dpo"}}} if named == "preference" else {}),
+            | ({"training": {"objective": OBJECTIVE_OF[named]}} if named in OBJECTIVE_OF else {}),
             "dataset",
             f"of format {named}, fields {columns} must each name another column",
         )
@@ -122,6 +139,9 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
                 {"prompt": "a", "completion": "a"},
                 "prompt, completion",
             ),
+            ("unpairedPreference", "unpairedPreference", {"label": "prompt"}, "prompt, completion, label"),
+            (None, "unpairedPreference", {"label": "prompt"}, "prompt, completion, label"),
+            (None, "promptCompletion", {"completion": "prompt"}, "prompt, completion"),
             ("sharegpt", "sharegpt", {"system": "conversations"}, "conversations, system"),
             ("alpaca", "alpaca", {"input": "output"}, "instruction, output, input, system"),
         )

@@ -165,13 +165,13 @@ def test_single_tasks_have_series_only_on_demand_and_only_so_many() -> None:
     assert value(talks, "mlora_task_loss", task="t1", task_namespace="team-a", **HERE) == 1.5
 
 
-def test_each_figure_of_pairs_has_a_series_of_its_own() -> None:
+def test_each_figure_of_preferences_has_a_series_of_its_own() -> None:
     one = full_exporter()
-    names = ("reward_margin", "reward_accuracy", "chosen_logps", "rejected_logps")
+    names = ("reward_margin", "reward_accuracy", "chosen_logps", "rejected_logps", "kl")
     found = [
         value(one, f"mlora_task_{name}", task="trains", task_namespace="team-a", **HERE) for name in names
     ]
-    assert found == [1.0, 0.75, -20.0, -30.0]
+    assert found == [1.0, 0.75, -20.0, -30.0, 0.25]
 
 
 def many(count: int) -> tuple[tuple[Task, ...], Decision]:

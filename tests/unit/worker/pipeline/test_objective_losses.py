@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from mlora_worker.model.loss import IGNORED
-from mlora_worker.model.objectives import PairSums, pair_losses
+from mlora_worker.model.objectives import AnswerSums, PairSums, answer_losses, pair_losses
 from mlora_worker.pipeline.binding import position_weights
 from mlora_worker.pipeline.objective_losses import answers_correct, segment_losses_of, summed_parts
 from mlora_worker.pipeline.results import OutOfOrder
 from mlora_worker.protocol import Objective, ObjectiveType
-from mlora_worker.stream.items import Pairs, Segment
+from mlora_worker.stream.items import Pairs, Segment, Unpaired
 
 CPO = Objective(type=ObjectiveType.CPO)
 SUMS = torch.tensor([5.0, 1.0, 2.0, 4.0, 3.0], dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_positions_weigh_as_their_row_but_in_pairs_whose_losses_weigh() -> None:
 
 
 def test_rows_of_a_pair_are_never_learnt_one_by_one() -> None:
-    with pytest.raises(OutOfOrder, match="rows of task t come in pairs, and its objective takes none"):
+    with pytest.raises(OutOfOrder, match="rows of task t are preferences, and its objective takes none"):
         segment_losses_of([ANSWERS, PAIRS], [None, None], SUMS, LABELS)
 
 
@@ -62,3 +62,24 @@ def test_a_prompt_that_is_learnt_has_a_sum_of_its_own_and_is_no_answer() -> None
     wanted = pair_losses(orpo, PairSums(SUMS[1:2], SUMS[2:3], one, one, SUMS[:1]), 1.0)
     torch.testing.assert_close(found.losses, wanted.losses)
     assert answers_correct(own, torch.tensor([2.0, 1.0, 0.0], dtype=torch.float64)) == 1.0
+
+
+def test_answers_with_a_label_have_a_sum_each_and_the_desirable_ones_are_those_that_are_right() -> None:
+    kto = Objective.model_validate({"type": "kto", "lossType": "apo_zero_unpaired", "desirableWeight": 2.0})
+    unpaired = Unpaired(desirable=(True, False), reference=(-4.0, -1.5))
+    own = segment((1, 2), (1.0, 0.5), None).model_copy(update={"unpaired": unpaired})
+    assert summed_parts([ANSWERS, own]) == (3, 1, 2)
+    found = segment_losses_of([ANSWERS, own], [None, kto], SUMS[:3], LABELS[:6])
+    answers = AnswerSums(
+        SUMS[1:3],
+        torch.tensor([-4.0, -1.5], dtype=torch.float64),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
+    wanted = answer_losses(kto, answers, 0.0)
+    weights = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    assert found.rewards is not None
+    torch.testing.assert_close(found.losses, torch.stack([SUMS[0], (weights * wanted.losses).sum()]))
+    torch.testing.assert_close(found.rewards[1], (weights[:, None] * wanted.rewards).sum(dim=0))
+    assert found.rewards[1][2] == 1.0
+    assert position_weights([own]) is None
+    assert answers_correct(own, torch.tensor([3.0, 4.0], dtype=torch.float64)) == 3.0

@@ -13,7 +13,11 @@ from mlora_worker.protocol import Objective, PreferenceLoss, Training
 @pytest.mark.parametrize(
     ("objective", "field"),
     [
-        ({"type": "kto"}, "type must be sft, dpo"),
+        ({"type": "kto", "lossType": "sigmoid"}, "lossType"),
+        ({"type": "kto", "lossType": "apo_zero_unpaired", "labelSmoothing": 0.1}, "labelSmoothing"),
+        ({"type": "dpo", "lossType": "apo_zero_unpaired"}, "lossType"),
+        ({"type": "dpo", "desirableWeight": 1.0}, "desirableWeight"),
+        ({"undesirableWeight": 1.0}, "undesirableWeight"),
         ({"beta": 0.1}, "beta"),
         ({"type": "orpo", "lossType": "sigmoid"}, "lossType"),
         ({"type": "cpo", "lossType": "robust"}, "lossType"),

@@ -40,6 +40,11 @@ def refusal(
         ({"instruction": "a", "input": "", "output": "b", "text": "all"}, DatasetFormat.ALPACA),
         ({"instruction": "a", "output": "b"}, DatasetFormat.ALPACA),
         ({"text": "a", "url": "u"}, DatasetFormat.TEXT),
+        ({"prompt": "a", "completion": "b", "label": True}, DatasetFormat.UNPAIRED_PREFERENCE),
+        ({"prompt": "a", "completion": "b", "label": "False"}, DatasetFormat.UNPAIRED_PREFERENCE),
+        ({"prompt": [TURN], "completion": [TURN], "label": False}, DatasetFormat.UNPAIRED_PREFERENCE),
+        ({"prompt": "a", "completion": "b", "label": "spam"}, DatasetFormat.PROMPT_COMPLETION),
+        ({"prompt": "a", "completion": "b", "label": 1}, DatasetFormat.PROMPT_COMPLETION),
     ],
 )
 def test_the_keys_of_a_row_tell_its_format(row: dict[str, Any], format: DatasetFormat) -> None:

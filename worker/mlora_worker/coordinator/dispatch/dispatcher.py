@@ -73,12 +73,13 @@ class Dispatcher:
         look_again: Callable[[], None] = lambda: None,
         references: ReferenceFiles | None = None,
         later: Callable[[Callable[[], None]], None] = lambda call: call(),
+        with_lock: Callable[[Callable[[], None]], None] = lambda call: call(),
     ) -> None:
         """``budget``: most tokens of a microbatch. ``costs``: of each stage; None when nothing is known of them.
         ``on_wanted`` is told, once, of a task that may be loaded as soon as it has its ``restoration``; ``on_stepped``, how
         many seconds each step took that came back whole. ``held``: bytes on each stage that tasks hold which are not in the
-        stream; ``look_again`` has ``supply`` asked a little later, when that may be less. ``references``, ``later``: see
-        ``ReferenceForwards``.
+        stream; ``look_again`` has ``supply`` asked a little later, when that may be less. ``references``, ``later``,
+        ``with_lock``: see ``ReferenceForwards``.
         """
         self._tasks = tasks
         self._rule = IssueRule(stages, budget, costs)
@@ -93,7 +94,7 @@ class Dispatcher:
         )
         self._evaluations = Evaluations(stages, self._rule, self._inside, self._issuer)
         self._references = ReferenceForwards(
-            stages, self._rule, self._inside, self._issuer, references, later
+            stages, self._rule, self._inside, self._issuer, references, later, with_lock
         )
         self._evictions = Evictions(self._inside, self._issuer, held, look_again, clock)
         self._on_change, self._clock = on_change, clock

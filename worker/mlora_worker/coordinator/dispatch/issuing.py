@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from mlora_worker.stream.items import (
     Stop,
     Train,
     Unload,
+    Unpaired,
 )
 from mlora_worker.stream.rule import IssueRule
 
@@ -167,7 +168,7 @@ class Issuer:
             task=task.uid,
             lengths=lengths_of(rows),
             row_weights=weights,
-            pairs=_pairs(task, rows, indices, found.likelihood, of_evaluation=True),
+            **_preferences(task, rows, indices, found.likelihood, found.kl, of_evaluation=True),
             update=task.flight.take_update(),
         )
         return item, self._announced(item, rows, [task.plan.training.preference] * len(rows))
@@ -199,7 +200,7 @@ class Issuer:
                     first_row=part.first_row * len(own[0].lengths),
                     weight=step.weight,
                     row_weights=step.weights_of(part.first_row, len(part.lengths)),
-                    pairs=_pairs(task, own, indices, step.likelihood),
+                    **_preferences(task, own, indices, step.likelihood, step.kl),
                     closes_step=part.closes_step,
                     update=update,
                     discard=discard,
@@ -249,22 +250,34 @@ def lengths_of(rows: Sequence[TokenRow]) -> tuple[int, ...]:
     return tuple(length for row in rows for length in row.lengths)
 
 
-def _pairs(
+class _Preferences(TypedDict, total=False):
+    """Of a segment or an evaluation."""
+
+    pairs: Pairs
+    unpaired: Unpaired
+
+
+def _preferences(
     task: TaskRun,
     rows: Sequence[TokenRow],
     indices: Sequence[int],
-    likelihood: float | None,
+    likelihood: float,
+    kl: float | None,
     *,
     of_evaluation: bool = False,
-) -> Pairs | None:
-    """``indices``: of ``rows`` among those that are trained on, or evaluated on. ``likelihood`` None: they are no pairs."""
+) -> _Preferences:
+    """``indices``: of ``rows`` among those that are trained on, or evaluated on. Nothing where these are no preferences."""
     preference = task.plan.training.preference
-    if likelihood is None or preference is None:
-        return None
+    if preference is None:
+        return {}
     reference = None
     if task.references is not None:
         table = task.references.evaluation if of_evaluation else task.references.train
         assert table is not None
         reference = table.of_rows(indices)
+    if not preference.paired:
+        assert reference is not None
+        desirable = tuple(bool(row.desirable) for row in rows)
+        return {"unpaired": Unpaired(desirable=desirable, reference=reference, kl=kl or 0.0)}
     prompts = tuple(map(prompt_labels, rows)) if preference.learns_prompts else None
-    return Pairs(likelihood=likelihood, prompts=prompts, reference=reference)
+    return {"pairs": Pairs(likelihood=likelihood, prompts=prompts, reference=reference)}

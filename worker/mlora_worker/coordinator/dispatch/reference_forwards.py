@@ -1,5 +1,8 @@
 """Forwards that find out what a reference thinks of rows: which come next, and what they brought.
 
+What is kept of a table on disk is read without the coordinator's lock, after the task was loaded: its steps, and forwards
+for them, wait until that is here, and nobody else does.
+
 They go between the microbatches that train, a few steps ahead of those that need them. Tasks of a namespace with the same
 rows and the same reference have one table between them, also one after the other: a sweep pays once.
 """
@@ -24,7 +27,7 @@ from mlora_worker.stream.rule import IssueRule
 
 _AHEAD = 2  # microbatches of them in the pipeline, for each stage
 
-_MOST_PAIRS = 4_000_000  # of all tables that are kept after their tasks; 17 bytes each
+_MOST_ROWS = 4_000_000  # of all tables that are kept after their tasks; of pairs 17 bytes each
 
 # Namespace; digests of the rows, and of the adapter that is the reference; None: the base is.
 Key = tuple[str, str, str | None]
@@ -34,7 +37,7 @@ Key = tuple[str, str, str | None]
 class _Asked:
     task: TaskRun
     table: ReferenceTable
-    pairs: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 class ReferenceForwards:
@@ -46,14 +49,17 @@ class ReferenceForwards:
         issuer: Issuer,
         files: ReferenceFiles | None = None,
         later: Callable[[Callable[[], None]], None] = lambda call: call(),
-        most_pairs: int = _MOST_PAIRS,
+        with_lock: Callable[[Callable[[], None]], None] = lambda call: call(),
+        most_rows: int = _MOST_ROWS,
     ) -> None:
-        """``files``: where they are kept on disk; ``later`` makes a call that writes there. ``most_pairs``: of all tables
-        together; the least recently used ones go."""
+        """``files``: where they are kept on disk; ``later`` makes a call that reads or writes there, without the lock, and
+        ``with_lock`` one that changes something here. ``most_rows``: of all tables together; the least recently used ones
+        go."""
         self._files, self._later = files if files is not None else ReferenceFiles(), later
+        self._with_lock = with_lock
         self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
-        self._most_pairs = most_pairs
+        self._most_rows = most_rows
         self._tables: dict[Key, ReferenceTable] = {}  # the one that was asked for last is the last
         self._out: dict[int, _Asked] = {}  # by number of the item
 
@@ -94,12 +100,12 @@ class ReferenceForwards:
             wanted = _wanted(task, task.references)
             if wanted is None:
                 continue
-            table, rows, pairs = wanted
-            some = self._microbatch(task, rows, pairs)
+            table, rows, places = wanted
+            some = self._microbatch(task, rows, places)
             table.asked.update(some)
             of_adapter = task.references.whole
             entry = self._issuer.refer(
-                task, [rows[pair] for pair in some], "adapter" if of_adapter else "base"
+                task, [rows[place] for place in some], "adapter" if of_adapter else "base"
             )
             self._out[entry.item.number] = _Asked(task, table, some)
             return entry
@@ -112,7 +118,7 @@ class ReferenceForwards:
             return False
         found: list[float] = values.tolist()
         if all(map(math.isfinite, found)):
-            asked.table.learn(asked.pairs, found)
+            asked.table.learn(asked.rows, found)
             if asked.table.complete:
                 self._keep(asked.table)
         else:
@@ -132,7 +138,7 @@ class ReferenceForwards:
             self._give_up(asked)
 
     def _give_up(self, asked: _Asked) -> None:
-        asked.table.asked.difference_update(asked.pairs)
+        asked.table.asked.difference_update(asked.rows)
         for task in self._inside:
             references = task.references
             if references is not None and asked.table in (references.train, references.evaluation):
@@ -143,40 +149,54 @@ class ReferenceForwards:
         key = task.plan.namespace, digest_of(rows), task.prepared.reference_sha256
         table = self._tables.pop(key, None)
         if table is None:
-            kept = self._files.read(*key, len(rows))
-            table = ReferenceTable.of(len(rows)) if kept is None else ReferenceTable.kept(kept)
+            preference = task.plan.training.preference
+            assert preference is not None
+            table = ReferenceTable.of(len(rows), 2 if preference.paired else 1)
+            if self._files.keeps:
+                table.reading = True
+                self._later(partial(self._read, key, table))
         self._tables[key] = table
-        pairs = sum(len(one.known) for one in self._tables.values())
+        held = sum(len(one.known) for one in self._tables.values())
         for former in [*self._tables][:-1]:
-            if pairs <= self._most_pairs:
+            if held <= self._most_rows:
                 break
-            pairs -= len(self._tables.pop(former).known)
+            held -= len(self._tables.pop(former).known)
         return table
 
-    def _microbatch(self, task: TaskRun, rows: Sequence[TokenRow], pairs: Sequence[int]) -> tuple[int, ...]:
-        """The first of ``pairs``, as many as a microbatch takes."""
+    def _read(self, key: Key, table: ReferenceTable) -> None:
+        """Without the lock."""
+        kept = None
+        try:
+            kept = self._files.read(*key, *table.values.shape)
+        finally:
+            self._with_lock(lambda: table.take_up(kept))
+
+    def _microbatch(self, task: TaskRun, rows: Sequence[TokenRow], places: Sequence[int]) -> tuple[int, ...]:
+        """The first of ``places``, as many as a microbatch takes."""
         left = self._rule.budget_of([task.uid])
         some: list[int] = []
-        for pair in pairs:
-            left -= len(rows[pair].ids)
+        for place in places:
+            left -= len(rows[place].ids)
             if some and left < 0:
                 break
-            some.append(pair)
+            some.append(place)
         return tuple(some)
 
 
 def _wanted(
     task: TaskRun, references: References
 ) -> tuple[ReferenceTable, Sequence[TokenRow], list[int]] | None:
-    """What to ask for: pairs of an evaluation go first."""
+    """What to ask for: rows of an evaluation go first."""
     assert task.prepared is not None
+    if references.reading:
+        return None
     evaluation = task.prepared.evaluation
     if evaluation is not None and references.evaluation is not None:
-        pairs = references.wanted_to_evaluate() if references.whole or task.evaluation_is_due else []
-        if pairs:
-            return references.evaluation, evaluation.rows, pairs
+        places = references.wanted_to_evaluate() if references.whole or task.evaluation_is_due else []
+        if places:
+            return references.evaluation, evaluation.rows, places
     if task.progress.step < task.total_steps:
-        pairs = references.wanted(task.progress.step + 1)
-        if pairs:
-            return references.train, task.prepared.rows, pairs
+        places = references.wanted(task.progress.step + 1)
+        if places:
+            return references.train, task.prepared.rows, places
     return None

@@ -31,7 +31,7 @@ class EvaluationRows:
 
     spec: Evaluation
     rows: Sequence[TokenRow]
-    preference: Objective | None = None  # of a task whose rows are pairs
+    preference: Objective | None = None  # of a task that learns to prefer
     _sizes: _Sizes = field(init=False)
     _cut: tuple[int, tuple[tuple[int, ...], ...]] | None = field(init=False, default=None)  # for which budget
 
@@ -44,8 +44,8 @@ class EvaluationRows:
             self._cut = budget, _cut(self._sizes.lengths, budget)
         return self._cut[1]
 
-    def begin(self, step: int, budget: int) -> EvaluationInFlight:
-        """An evaluation after ``step``. ``budget``: as above."""
+    def begin(self, step: int, budget: int, kl: float | None = None) -> EvaluationInFlight:
+        """An evaluation after ``step``. ``budget``: as above; ``kl``: as of a step."""
         sizes = self._sizes
         return EvaluationInFlight(
             step,
@@ -55,6 +55,8 @@ class EvaluationRows:
             sizes.row_weights,
             sizes.likelihood,
             sizes.answers,
+            self.preference,
+            kl,
         )
 
     def is_due(self, step: int, total_steps: int, last: EvaluationRecord | None) -> bool:
@@ -84,21 +86,23 @@ class EvaluationInFlight:
     step: int
     left: list[tuple[int, ...]]  # microbatches that have not entered yet, the next one last; indices of rows
     supervised: int
-    weighted: float  # supervised tokens, or pairs, each as its row weighs
+    weighted: float  # supervised tokens, or of preferences rows, each as it weighs
     row_weights: tuple[float, ...] | None = None  # of all rows, the largest 1; None: all are 1
-    likelihood: float | None = None  # of pairs, see ``stream.items.Pairs``; None: its rows are none
-    answers: float = 0.0  # tokens of the chosen answers of pairs, each as it weighs
+    likelihood: float = 0.0  # of pairs, see ``stream.items.Pairs``
+    answers: float = 0.0  # tokens of the chosen or desirable answers, each as it weighs
+    objective: Objective | None = None  # None: its rows are no preferences
+    kl: float | None = None  # as of a step
     outstanding: int = 0
     loss_sum: float = 0.0
     correct: float = 0.0
-    rewards: Sequence[float] = ()  # sums over pairs
+    rewards: Sequence[float] = ()  # sums over pairs or answers
 
     @property
     def complete(self) -> bool:
         return not self.left and not self.outstanding
 
     def add(self, found: Tensor) -> None:
-        """Of a microbatch that is back: sum of losses, correct predictions; of pairs their rewards, too."""
+        """Of a microbatch that is back: sum of losses, correct predictions; of preferences their rewards, too."""
         self.outstanding -= 1
         loss_sum, correct, *rewards = found.tolist()
         self.loss_sum += loss_sum
@@ -110,12 +114,16 @@ class EvaluationInFlight:
         loss = self.loss_sum / self.weighted
         if not is_within(loss):
             return None
+        preference, tokens = None, self.weighted
+        if self.objective is not None:
+            tokens = self.answers
+            preference = preference_of(self.rewards, self.weighted, self.objective, self.kl)
         return EvaluationRecord(
             step=self.step,
             loss=loss,
-            token_accuracy=self.correct / (self.weighted if self.likelihood is None else self.answers),
+            token_accuracy=self.correct / tokens,
             tokens=self.supervised,
-            preference=preference_of(self.rewards, self.weighted) if self.rewards else None,
+            preference=preference,
         )
 
 
@@ -125,7 +133,7 @@ class _Sizes:
     supervised: int  # labels of all rows
     weighted: float
     row_weights: tuple[float, ...] | None
-    likelihood: float | None = None
+    likelihood: float = 0.0
     answers: float = 0.0
 
 

@@ -1,5 +1,5 @@
-"""What the reference thinks of a task's pairs: the log-probability of each answer under the frozen base, or under the
-adapter that the task began with. These never change, so a forward is spent once on a row.
+"""What the reference thinks of a task's rows: the log-probability of each answer, of a pair two, under the frozen base, or
+under the adapter that the task began with. These never change, so a forward is spent once on a row.
 
 What is computed for a row, and beside which others, does not depend on where a task was interrupted: rows are asked for
 together as the first epoch's steps have them, in later epochs, too.
@@ -16,27 +16,29 @@ import numpy.typing as npt
 from mlora_worker.data.training_rows.step_order import StepPlan
 
 AHEAD = 8  # steps whose rows may be asked for before their turn
-_TOGETHER = 64  # pairs that are looked at in one go, where they are asked for in their order
+_TOGETHER = 64  # rows that are looked at in one go, where they are asked for in their order
 
 
 @dataclass(slots=True, eq=False)
 class ReferenceTable:
-    """Of the pairs of one set of rows."""
+    """Of one set of rows."""
 
-    values: npt.NDArray[np.float64]  # [pairs, 2]: chosen, rejected
-    known: npt.NDArray[np.bool_]  # [pairs]
-    asked: set[int] = field(default_factory=set)  # pairs that are on their way through the pipeline
+    values: npt.NDArray[np.float64]  # [rows, answers of each]
+    known: npt.NDArray[np.bool_]  # [rows]
+    asked: set[int] = field(default_factory=set)  # rows that are on their way through the pipeline
     unsaved: bool = False  # something was learnt since they were kept on disk
+    reading: bool = False  # what is kept of them on disk is on its way: nothing is asked for until it is here
 
     @classmethod
-    def of(cls, pairs: int) -> ReferenceTable:
-        return cls(np.zeros((pairs, 2)), np.zeros(pairs, np.bool_))
+    def of(cls, rows: int, answers: int = 2) -> ReferenceTable:
+        return cls(np.zeros((rows, answers)), np.zeros(rows, np.bool_))
 
-    @classmethod
-    def kept(cls, values: npt.NDArray[np.float64]) -> ReferenceTable:
-        """[pairs, 2], of which a pair that is not finite is not known."""
-        finite = np.isfinite(values)
-        return cls(values, finite[:, 0] & finite[:, 1])
+    def take_up(self, kept: npt.NDArray[np.float64] | None) -> None:
+        """What was kept, of which a row that is not finite is not known. None: nothing was."""
+        self.reading = False
+        if kept is not None:
+            found = np.isfinite(kept).all(axis=1) & ~self.known
+            self.values[found], self.known[found] = kept[found], True
 
     def to_keep(self) -> npt.NDArray[np.float64]:
         """The opposite: a copy."""
@@ -47,23 +49,23 @@ class ReferenceTable:
     def complete(self) -> bool:
         return bool(self.known.all())
 
-    def knows(self, pairs: Sequence[int]) -> bool:
-        return bool(self.known[list(pairs)].all())
+    def knows(self, rows: Sequence[int]) -> bool:
+        return bool(self.known[list(rows)].all())
 
-    def missing(self, pairs: Iterable[int]) -> list[int]:
+    def missing(self, rows: Iterable[int]) -> list[int]:
         """Those that are neither known nor asked for."""
-        return [pair for pair in pairs if not self.known[pair] and pair not in self.asked]
+        return [row for row in rows if not self.known[row] and row not in self.asked]
 
-    def learn(self, pairs: Sequence[int], values: Sequence[float]) -> None:
-        """``values``: of each pair two."""
-        self.values[list(pairs)] = np.reshape(values, (-1, 2))
-        self.known[list(pairs)] = True
-        self.asked.difference_update(pairs)
+    def learn(self, rows: Sequence[int], values: Sequence[float]) -> None:
+        """``values``: of each row one for each of its answers."""
+        self.values[list(rows)] = np.reshape(values, (len(rows), -1))
+        self.known[list(rows)] = True
+        self.asked.difference_update(rows)
         self.unsaved = True
 
-    def of_rows(self, pairs: Sequence[int]) -> tuple[float, ...]:
-        """Of each pair two."""
-        return tuple(self.values[list(pairs)].ravel().tolist())
+    def of_rows(self, rows: Sequence[int]) -> tuple[float, ...]:
+        """Of each row one for each of its answers."""
+        return tuple(self.values[list(rows)].ravel().tolist())
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +86,10 @@ class References:
     def complete(self) -> bool:
         return self.train.complete and (self.evaluation is None or self.evaluation.complete)
 
+    @property
+    def reading(self) -> bool:
+        return self.train.reading or (self.evaluation is not None and self.evaluation.reading)
+
     def ready(self, step: int) -> bool:
         """Whether ``step`` may be taken."""
         if self._ready_step != step:
@@ -99,7 +105,7 @@ class References:
         self._ready_step, self._scanned = 0, {}
 
     def wanted(self, step: int) -> list[int]:
-        """Pairs to ask for, so that ``step`` and those after it can be taken; none where enough are."""
+        """Rows to ask for, so that ``step`` and those after it can be taken; none where enough are."""
         if self.whole:
             return self._in_order("train", self.train)
         scanned = max(self._scanned.get("steps", 0), step - 1)

@@ -26,12 +26,14 @@ class StepInFlight:
     rows: tuple[int, ...]  # indices into the prepared rows
     supervised: int
     tokens: int
-    weighted: float  # supervised tokens, or pairs, each as its row weighs
+    weighted: float  # supervised tokens, or of preferences rows, each as it weighs
     row_weights: tuple[float, ...] | None = None  # of its rows, the largest 1; None: all are 1
-    likelihood: float | None = None  # of pairs, see ``stream.items.Pairs``; None: its rows are none
+    likelihood: float = 0.0  # of pairs, see ``stream.items.Pairs``
+    objective: Objective | None = None  # None: its rows are no preferences
+    kl: float | None = None  # see ``stream.items.Unpaired``; None: the objective has none
     issued: float | None = None  # monotonic seconds: when its first microbatch was
     loss_sum: float = 0.0
-    rewards: Sequence[float] = ()  # sums over its pairs
+    rewards: Sequence[float] = ()  # sums over its pairs or answers
     squared_norm: float = 0.0
     void: bool = False  # a microbatch of it came back with a fault
     own_fault: Fault | None = None  # of this very task: its adapter is broken on a stage
@@ -44,7 +46,7 @@ class StepInFlight:
 
     @property
     def weight(self) -> float:
-        """Factor that makes a mean over the step's supervised tokens, or pairs, of a sum."""
+        """Factor that makes a mean over the step's supervised tokens, or rows of preferences, of a sum."""
         return 1.0 / self.weighted if self.weighted else 0.0
 
     def weights_of(self, first: int, count: int) -> tuple[float, ...] | None:
@@ -55,7 +57,7 @@ class StepInFlight:
         """What a microbatch of it brought back."""
         self.loss_sum += loss_sum
         self.squared_norm += squared_norm
-        if self.likelihood is not None:
+        if self.objective is not None:
             self.rewards = sums_with(self.rewards, rewards)
 
     @property
@@ -64,7 +66,9 @@ class StepInFlight:
 
     @property
     def preference(self) -> PreferenceRecord | None:
-        return preference_of(self.rewards, self.weighted) if self.rewards else None
+        if self.objective is None or not self.rewards:
+            return None
+        return preference_of(self.rewards, self.weighted, self.objective, self.kl)
 
     @property
     def norm(self) -> float:
@@ -93,16 +97,20 @@ class StepInFlight:
             self.weighted,
             self.row_weights,
             self.likelihood,
+            self.objective,
+            self.kl,
         )
 
 
-def step_of(prepared: PreparedTask, step: int, preference: Objective | None = None) -> StepInFlight:
-    """``preference``: the objective of a task whose rows are pairs."""
+def step_of(
+    prepared: PreparedTask, step: int, preference: Objective | None = None, kl: float | None = None
+) -> StepInFlight:
+    """``preference``: the objective of a task that learns to prefer; ``kl``: as of a step."""
     rows = prepared.steps.rows_of_step(step)
     held = [prepared.rows[row] for row in rows]
     counts = [int(np.count_nonzero(row.labels >= 0)) for row in held]
     weights = relative_weights(held)
-    weighted, likelihood = weighted_sum(counts, weights), None
+    weighted, likelihood = weighted_sum(counts, weights), 0.0
     if preference is not None:
         weighted, likelihood = likelihood_of(held, preference, weights)
     return StepInFlight(
@@ -113,4 +121,6 @@ def step_of(prepared: PreparedTask, step: int, preference: Objective | None = No
         weighted=weighted,
         row_weights=weights,
         likelihood=likelihood,
+        objective=preference,
+        kl=kl,
     )

@@ -14,7 +14,15 @@ from mlora_worker.data.reading.columns import Columns
 from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
-from mlora_worker.data.reading.row_types import AnswerPair, Chat, Dropped, InvalidRow, PlainText, Record
+from mlora_worker.data.reading.row_types import (
+    AnswerPair,
+    Chat,
+    Dropped,
+    InvalidRow,
+    PlainText,
+    Record,
+    UnpairedAnswer,
+)
 from mlora_worker.protocol import Dataset, FailureReason, FileFormat
 from mlora_worker.storage.remote.dataset_source import DatasetSource
 
@@ -23,7 +31,7 @@ from mlora_worker.storage.remote.dataset_source import DatasetSource
 class DatasetFile:
     name: str  # for messages
     unit: str  # what the numbers of its rows count: line or row
-    rows: Callable[[], Iterator[Chat | PlainText | AnswerPair | Dropped]]
+    rows: Callable[[], Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]]
 
 
 class DatasetFiles:
@@ -134,7 +142,7 @@ class DatasetFiles:
     def _file(self, name: str, format: FileFormat, records: Callable[[], Iterator[Record]]) -> DatasetFile:
         unit = unit_of(format)
 
-        def rows() -> Iterator[Chat | PlainText | AnswerPair | Dropped]:
+        def rows() -> Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]:
             try:
                 yield from self._no_more_than_asked(
                     read_rows(
@@ -147,8 +155,8 @@ class DatasetFiles:
         return DatasetFile(name, unit, rows)
 
     def _no_more_than_asked(
-        self, rows: Iterator[Chat | PlainText | AnswerPair | Dropped]
-    ) -> Iterator[Chat | PlainText | AnswerPair | Dropped]:
+        self, rows: Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]
+    ) -> Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]:
         for row in rows:
             if self._rows_left is not None:
                 if self._rows_left == 0:

@@ -94,6 +94,16 @@ class AnswerPair:
 
 
 @dataclass(frozen=True, slots=True)
+class UnpairedAnswer:
+    """One answer to a prompt, which is desirable or not. What is learnt is as that of a pair's answer."""
+
+    line: int
+    chat: Chat
+    desirable: bool
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     line: int
     rule: Drop

@@ -18,9 +18,9 @@ _ADVICE = {
     "of a pair, must end with an assistant's turn that has text; check dataset.fields and the file",
     Drop.EMPTY_TEXT: "the texts are empty: check dataset.fields and the file",
     Drop.TOOL_CALLS: "the chat template leaves out tool calls, their results or the tools: use a model whose template "
-    "writes them, or set dataset.chatTemplate; rows of preferences cannot have any",
+    "writes them, or set dataset.chatTemplate",
     Drop.REASONING: "the chat template leaves out the thoughts of answers (reasoning_content): put them into the content, "
-    "in the model's own format, or set dataset.chatTemplate; rows of preferences cannot have them in a field",
+    "in the model's own format, or set dataset.chatTemplate",
     Drop.ALREADY_RENDERED: "turns already contain the markup of the chat template, which would be added "
     "a second time: give only the text of each turn, or rendered rows with dataset.format text",
     Drop.TEMPLATE_MISMATCH: "the tokens of the answer cannot be found in the output of the chat template",

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlora_worker.data.reading.row_bounds import text_bytes
-from mlora_worker.data.reading.row_types import AnswerPair, Chat, Drop, Dropped, PlainText
+from mlora_worker.data.reading.row_types import AnswerPair, Chat, Drop, Dropped, PlainText, UnpairedAnswer
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
 from mlora_worker.data.tokenizing.text_tokens import Tokens
@@ -24,7 +24,7 @@ _MOST_TOGETHER = (
     4 * _BATCH_CHARACTERS
 )  # bytes of two batches: one long row may take all the memory that there is
 
-Row = Chat | PlainText | AnswerPair | Dropped
+Row = Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped
 
 
 class EncodedPair(NamedTuple):
@@ -32,6 +32,16 @@ class EncodedPair(NamedTuple):
 
     chosen: Encoded
     rejected: Encoded
+
+
+class EncodedUnpaired(NamedTuple):
+    """An answer that is desirable or not; ``supervised`` as of a pair's."""
+
+    answer: Encoded
+    desirable: bool
+
+
+EncodedRow = Encoded | EncodedPair | EncodedUnpaired
 
 
 class _Batch(NamedTuple):
@@ -42,7 +52,7 @@ class _Batch(NamedTuple):
 
 def encoded_rows(
     rows: Iterable[Row], encoder: ChatEncoder
-) -> Generator[tuple[int, Encoded | EncodedPair | Drop], None, None]:
+) -> Generator[tuple[int, EncodedRow | Drop], None, None]:
     """Line and result of each row, in order. Raises what ``rows`` raises, and RowRejected, only after the rows before."""
     waiting: _Batch | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as pool:
@@ -61,13 +71,15 @@ def encoded_rows(
             yield from _finished(waiting, encoder)
 
 
-def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, Encoded | EncodedPair | Drop]]:
+def _finished(batch: _Batch, encoder: ChatEncoder) -> Iterator[tuple[int, EncodedRow | Drop]]:
     encoded = iter(encoder.supervise(batch.rendered, batch.tokens.result()))
     for row in batch.rows:
         if isinstance(row, Dropped):
             yield row.line, row.rule
         elif isinstance(row, AnswerPair):
             yield row.line, _pair(next(encoded), next(encoded))
+        elif isinstance(row, UnpairedAnswer):
+            yield row.line, _unpaired(next(encoded), row.desirable)
         else:
             yield row.line, next(encoded)
 
@@ -76,6 +88,10 @@ def _pair(chosen: Encoded | Drop, rejected: Encoded | Drop) -> EncodedPair | Dro
     if isinstance(chosen, Drop):
         return chosen
     return rejected if isinstance(rejected, Drop) else EncodedPair(_to_the_end(chosen), _to_the_end(rejected))
+
+
+def _unpaired(answer: Encoded | Drop, desirable: bool) -> EncodedUnpaired | Drop:
+    return answer if isinstance(answer, Drop) else EncodedUnpaired(_to_the_end(answer), desirable)
 
 
 def _to_the_end(row: Encoded) -> Encoded:
@@ -87,6 +103,8 @@ def _parts(row: Row) -> tuple[Chat | PlainText, ...]:
     """What of it is encoded."""
     if isinstance(row, AnswerPair):
         return row.chosen, row.rejected
+    if isinstance(row, UnpairedAnswer):
+        return (row.chat,)
     return () if isinstance(row, Dropped) else (row,)
 
 

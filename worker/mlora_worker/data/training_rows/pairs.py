@@ -1,4 +1,4 @@
-"""What an objective takes of a row that is a pair: labels of its own, and how many tokens it counts. Pure."""
+"""What an objective takes of a row of preferences: labels of its own, and how many tokens it counts. Pure."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def labels_for(row: TokenRow, objective: Objective | None) -> npt.NDArray[np.int
 def likelihood_of(
     rows: Sequence[TokenRow], objective: Objective, weights: Sequence[float] | None
 ) -> tuple[float, float]:
-    """Pairs, each as it weighs; and what a chosen row's sum of cross entropies counts beside a pair's loss, so that the
-    sum over all ``rows``, over the pairs, is the objective's weight times the mean over their tokens."""
+    """Pairs or answers, each as it weighs; and what a chosen row's sum of cross entropies counts beside a pair's loss, so
+    that the sum over all ``rows``, over the pairs, is the objective's weight times the mean over their tokens."""
     pairs = weighted_sum([1] * len(rows), weights)
     if not objective.likelihood:
         return pairs, 0.0
@@ -40,7 +40,9 @@ def likelihood_of(
 
 
 def answer_tokens(row: TokenRow) -> int:
-    """Of the chosen answer."""
+    """Of the chosen or desirable answer."""
+    if row.desirable is not None:
+        return int(np.count_nonzero(row.labels >= 0)) if row.desirable else 0
     return int(np.count_nonzero(row.labels[: row.split] >= 0))
 
 

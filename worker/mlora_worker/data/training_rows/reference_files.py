@@ -1,4 +1,4 @@
-"""What the frozen base thinks of pairs, on the worker's disk: a restarted worker spends no forward on rows that are known.
+"""What the frozen base thinks of rows, on the worker's disk: a restarted worker spends no forward on rows that are known.
 
 A file is named by all that decides what is in it: namespace, rows, the adapter that is the reference if one is, and the
 base at one commit. Of a base without a commit nothing is kept, since its files may change under the same name. A file is
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 512 * 2**20
 _LAYOUT = 1
-_PAIR_BYTES = 2 * 8
+_VALUE_BYTES = 8
 
 
 class ReferenceFiles:
@@ -33,10 +33,15 @@ class ReferenceFiles:
         self._folder = folder if base is not None else None
         self._base, self._most_bytes = base, most_bytes
 
+    @property
+    def keeps(self) -> bool:
+        return self._folder is not None
+
     def read(
-        self, namespace: str, rows: str, adapter: str | None, pairs: int
+        self, namespace: str, rows: str, adapter: str | None, count: int, answers: int
     ) -> npt.NDArray[np.float64] | None:
-        """[pairs, 2], NaN where nothing is known. ``rows``, ``adapter``: their digests. None: nothing is kept of these."""
+        """[count, answers], NaN where nothing is known. ``rows``, ``adapter``: their digests; ``answers``: of each row.
+        None: nothing is kept of these."""
         if self._folder is None:
             return None
         path = self._path(self._folder, namespace, rows, adapter)
@@ -45,10 +50,10 @@ class ReferenceFiles:
             os.utime(path)
         except OSError:
             return None
-        if len(content) != pairs * _PAIR_BYTES:
+        if len(content) != count * answers * _VALUE_BYTES:
             log.warning("%s is not whole and is ignored", path)
             return None
-        return np.frombuffer(content, "<f8").reshape(pairs, 2).copy()
+        return np.frombuffer(content, "<f8").reshape(count, answers).copy()
 
     def write(self, namespace: str, rows: str, adapter: str | None, values: npt.NDArray[np.float64]) -> None:
         """``values`` as ``read`` gives them. What cannot be written is computed again one day."""

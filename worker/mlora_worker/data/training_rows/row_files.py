@@ -7,6 +7,7 @@ A folder holds, for n rows of t tokens together, all little-endian:
 ``supervised.i4``  [n]  labels of each row
 ``weights.f8``     [n]  weight of each row; a folder without it has all 1
 ``splits.i4``      [n]  tokens of the first of a row's two sequences; a folder without it has no pairs
+``desirable.u1``   [n]  1 where the row is a desirable answer; a folder without it has no labels, one with it no pairs
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mlora_worker.data.training_rows.token_rows import (
 from mlora_worker.protocol import FailureReason
 
 _NAMES = ("ids.i4", "learnt.u1", "ends.i8", "supervised.i4", "weights.f8")
-_SPLITS = "splits.i4"
+_SPLITS, _DESIRABLE = "splits.i4", "desirable.u1"
 _TOKEN_BYTES, _ROW_BYTES, _PAIR_BYTES = 4 + 1, 8 + 4 + 8, 8 + 4 + 8 + 4  # on disk
 _BUFFER = 1 << 20
 _PRIVATE = 0o600
@@ -75,10 +76,11 @@ class FolderWriter:
         count: int,
         weight: float = 1.0,
         split: int = 0,
+        desirable: bool | None = None,
     ) -> None:
         self._end += len(ids)
         self._rows += 1
-        each = _PAIR_BYTES if split else _ROW_BYTES
+        each = _PAIR_BYTES if split else _ROW_BYTES + (desirable is not None)
         if self._end * _TOKEN_BYTES + self._rows * each > self._most_bytes:
             raise DataError(
                 FailureReason.INVALID_SPEC,
@@ -90,15 +92,17 @@ class FolderWriter:
             )
         if split and self._rows == 1:  # of pairs, all rows are pairs
             self._files.append(_private(self.folder / _SPLITS))
-        tokens, marks, ends, supervised, weights, *splits = self._files
+        if desirable is not None and self._rows == 1:  # likewise
+            self._files.append(_private(self.folder / _DESIRABLE))
+        tokens, marks, ends, supervised, weights, *others = self._files
         tokens.write(ids.astype("<i4", copy=False).data)
         marks.write(learnt.view(np.uint8).data)
         ends.write(self._end.to_bytes(8, "little"))
         supervised.write(count.to_bytes(4, "little"))
         weights.write(weight_bytes(weight))
-        for file in splits:
-            file.write(split.to_bytes(4, "little"))
-        self._digest.add(TokenRow(ids, labels, weight, split))
+        for file in others:
+            file.write(split.to_bytes(4, "little") if desirable is None else bytes([desirable]))
+        self._digest.add(TokenRow(ids, labels, weight, split, desirable))
 
     def finish(self) -> TokenRows:
         for file in self._files:
@@ -120,14 +124,14 @@ def open_rows(folder: Path, digest: str) -> TokenRows:
 
 @contextmanager
 def open_files(folder: Path) -> Iterator[list[int]]:
-    """Descriptors of the files, without that of the splits where no row is a pair, and without that of the weights in a
+    """Descriptors of the files: of the splits or of the labels where rows have one, and without that of the weights in a
     folder of an earlier version."""
     files: list[int] = []
     try:
         for name in _NAMES[:-1]:
             files.append(os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC))
-        with suppress(FileNotFoundError):
-            for name in (_NAMES[-1], _SPLITS):
+        for name in (_NAMES[-1], _SPLITS, _DESIRABLE):
+            with suppress(FileNotFoundError):
                 files.append(os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC))
         yield files
     finally:
@@ -143,9 +147,13 @@ def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
         raise ValueError("the ends of rows are not in order")
     tokens = int(ends[-1]) if len(ends) else 0
     weights = array_in(others[0], "<f8") if others else None
-    splits = array_in(others[1], "<i4") if len(others) > 1 else None
+    splits = desirable = None
+    if len(others) > 1:  # its size tells which it is
+        labels = os.fstat(others[1]).st_size == len(ends)
+        desirable = array_in(others[1], "?") if labels else None
+        splits = None if labels else array_in(others[1], "<i4")
     supervised = array_in(supervised_file, "<i4")
-    if any(one is not None and len(one) != len(ends) for one in (supervised, weights, splits)):
+    if any(one is not None and len(one) != len(ends) for one in (supervised, weights, splits, desirable)):
         raise ValueError("a file of rows is incomplete")
     if splits is not None and bool(((splits <= 0) | (splits >= np.diff(ends, prepend=0))).any()):
         raise ValueError("a pair of rows is split outside of it")
@@ -157,6 +165,7 @@ def rows_in(files: Sequence[int], digest: str | None) -> TokenRows:
         digest,
         weights=None if weights is None else unless_all_one(weights),
         splits=splits,
+        desirable=desirable,
     )
 
 

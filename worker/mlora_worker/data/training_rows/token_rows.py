@@ -14,6 +14,7 @@ import numpy.typing as npt
 IGNORED = -100  # label of a position that is not supervised
 _WEIGHT_FOLLOWS = b"\xff" * 8  # in a digest; no row is so long
 _SPLIT_FOLLOWS = b"\xfe" * 8
+_LABEL_FOLLOWS = b"\xfd" * 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,13 +22,15 @@ class TokenRow:
     """``labels[i]`` is the token to predict AT position i: ``ids[i + 1]`` if that token is supervised, else
     -100. The shift is done here once; nobody shifts again.
 
-    One sequence of tokens; or two, one behind the other: a prompt with its chosen answer, and with its rejected one.
+    One sequence of tokens; or two, one behind the other: a prompt with its chosen answer, and with its rejected one. One
+    sequence may be an answer that is desirable or not.
     """
 
     ids: npt.NDArray[np.int32]  # [tokens]
     labels: npt.NDArray[np.int32]  # [tokens]
     weight: float = 1.0  # of its loss
     split: int = 0  # tokens of the first of two sequences; 0: there is one
+    desirable: bool | None = None  # None: the row has no label
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -65,13 +68,15 @@ class TokenRows(Sequence[TokenRow]):
         chosen: npt.NDArray[np.intp] | None = None,
         weights: npt.NDArray[np.float64] | None = None,
         splits: npt.NDArray[np.int32] | None = None,
+        desirable: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """See ``row_files`` for the arrays; without ``weights`` all are 1, without ``splits`` no row is a pair. ``chosen``:
-        those that count, in order. ``digest`` is that of these rows, where it is known."""
+        """See ``row_files`` for the arrays; without ``weights`` all are 1, without ``splits`` no row is a pair, without
+        ``desirable`` none has a label. ``chosen``: those that count, in order. ``digest`` is that of these rows, where it
+        is known."""
         self._ids, self._learnt, self._ends, self._supervised = ids, learnt, ends, supervised
         self._digest = digest
         self._chosen = chosen
-        self._weights, self._splits = weights, splits
+        self._weights, self._splits, self._desirable = weights, splits, desirable
         self._whole: TokenRows | None = (
             None  # of which these are some; itself would be a cycle, and stay mapped
         )
@@ -93,7 +98,8 @@ class TokenRows(Sequence[TokenRow]):
         ids = self._ids[cut]
         weight = 1.0 if self._weights is None else float(self._weights[row])
         split = 0 if self._splits is None else int(self._splits[row])
-        return TokenRow(ids, labels_of_pair(ids, self._learnt[cut], split), weight, split)
+        desirable = None if self._desirable is None else bool(self._desirable[row])
+        return TokenRow(ids, labels_of_pair(ids, self._learnt[cut], split), weight, split, desirable)
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -120,6 +126,13 @@ class TokenRows(Sequence[TokenRow]):
             return self._splits
         return self._splits[self._chosen]
 
+    @property
+    def desirable(self) -> npt.NDArray[np.bool_] | None:
+        """[rows] whether each is a desirable answer; None: no row has a label."""
+        if self._desirable is None or self._chosen is None:
+            return self._desirable
+        return self._desirable[self._chosen]
+
     def digest(self) -> str:
         """See ``rows_digest``. Worked out once: it takes a look at every row."""
         if self._digest is None:
@@ -140,15 +153,16 @@ class TokenRows(Sequence[TokenRow]):
         """Some of these rows, in this order, of the same memory."""
         kept = rows if self._chosen is None else self._chosen[rows]
         some = TokenRows(
-            self._ids, self._learnt, self._ends, self._supervised, digest, kept, self._weights, self._splits
-        )
+            self._ids, self._learnt, self._ends, self._supervised, digest, kept, self._weights, self._splits,
+            self._desirable,
+        )  # fmt: skip
         some._whole = self.whole
         return some
 
 
 def rows_digest(rows: Iterable[TokenRow]) -> str:
-    """SHA-256 over the tokens and labels of all rows, each with its length in front; over weights other than 1, and over
-    the splits of pairs."""
+    """SHA-256 over the tokens and labels of all rows, each with its length in front; over weights other than 1, over the
+    splits of pairs, and over whether answers are desirable."""
     digest = RowsDigest()
     for row in rows:
         digest.add(row)
@@ -172,6 +186,8 @@ class RowsDigest:
             self._digest.update(_WEIGHT_FOLLOWS + weight_bytes(row.weight))
         if row.split:
             self._digest.update(_SPLIT_FOLLOWS + row.split.to_bytes(8, "little"))
+        if row.desirable is not None:
+            self._digest.update(_LABEL_FOLLOWS + bytes([row.desirable]))
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
@@ -188,6 +204,7 @@ class RowWriter(Protocol):
         count: int,
         weight: float = 1.0,
         split: int = 0,
+        desirable: bool | None = None,
     ) -> None:
         """``learnt``: whether a token is supervised; ``labels`` follow from it, and ``count`` of them are tokens."""
         ...
@@ -204,6 +221,7 @@ class MemoryWriter:
         self._supervised: list[int] = []
         self._weights: list[float] = []
         self._splits: list[int] = []
+        self._desirable: list[bool] = []
 
     def add(
         self,
@@ -213,6 +231,7 @@ class MemoryWriter:
         count: int,
         weight: float = 1.0,
         split: int = 0,
+        desirable: bool | None = None,
     ) -> None:
         del labels
         self._ids.append(ids.copy())
@@ -220,6 +239,8 @@ class MemoryWriter:
         self._supervised.append(count)
         self._weights.append(weight)
         self._splits.append(split)
+        if desirable is not None:
+            self._desirable.append(desirable)
 
     def finish(self) -> TokenRows:
         ends = np.cumsum([len(one) for one in self._ids], dtype=np.int64)
@@ -230,6 +251,7 @@ class MemoryWriter:
             np.array(self._supervised, np.int32),
             weights=unless_all_one(np.array(self._weights, np.float64)),
             splits=np.array(self._splits, np.int32) if any(self._splits) else None,
+            desirable=np.array(self._desirable, np.bool_) if self._desirable else None,
         )
 
 

@@ -123,7 +123,7 @@ def _kind(task: TaskPlan) -> str:
 
 
 def _objective(objective: Objective | None) -> dict[str, Any]:
-    """Of rows that are pairs, the numbers that hold, whether they were written or are the usual ones."""
+    """Of rows of preferences, the numbers that hold, whether they were written or are the usual ones."""
     if objective is None:
         return {}
     kind = objective.type
@@ -136,18 +136,22 @@ def _objective(objective: Objective | None) -> dict[str, Any]:
         "objective's margin that is aimed at (gamma)": objective.gamma
         if kind is ObjectiveType.SIMPO
         else None,
+        "weights of desirable and undesirable answers": ", ".join(map(str, reversed(objective.label_weights)))
+        if kind is ObjectiveType.KTO
+        else None,
     }
 
 
 def _scores(evaluation: EvaluationRecord | None) -> dict[str, Any]:
     if evaluation is None:
         return {}
-    pairs = evaluation.preference
-    if pairs is not None:
+    told = evaluation.preference
+    if told is not None:
         return {
             "evaluation loss (of the objective)": evaluation.loss,
-            "evaluation margin between chosen and rejected": pairs.margin,
-            "evaluation accuracy (pairs whose chosen answer is preferred)": pairs.accuracy,
+            "evaluation margin between chosen and rejected": told.margin,
+            "evaluation accuracy (pairs whose chosen answer is preferred)": told.accuracy,
+            "evaluation divergence from the reference (KL)": told.kl,
             "evaluation token accuracy of the chosen answers": evaluation.token_accuracy,
             "evaluated tokens": evaluation.tokens,
         }

@@ -6,6 +6,7 @@ import math
 from collections import UserDict
 from collections.abc import ValuesView
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,6 +78,7 @@ class Play:
         loss_sum: float = 8.0,
         squared_norm: float = 4.0,
         at_once: bool = False,
+        **options: Any,
     ) -> None:
         """``at_once``: checkpoints are gathered and written as soon as they are taken."""
         self.at_once = at_once
@@ -93,6 +95,7 @@ class Play:
             budget=1000,
             tasks=self.tasks,
             announce=lambda item, _: self.announced.append(item),
+            **options,
             on_change=lambda: None,
             on_pipeline_fault=self.ended.append,
             clock=lambda: self.time,

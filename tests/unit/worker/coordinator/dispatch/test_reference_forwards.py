@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mlora_worker.coordinator.dispatch.reference_forwards import ReferenceForwar
 from mlora_worker.coordinator.task.references import References, ReferenceTable
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.stream.items import Evaluate, Item
@@ -41,7 +43,7 @@ def compared(
     return task
 
 
-def forwards(most_pairs: int = 1000) -> ReferenceForwards:
+def forwards(most_rows: int = 1000, **options: Any) -> ReferenceForwards:
     rule, inside = IssueRule(1, 1000), InStream({})
     issuer = Issuer(
         stages=1,
@@ -51,7 +53,7 @@ def forwards(most_pairs: int = 1000) -> ReferenceForwards:
         on_change=lambda: None,
         clock=lambda: 0.0,
     )
-    return ReferenceForwards(1, rule, inside, issuer, most_pairs=most_pairs)
+    return ReferenceForwards(1, rule, inside, issuer, most_rows=most_rows, **options)
 
 
 def table_of(one: ReferenceForwards, task: TaskRun) -> ReferenceTable:
@@ -86,13 +88,67 @@ def test_a_table_is_for_the_same_rows_and_reference_in_one_namespace(other: Task
 
 
 def test_of_more_pairs_than_may_be_kept_the_least_recently_used_go() -> None:
-    one = forwards(most_pairs=2 * PAIRS)
+    one = forwards(most_rows=2 * PAIRS)
     first, second, third = (compared(name, first=10 * place) for place, name in enumerate("abc"))
     kept, lost = table_of(one, first), table_of(one, second)
     table_of(one, first)
     table_of(one, third)
     assert table_of(one, first) is kept
     assert table_of(one, second) is not lost
+
+
+class SlowDisk(ReferenceFiles):
+    """Remembers whether it was read while somebody was in the way."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "base")
+        self.reads = 0
+
+    def read(self, *arguments: Any) -> Any:
+        self.reads += 1
+        return super().read(*arguments)
+
+
+def test_what_is_kept_on_disk_is_read_later_and_changes_nothing_without_the_lock(tmp_path: Path) -> None:
+    task = compared("a")
+    files, waiting, locked = SlowDisk(tmp_path), [], []
+    first = forwards(files=files)
+    table = table_of(first, task)
+    table.learn(range(PAIRS), [float(-place) for place in range(2 * PAIRS)])
+    first.leave(task)
+    files.reads = 0
+    one = forwards(files=files, later=waiting.append, with_lock=locked.append)
+    table = table_of(one, task)
+    assert (files.reads, table.reading, table.complete) == (0, True, False)
+    for call in waiting:
+        call()
+    assert (files.reads, table.reading, table.complete) == (1, True, False)
+    for call in locked:
+        call()
+    assert (table.reading, table.complete) == (False, True)
+    assert table.of_rows([1]) == (-2.0, -3.0)
+
+
+def test_nothing_is_asked_for_until_the_disk_has_answered(tmp_path: Path) -> None:
+    task, waiting = compared("a"), []
+    play = Play(task, references=ReferenceFiles(tmp_path, "base"), later=waiting.append)
+    assert asked_of(play.run()) == []
+    for call in waiting:
+        call()
+    assert len(asked_of(play.run())) == FORWARDS
+
+
+def test_a_disk_that_fails_in_a_new_way_holds_nobody_up(tmp_path: Path) -> None:
+    class Broken(ReferenceFiles):
+        def read(self, *_: Any) -> Any:
+            raise MemoryError
+
+    task, waiting = compared("a"), []
+    one = forwards(files=Broken(tmp_path, "base"), later=waiting.append)
+    table = table_of(one, task)
+    with pytest.raises(MemoryError):
+        waiting[0]()
+    assert not table.reading
 
 
 def test_values_that_are_no_numbers_fail_the_task_and_are_asked_for_again_by_its_neighbour() -> None:

@@ -15,7 +15,7 @@ VALUES = np.array([[-1.5, -2.25], [np.nan, np.nan], [-3.0, -4.0]])
 
 def test_what_was_written_is_read_to_the_bit(tmp_path: Path) -> None:
     ReferenceFiles(tmp_path / "made", "base").write("n", "rows", None, VALUES)
-    found = ReferenceFiles(tmp_path / "made", "base").read("n", "rows", None, 3)
+    found = ReferenceFiles(tmp_path / "made", "base").read("n", "rows", None, 3, 2)
     assert found is not None
     np.testing.assert_array_equal(found, VALUES)
     assert found.flags.writeable
@@ -36,13 +36,22 @@ def test_nothing_is_found_of_anything_else(
     tmp_path: Path, base: str, namespace: str, rows: str, adapter: str | None
 ) -> None:
     ReferenceFiles(tmp_path, "base").write("n", "rows", None, VALUES)
-    assert ReferenceFiles(tmp_path, base).read(namespace, rows, adapter, 3) is None
+    assert ReferenceFiles(tmp_path, base).read(namespace, rows, adapter, 3, 2) is None
+
+
+def test_answers_without_a_pair_have_one_value_each(tmp_path: Path) -> None:
+    files = ReferenceFiles(tmp_path, "base")
+    files.write("n", "rows", None, VALUES[:, :1])
+    found = files.read("n", "rows", None, 3, 1)
+    assert found is not None
+    np.testing.assert_array_equal(found, VALUES[:, :1])
+    assert files.read("n", "rows", None, 3, 2) is None
 
 
 def test_a_base_without_a_commit_leaves_nothing(tmp_path: Path) -> None:
     files = ReferenceFiles(tmp_path, None)
     files.write("n", "rows", None, VALUES)
-    assert files.read("n", "rows", None, 3) is None
+    assert files.read("n", "rows", None, 3, 2) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,7 +60,7 @@ def test_a_file_that_is_not_whole_is_ignored(tmp_path: Path) -> None:
     files.write("n", "rows", None, VALUES)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-1])
-    assert files.read("n", "rows", None, 3) is None
+    assert files.read("n", "rows", None, 3, 2) is None
 
 
 def test_a_disk_without_room_costs_a_forward_and_no_task(tmp_path: Path) -> None:
@@ -63,8 +72,8 @@ def test_values_of_more_bytes_than_all_may_have_are_not_kept_and_remove_nothing(
     files = ReferenceFiles(tmp_path, "base", most_bytes=VALUES.nbytes)
     files.write("n", "few", None, VALUES)
     files.write("n", "many", None, np.concatenate([VALUES, VALUES]))
-    assert files.read("n", "many", None, 2 * len(VALUES)) is None
-    assert files.read("n", "few", None, len(VALUES)) is not None
+    assert files.read("n", "many", None, 2 * len(VALUES), 2) is None
+    assert files.read("n", "few", None, len(VALUES), 2) is not None
 
 
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
@@ -73,8 +82,8 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
         files.write("n", rows, None, VALUES)
     for number, path in enumerate(sorted(tmp_path.iterdir())):
         os.utime(path, (number, number))
-    files.read("n", "a", None, 3)
+    files.read("n", "a", None, 3, 2)
     files.write("n", "c", None, VALUES)
-    assert files.read("n", "b", None, 3) is None
-    assert files.read("n", "a", None, 3) is not None
-    assert files.read("n", "c", None, 3) is not None
+    assert files.read("n", "b", None, 3, 2) is None
+    assert files.read("n", "a", None, 3, 2) is not None
+    assert files.read("n", "c", None, 3, 2) is not None
