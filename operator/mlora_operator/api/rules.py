@@ -20,8 +20,10 @@ from mlora_worker.protocol import (
     DORA_WITH_DROPOUT,
     KMS_KEY,
     OBJECTIVE_FLAWS,
+    ODD_RANK,
     ONLY_VERA,
     OTHER_START,
+    STARTS,
     USUAL_ALPHA,
     VERA_ALONE,
 )
@@ -264,9 +266,19 @@ TASK_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         path=("lora",),
-        cel="!(self.initLoraWeights in ['pissa', 'olora', 'eva'])",
+        cel="self.initLoraWeights in ['default', 'gaussian', 'orthogonal']",
         message=OTHER_START,
-        holds=lambda lora: lora["initLoraWeights"] not in ("pissa", "olora", "eva"),
+        holds=lambda lora: lora["initLoraWeights"] in STARTS,
+    ),
+    Rule(
+        path=("lora",),
+        cel="self.initLoraWeights != 'orthogonal' || (self.rank % 2 == 0 && "
+        "self.rankPattern.all(key, self.rankPattern[key] % 2 == 0))",
+        message=ODD_RANK,
+        holds=lambda lora: (
+            lora["initLoraWeights"] != "orthogonal"
+            or not any(rank % 2 for rank in (lora["rank"], *lora["rankPattern"].values()))
+        ),
     ),
     Rule(
         path=("lora",),

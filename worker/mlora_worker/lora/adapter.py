@@ -152,7 +152,10 @@ class Adapter(FlatAdapter):
         self._stacks = self.layout.of(self.parameters.detach())
         self.gradients = self.layout.of(self.gradient)
         for path, pair in self.layout.by_path(self._stacks).items():
-            pair.a.copy_(initial_a(path, seed, len(pair.a), pair.a.shape[1], start))
+            a, b = initial_weights(path, seed, len(pair.a), pair.a.shape[1], len(pair.b), start)
+            pair.a.copy_(a)
+            if b is not None:
+                pair.b.copy_(b)
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
         self.compute = self._stacks if self._copy is None else self.layout.of(self._copy)
 
@@ -191,23 +194,33 @@ class Adapter(FlatAdapter):
         )
 
 
-def initial_a(
-    path: str, seed: int, rank: int, inputs: int, start: InitialWeights = InitialWeights.DEFAULT
-) -> Tensor:
-    """[rank, inputs] float32 on the CPU: PEFT's start (Kaiming uniform, a = sqrt 5; or gaussian, with a deviation of
-    1 / rank). B starts at zero.
+def initial_weights(
+    path: str, seed: int, rank: int, inputs: int, outputs: int, start: InitialWeights = InitialWeights.DEFAULT
+) -> tuple[Tensor, Tensor | None]:
+    """PEFT's start, float32 on the CPU: A [rank, inputs] is Kaiming uniform (a = sqrt 5), or gaussian with a deviation of
+    1 / rank; B [outputs, rank] is zero (None). Of an orthogonal start both are random, and B A is zero.
 
     From the task's seed and the module's path alone, so the same on any number of stages and beside any
     neighbours.
     """
     digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
+    if start is InitialWeights.ORTHOGONAL:
+        return _orthogonal(rank, inputs, outputs, generator)
     a = torch.empty(rank, inputs)
     if start is InitialWeights.GAUSSIAN:
-        return nn.init.normal_(a, std=1 / rank, generator=generator)
+        return nn.init.normal_(a, std=1 / rank, generator=generator), None
     if start is not InitialWeights.DEFAULT:
         raise ValueError(f"initLoraWeights {start.value} is not supported")
-    return nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+    return nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator), None
+
+
+def _orthogonal(rank: int, inputs: int, outputs: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A mixes every second row of an orthogonal matrix, and B the others."""
+    rows, _ = torch.linalg.qr(torch.randn(rank, rank, generator=generator))
+    a = rows[0::2].T @ torch.randn(rank // 2, inputs, generator=generator)
+    b = torch.randn(outputs, rank // 2, generator=generator) @ rows[1::2]
+    return a / 10, b / 10
 
 
 def peft_keys(path: str) -> tuple[str, str]:

@@ -44,9 +44,11 @@ from __future__ import annotations
 from mlora_worker.bounds import Amount, Count, Real
 from mlora_worker.protocol.adapter_config import (
     DORA_WITH_DROPOUT,
+    ODD_RANK,
     ONLY_VERA,
     OTHER_START,
     SERVED_RANKS,
+    STARTS,
     USUAL_ALPHA,
     VERA_ALONE,
     WEIGHT,
@@ -179,6 +181,7 @@ __all__ = [
     "MOST_SAMPLES",
     "MOST_SHOWN",
     "OBJECTIVE_FLAWS",
+    "ODD_RANK",
     "ONLY_VERA",
     "OTHER_START",
     "PROTOCOL_VERSION",
@@ -187,6 +190,7 @@ __all__ = [
     "ROW_SHAPES",
     "SERVED_RANKS",
     "SHAPE_OF",
+    "STARTS",
     "USUAL_ALPHA",
     "USUAL_SEQ_LENGTH",
     "VERA_ALONE",

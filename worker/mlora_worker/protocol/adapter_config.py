@@ -33,21 +33,27 @@ class AdapterType(StrEnum):
 
 
 class InitialWeights(StrEnum):
-    """How A starts; B starts at zero, so that the adapter begins as the base model."""
+    """How A and B start: B A is zero, so that the adapter begins as the base model."""
 
     DEFAULT = "default"
     GAUSSIAN = "gaussian"
+    ORTHOGONAL = "orthogonal"
     # Refused by a rule of the API, which says why.
     PISSA = "pissa"
     OLORA = "olora"
     EVA = "eva"
+    CORDA = "corda"
+    LOFTQ = "loftq"
 
 
 # What PEFT has and a task cannot: said by the API server, by mlora validate and by workers alike.
+STARTS = (InitialWeights.DEFAULT, InitialWeights.GAUSSIAN, InitialWeights.ORTHOGONAL)
 OTHER_START = (
-    "initLoraWeights must be default or gaussian: pissa and olora change the weights of the base, which all tasks share, "
-    "and eva needs a pass over the rows before training"
+    "initLoraWeights must be default, gaussian or orthogonal: pissa, olora, corda and loftq change the weights of the "
+    "base, which all tasks share, and eva needs a pass over the rows before training; make such a start with PEFT, and "
+    "name it in initFrom"
 )
+ODD_RANK = "initLoraWeights orthogonal needs even ranks: change rank or rankPattern"
 DORA_WITH_DROPOUT = (
     "useDora needs dropout 0: PEFT's DoRA multiplies dropped-out rows by the base's weights a second time; set dropout to "
     "0, or remove useDora"
@@ -109,7 +115,7 @@ class LoRAConfig(Message):
     init_lora_weights: InitialWeights = Field(
         default=InitialWeights.DEFAULT,
         description="Initial weights of A: default is Kaiming uniform, gaussian has a standard deviation of "
-        "1 / rank. B starts at zero.",
+        "1 / rank. B starts at zero. With orthogonal both start with numbers whose product is zero; ranks must be even.",
     )
 
     loraplus_lr_ratio: Annotated[float, Field(strict=True, ge=1, le=1024)] | None = Field(
@@ -129,8 +135,12 @@ class LoRAConfig(Message):
     @property
     def refusal(self) -> str | None:
         """Why no model can have such an adapter."""
-        if self.init_lora_weights not in (InitialWeights.DEFAULT, InitialWeights.GAUSSIAN):
+        if self.init_lora_weights not in STARTS:
             return OTHER_START
+        if self.init_lora_weights is InitialWeights.ORTHOGONAL and any(
+            rank % 2 for rank in (self.rank, *self.rank_pattern.values())
+        ):
+            return ODD_RANK
         if self.type is AdapterType.VERA:
             plain = LoRAConfig(
                 type=self.type,

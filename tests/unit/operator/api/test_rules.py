@@ -160,9 +160,17 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         f"a start by {start}": (
             {"lora": {"initLoraWeights": start}},
             "lora",
-            "initLoraWeights must be default or gaussian",
+            "initLoraWeights must be default, gaussian or orthogonal",
         )
-        for start in ("pissa", "olora", "eva")
+        for start in ("pissa", "olora", "eva", "corda", "loftq")
+    },
+    **{
+        f"an orthogonal start of {name} that is odd": (
+            {"lora": {"initLoraWeights": "orthogonal", name: value}},
+            "lora",
+            "initLoraWeights orthogonal needs even ranks",
+        )
+        for name, value in {"rank": 7, "rankPattern": {"q_proj": 4, "v_proj": 5}}.items()
     },
     "DoRA with dropout": (
         {"lora": {"useDora": True, "dropout": 0.1}},

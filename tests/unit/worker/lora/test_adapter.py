@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
-from mlora_worker.lora.adapter import Adapter, expected_keys, initial_a
+from mlora_worker.lora.adapter import Adapter, expected_keys, initial_weights
 from mlora_worker.protocol import InitialWeights
 from mlora_worker.stream.footprint import NORM_AT_ONCE
 
@@ -39,13 +40,14 @@ def test_a_module_starts_the_same_on_any_stage_and_beside_any_other() -> None:
 
 
 def test_other_seeds_and_other_modules_start_elsewhere() -> None:
-    a = initial_a(Q0, 1, 2, 5)
-    assert not torch.equal(a, initial_a(Q0, 2, 2, 5))
-    assert not torch.equal(a, initial_a(V1, 1, 2, 5))
+    a, _ = initial_weights(Q0, 1, 2, 5, 7)
+    assert not torch.equal(a, initial_weights(Q0, 2, 2, 5, 7)[0])
+    assert not torch.equal(a, initial_weights(V1, 1, 2, 5, 7)[0])
 
 
 def test_the_start_is_that_of_peft() -> None:
-    a = initial_a(Q0, 1, 64, 400)
+    a, b = initial_weights(Q0, 1, 64, 400, 7)
+    assert b is None
     bound = 1 / math.sqrt(400)  # Kaiming uniform with a = sqrt 5
     assert a.abs().max() <= bound
     assert a.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
@@ -53,15 +55,37 @@ def test_the_start_is_that_of_peft() -> None:
 
 
 def test_a_gaussian_start_has_the_deviation_that_it_has_in_peft() -> None:
-    a = initial_a(Q0, 1, 64, 400, InitialWeights.GAUSSIAN)
+    a, _ = initial_weights(Q0, 1, 64, 400, 7, InitialWeights.GAUSSIAN)
     assert a.std().item() == pytest.approx(1 / 64, rel=0.02)
     assert a.abs().max() > 3 / 64
     made = Adapter(
         [{Q0: (5, 7)}], rank=2, seed=1, dtype=torch.float32, device=CPU, start=InitialWeights.GAUSSIAN
     )
     name_a, name_b = expected_keys([Q0])
-    assert torch.equal(made.export()[name_a], initial_a(Q0, 1, 2, 5, InitialWeights.GAUSSIAN))
+    assert torch.equal(made.export()[name_a], initial_weights(Q0, 1, 2, 5, 7, InitialWeights.GAUSSIAN)[0])
     assert not made.export()[name_b].any()
+
+
+def test_an_orthogonal_start_is_distributed_as_in_peft_and_changes_nothing() -> None:
+    a, b = initial_weights(Q0, 1, 16, 300, 200, InitialWeights.ORTHOGONAL)
+    assert b is not None
+    torch.manual_seed(0)
+    theirs = get_peft_model(
+        torch.nn.Sequential(torch.nn.Linear(300, 200, bias=False)),
+        LoraConfig(r=16, target_modules=["0"], init_lora_weights="orthogonal"),
+    ).base_model.model[0]
+    for mine, own in ((a, theirs.lora_A), (b, theirs.lora_B)):
+        other = own["default"].weight.detach()
+        assert mine.std().item() == pytest.approx(other.std().item(), rel=0.05)
+        assert torch.linalg.matrix_rank(mine) == torch.linalg.matrix_rank(other) == 8
+    assert (b @ a).abs().max() < 1e-5 * (b.norm(dim=1).max() * a.norm(dim=0).max())
+    made = Adapter(
+        [{Q0: (5, 7)}], rank=4, seed=1, dtype=torch.float32, device=CPU, start=InitialWeights.ORTHOGONAL
+    )
+    wanted = initial_weights(Q0, 1, 4, 5, 7, InitialWeights.ORTHOGONAL)
+    for name, tensor in zip(expected_keys([Q0]), wanted, strict=True):
+        assert tensor is not None
+        assert torch.equal(made.export()[name], tensor)
 
 
 def test_groups_may_have_ranks_of_their_own() -> None:
@@ -122,5 +146,5 @@ def test_modules_that_share_their_input_lie_one_below_the_other() -> None:
     for j, path in enumerate((Q0, k, v)):
         name_a, name_b = expected_keys([path])
         assert torch.equal(exported[name_a], stack.a[2 * j : 2 * j + 2])
-        assert torch.equal(exported[name_a], initial_a(path, 1, 2, 5))
+        assert torch.equal(exported[name_a], initial_weights(path, 1, 2, 5, 7)[0])
         assert exported[name_b].shape == stack.b[j].shape

@@ -31,7 +31,7 @@ _NAMED = 3  # tensors that a message names
 _LARGEST_CONFIG = 2**20  # bytes; also what names and shapes may take beside the weights
 _WIDEST = 8  # bytes of a number in the file: float64
 # Starts that change the base's weights, too, so that the adapter fits none that is as it was.
-_PLAIN_STARTS = (None, True, False, "gaussian")
+_PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva")
 
 
 class UnfitAdapter(Exception):
@@ -127,7 +127,8 @@ def _check_config(config: Mapping[str, Any], lora: LoRAConfig, uri: str) -> None
     if start not in _PLAIN_STARTS:
         raise UnfitAdapter(
             f"initFrom.uri: the adapter at {uri} has init_lora_weights {json.dumps(start)}, which also changed its "
-            f"base model's weights: use an adapter of an unchanged base model"
+            f"base model's weights: use an adapter of an unchanged base model; or, on a pipeline of the changed base, set "
+            f"init_lora_weights to true there"
         )
 
 

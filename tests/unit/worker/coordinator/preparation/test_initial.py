@@ -147,7 +147,7 @@ def test_a_file_that_is_far_too_large_is_not_read(folder: MemoryStore, name: str
         read_initial(folder, URI, LORA, TARGETS)
 
 
-@pytest.mark.parametrize("start", ["pissa", "olora", "loftq", "eva"])
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "loftq", "corda"])
 def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start: str) -> None:
     config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
     folder.write(f"{URI}/adapter_config.json", json.dumps(config | {"init_lora_weights": start}).encode())
