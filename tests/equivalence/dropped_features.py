@@ -16,7 +16,7 @@ from torch import nn
 from mlora_worker.frozen.experts import CutRouter, FrozenExperts
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.model.attention import PackedRows
-from mlora_worker.model.recurrent import PackedDeltaNet, PackedNextDeltaNet, PackedShortConv
+from mlora_worker.model.recurrent import PackedDeltaNet, PackedMamba, PackedNextDeltaNet, PackedShortConv
 from mlora_worker.model.rotary import LongRope
 from mlora_worker.model.stage import Stage
 
@@ -29,7 +29,7 @@ def _modules_of(stage: Stage, *kinds: type[nn.Module]) -> Iterator[Any]:
     return (one for one in stage.layers.modules() if isinstance(one, kinds))
 
 
-_NETS = (PackedDeltaNet, PackedNextDeltaNet)
+_NETS = (PackedDeltaNet, PackedNextDeltaNet, PackedMamba)
 
 
 def windows(stage: Stage) -> Stage:
@@ -52,18 +52,19 @@ def scale_of_scores(stage: Stage) -> Stage:
     return stage
 
 
-def _without_norms(stage: Stage, attribute: str) -> Stage:
-    for one in _modules(stage, attribute):
-        setattr(one, attribute, nn.Identity())
+def _without_norms(stage: Stage, *attributes: str) -> Stage:
+    for attribute in attributes:
+        for one in _modules(stage, attribute):
+            setattr(one, attribute, nn.Identity())
     return stage
 
 
 def norms_of_queries(stage: Stage) -> Stage:
-    return _without_norms(stage, "q_norm")
+    return _without_norms(stage, "q_norm", "q_layernorm")
 
 
 def norms_of_keys(stage: Stage) -> Stage:
-    return _without_norms(stage, "k_norm")
+    return _without_norms(stage, "k_norm", "k_layernorm")
 
 
 def biases(stage: Stage) -> Stage:
@@ -75,7 +76,16 @@ def biases(stage: Stage) -> Stage:
 def order_of_fused_parts(stage: Stage) -> Stage:
     for path, linear in stage.linears.items():
         if path.endswith(
-            ("qkv_proj", "gate_up_proj", "query_key_value", "c_attn", "in_proj_qkvz", "in_proj_ba")
+            (
+                "qkv_proj",
+                "gate_up_proj",
+                "query_key_value",
+                "c_attn",
+                "in_proj_qkvz",
+                "in_proj_ba",
+                "in_proj",
+                "input_linear",
+            )
         ):
             linear.weight = PlainWeight(linear.weight.dense(stage.dtype).roll(linear.out_features // 2, 0))
     return stage
@@ -216,6 +226,18 @@ def gates_of_states(stage: Stage) -> Stage:
     return _without_weights(stage, "in_proj_z")
 
 
+def skips_of_states(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedMamba):
+        one.D = nn.Parameter(torch.zeros_like(one.D), requires_grad=False)
+    return stage
+
+
+def limits_of_steps(stage: Stage) -> Stage:
+    for one in _modules_of(stage, PackedMamba):
+        one.time_step_limit = (0.0, torch.inf)
+    return stage
+
+
 def norms_of_values(stage: Stage) -> Stage:
     return _without_norms(stage, "v_norm")
 
@@ -267,8 +289,9 @@ def order_of_gate_and_up(stage: Stage) -> Stage:
 
 
 def correction_of_choices(stage: Stage) -> Stage:
-    for one in _routers(stage):
-        one.e_score_correction_bias.zero_()
+    for name in ("e_score_correction_bias", "expert_bias"):
+        for one in _modules(stage, name):
+            getattr(one, name).zero_()
     return stage
 
 
@@ -285,7 +308,7 @@ def scale_of_experts(stage: Stage) -> Stage:
 
 
 def shared_experts(stage: Stage) -> Stage:
-    for name in ("shared_experts", "shared_expert"):
+    for name in ("shared_experts", "shared_expert", "shared_mlp"):
         for one in _modules(stage, name):
             setattr(one, name, _Nothing())
     return stage

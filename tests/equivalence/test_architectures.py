@@ -76,7 +76,7 @@ def test_rows_that_were_taken_for_one_would_be_seen(small_model: Any, model_type
 
 
 @pytest.mark.parametrize(
-    "model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite", "granitemoe"]
+    "model_type", ["cohere", "cohere2", "gemma2", "gemma3_text", "granite", "granitemoe", "granitemoehybrid"]
 )
 def test_losses_and_scores_know_the_factors_and_caps_of_logits(small_model: Any, model_type: str) -> None:
     saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY[model_type])
@@ -106,9 +106,12 @@ TIED = ["ernie4_5", "gemma", "smollm3", "starcoder2"]  # unless they are told ot
 TIED += [kind for kind, (_, options) in KINDS.items() if options.get("tie_word_embeddings")]
 _QWEN3_5 = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
 _DELTA_NETS = [*_QWEN3_5, "qwen3_next"]
-_HYBRIDS = ["lfm2", "lfm2 with biases", *_DELTA_NETS]
+_MAMBAS = ["granitemoehybrid", "granitemoehybrid without experts, with positions"]
+_WITH_STATES = [*_DELTA_NETS, *_MAMBAS]
+_HYBRIDS = ["lfm2", "lfm2 with biases", "lfm2_moe", *_WITH_STATES]
 _NORMS_OF_HEADS = [
-    "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "olmo2", "olmo3", "olmoe", "qwen3",
+    "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "lfm2_moe", "olmo2", "olmo3",
+    "olmoe", "qwen3",
     "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS,
 ]  # fmt: skip
 # What is dropped, on which of two stages alone, and which models have it.
@@ -122,22 +125,24 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.capped_scores, EACH, ["gemma2"]),
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
-        "granitemoe"]),
+        "granitemoe", "granitemoehybrid"]),
     (without.norms_of_queries, EACH, _NORMS_OF_HEADS),
     (without.norms_of_keys, EACH, _NORMS_OF_HEADS),
     (without.biases, EACH, [
         "deepseek_v3, queries in one step, halves rotated", "ernie4_5 with biases", "gemma2 with biases", "glm", "glm4",
         "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
-        "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2", "qwen2_5_vl",
+        "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
+        "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2"]),
     (without.further_experts, EACH, [*MIXTURES]),
     (without.weights_of_experts, EACH, [*MIXTURES]),
     (without.norm_of_experts_weights, EACH, [
-        "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next"]),
-    (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe"]),
+        "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next", "lfm2_moe"]),
+    (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe"]),
     (without.groups_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
-    (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe"]),
-    (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"]),
+    (without.scale_of_experts, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe"]),
+    (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text",
+        "qwen3_next"]),
     (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"]),
     (without.sinks, EACH, ["gpt_oss"]),
     (without.biases_of_experts, EACH, ["gpt_oss"]),
@@ -148,10 +153,11 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.scale_of_latent_scores, EACH, ["deepseek_v3"]),
     (without.order_of_experts, EACH, [*MIXTURES]),
     (without.order_of_gate_and_up, EACH, [*MIXTURES]),
-    (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "phi3"]),
+    (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granitemoehybrid",
+        "lfm2_moe", "phi3", "qwen3_next"]),
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
-    (without.factor_of_residuals, EACH, ["granite", "granitemoe"]),
+    (without.factor_of_residuals, EACH, ["granite", "granitemoe", "granitemoehybrid"]),
     (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3"]),
     (without.scaled_frequencies, EACH, [
         "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn", "olmo3"]),
@@ -166,13 +172,16 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.growing_scale_of_scores, EACH, ["ministral3", "mistral3 of ministral3"]),
     (without.states_of_their_own, EACH, _HYBRIDS),
     (without.convolutions, EACH, _HYBRIDS),
-    (without.decay_of_states, EACH, _DELTA_NETS),
-    (without.bias_of_decay, EACH, _DELTA_NETS),
+    (without.decay_of_states, EACH, _WITH_STATES),
+    (without.bias_of_decay, EACH, _WITH_STATES),
+    (without.skips_of_states, EACH, _MAMBAS),
+    (without.limits_of_steps, EACH, ["granitemoehybrid"]),
     (without.gates_of_states, EACH, _QWEN3_5),
     (without.learned_positions, FIRST, ["gpt2", "gpt_bigcode"]),
-    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite", "granitemoe"]),
+    (without.scale_of_embeddings, FIRST, ["gemma", "gemma2", "gemma3", "gemma3_text", "gemma4", "granite",
+        "granitemoe", "granitemoehybrid"]),
     (without.tied_head, LAST, TIED),
-    (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe"]),
+    (without.factor_of_logits, LAST, ["cohere", "cohere2", "granite", "granitemoe", "granitemoehybrid"]),
     (without.capped_logits, LAST, ["gemma2", "gemma3_text", "gemma4", "gemma4_text"]),
 ]  # fmt: skip
 

@@ -65,6 +65,8 @@ STORED = {
     "glm4_moe": "mlp.experts.5.up_proj.weight",
     "gpt_oss": "mlp.experts.gate_up_proj_bias",
     "granitemoe": "block_sparse_moe.input_linear.weight",
+    "granitemoehybrid": "block_sparse_moe.input_linear.weight",
+    "lfm2_moe": "feed_forward.experts.5.w3.weight",
     "mixtral": "block_sparse_moe.experts.5.w3.weight",
     "olmoe": "mlp.experts.5.up_proj.weight",
     "qwen3_5_moe_text": "mlp.experts.5.up_proj.weight",

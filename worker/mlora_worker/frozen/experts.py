@@ -194,10 +194,11 @@ class CutRouter(nn.Module):
         super().__init__()
         self.router, self.segments = router, segments
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, hidden: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+        """``others``: what is the same for all tokens."""
         flat = hidden.reshape(-1, hidden.shape[-1])
         counts = self.segments.cut(len(flat), flat.device)
         if len(counts) == 1:
-            return tuple(self.router(flat))
-        parts = [self.router(part) for part in torch.split(flat, list(counts))]
+            return tuple(self.router(flat, *others))
+        parts = [self.router(part, *others) for part in torch.split(flat, list(counts))]
         return tuple(torch.cat(each) for each in zip(*parts, strict=True))

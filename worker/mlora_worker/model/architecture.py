@@ -31,6 +31,7 @@ SUPPORTED_TYPES = tuple(sorted({*FAMILIES, *TEXT_PARTS}))
 
 # What is counted with, under the names that all configurations know.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "max_position_embeddings")
+_NARROWING = ("down_proj", "w2", "output_linear")  # the last products of feed-forwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,8 @@ def meta_model(config: PretrainedConfig, dtype: torch.dtype, family: Family | No
     begin_at_each_row(model, dtype)
     forget_shared_keys(model)
     parts, head = parts_of(model, family), model.get_output_embeddings()
-    missing = [attribute for attribute, part in parts.items() if part is None]
+    optional = family.rotary if family.rotary_or_none else None
+    missing = [attribute for attribute, part in parts.items() if part is None and attribute != optional]
     layers = parts[family.layers]
     if layers is not None and not isinstance(layers, nn.ModuleList):
         missing.append("list of decoder layers")
@@ -255,15 +257,15 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
 
 def _width(linears: tuple[Linear, ...], experts: tuple[ExpertStack, ...]) -> int:
     """Of the feed-forward that a token goes through, in the layer where it is widest."""
-    if not experts:
-        return linears[-1].in_features  # a layer ends with the product that narrows again
     dense: dict[int, int] = {}
     for linear in linears:
-        if linear.name == "down_proj":
+        if linear.name in _NARROWING:
             dense[linear.layer] = dense.get(linear.layer, 0) + linear.in_features
     for stack in experts:
         dense[stack.layer] = dense.get(stack.layer, 0) + stack.active * stack.width
-    return max(dense.values())
+    return max(
+        dense.values(), default=linears[-1].in_features
+    )  # most layers end with the product that narrows
 
 
 def read_architecture(folder: Path) -> Architecture:

@@ -23,6 +23,7 @@ class Family:
     embedding: str = "embed_tokens"
     learned_positions: str | None = None  # an embedding of positions, added to the tokens'
     rotary: str | None = "rotary_emb"
+    rotary_or_none: bool = False  # its configuration may leave that out; no layer knows positions then
     layers: str = "layers"
     norm: str = "norm"
     rotary_by_layer_type: bool = False  # layers have frequencies by their ``config.layer_types``
@@ -60,6 +61,7 @@ _GRANITE_MOE = ExpertNames(
     stored_router="router.layer",
     stacks=(("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight")),
 )
+_LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
 _AUXILIARY = ("output_router_logits",)
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
@@ -84,7 +86,9 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(experts=ExpertNames(router="router", in_turns=True), without=_AUXILIARY),
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, experts=_GRANITE_MOE, without=_AUXILIARY),
+    "granitemoehybrid": replace(_GRANITE, rotary_or_none=True, experts=_GRANITE_MOE, without=_AUXILIARY),
     "lfm2": Family(norm="embedding_norm"),
+    "lfm2_moe": Family(rotary="pos_emb", norm="embedding_norm", experts=_LFM2_MOE, without=_AUXILIARY),
     "llama": _PLAIN,
     "ministral": _PLAIN,
     "ministral3": _PLAIN,
@@ -126,8 +130,6 @@ REFUSED: dict[str, str] = {
     "bloom": "its attention adds a bias by distance, which packed attention does not support",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
     "gemma3n": "its layers share keys and have embeddings of their own, which have not been compared",
-    "granitemoehybrid": "its Mamba layers carry a state that has not been compared over packed rows",
-    "lfm2_moe": "its convolutions have not been compared beside experts",
     "llama4": "its layers without positions have not been compared, nor its experts",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",

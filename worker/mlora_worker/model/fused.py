@@ -9,6 +9,7 @@ random numbers and leaves alone what differs, so no list of models is kept.
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,8 @@ def _fused_norm(module: nn.Module) -> FusedRMSNorm | None:
     if not isinstance(weight, nn.Parameter) or not isinstance(epsilon, float) or not _suits(weight):
         return None
     if weight.ndim != 1:  # a norm for each head
+        return None
+    if len(signature(module.forward).parameters) != 1:  # it may have a gate, too
         return None
     fused = FusedRMSNorm(weight, epsilon)
     return fused if _equal(module, fused, len(weight), weight.dtype) else None

@@ -7,6 +7,7 @@ tried on random numbers, and what differs is left alone, so no list of models is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -107,6 +108,8 @@ def _norm(module: nn.Module, launch: Launch, differ: Differ) -> TritonRMSNorm | 
     if not isinstance(weight, nn.Parameter) or weight.ndim != 1 or not isinstance(epsilon, float):
         return None
     if not _suits(weight) or len(weight) > MOST_SIZE or len(list(module.parameters())) != 1:
+        return None
+    if len(signature(module.forward).parameters) != 1:  # it may have a gate, too
         return None
     # Where the type is float32 nothing is rounded on the way: the first of two equals is taken.
     candidates = [

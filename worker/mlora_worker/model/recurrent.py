@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv1d, silu, softplus
 from transformers import PreTrainedModel
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import (
+    GraniteMoeHybridMambaLayer,
+    mamba2_chunk_scan,
+)
 from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeShortConv
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet, torch_chunk_gated_delta_rule
@@ -26,6 +30,7 @@ from mlora_worker.model.attention import PackedRows
 
 # What is decorated chooses another library's kernels where they are installed.
 _DELTA_RULE: Callable[..., tuple[Tensor, Tensor | None]] = inspect.unwrap(torch_chunk_gated_delta_rule)
+_SCAN: Callable[..., Tensor] = inspect.unwrap(mamba2_chunk_scan)
 
 
 class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformers' classes have no types
@@ -80,6 +85,37 @@ def _delta_rule(net: Any, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
     return out
 
 
+class PackedMamba(GraniteMoeHybridMambaLayer):  # type: ignore[misc]
+    """Mamba 2: [1, tokens, size] -> the same."""
+
+    def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
+        sizes = [self.intermediate_size, self.conv_dim, self.num_heads]
+        gate, mixed, step = self.in_proj(hidden_states).split(sizes, dim=-1)
+        rows = zip(*(one.split(list(packed.lengths), dim=1) for one in (mixed, step)), strict=True)
+        scanned = torch.cat([self._row(*row) for row in rows], dim=1)
+        out: Tensor = self.out_proj(self.norm(scanned, gate).to(hidden_states.dtype))
+        return out
+
+    def _row(self, mixed: Tensor, step: Tensor) -> Tensor:
+        """[1, length, ...] of one row -> [1, length, inner size]."""
+        length, state = mixed.shape[1], self.n_groups * self.ssm_state_size
+        seen = self.act(_looking_back(self.conv1d, mixed))
+        x, b, c = seen.split([self.intermediate_size, state, state], dim=-1)
+        scanned = _SCAN(
+            x.reshape(1, length, self.num_heads, -1),
+            step,
+            -self.A_log.float().exp(),
+            b.reshape(1, length, self.n_groups, -1),
+            c.reshape(1, length, self.n_groups, -1),
+            chunk_size=min(self.chunk_size, length),  # a chunk is filled up with zeros, which cost as much
+            D=self.D,
+            dt_bias=self.dt_bias,
+            dt_softplus=True,
+            dt_limit=self.time_step_limit,
+        )
+        return scanned.reshape(1, length, -1)
+
+
 class PackedShortConv(Lfm2ShortConv):  # type: ignore[misc]
     """Gated convolution over a few tokens: [1, tokens, size] -> the same."""
 
@@ -94,6 +130,7 @@ _PACKED: dict[type[nn.Module], type[nn.Module]] = {
     Qwen3_5GatedDeltaNet: PackedDeltaNet,
     Qwen3_5MoeGatedDeltaNet: PackedDeltaNet,
     Qwen3NextGatedDeltaNet: PackedNextDeltaNet,
+    GraniteMoeHybridMambaLayer: PackedMamba,
     Lfm2ShortConv: PackedShortConv,
     Lfm2MoeShortConv: PackedShortConv,
 }

@@ -44,6 +44,8 @@ from tests.fixtures.model_options import FAMILY
         "qwen3_next",
         "qwen3_5_moe",
         "qwen3_vl_moe",
+        "granitemoehybrid",
+        "lfm2_moe",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
