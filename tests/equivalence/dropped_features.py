@@ -261,6 +261,8 @@ def _routers(stage: Stage) -> Iterator[Any]:
 def further_experts(stage: Stage) -> Stage:
     for one in _routers(stage):
         one.top_k = 1
+        if hasattr(one, "per_expert_scale"):  # Gemma 4's has its configuration
+            one.config.top_k_experts = 1
     return stage
 
 
@@ -304,6 +306,18 @@ def groups_of_experts(stage: Stage) -> Stage:
 def scale_of_experts(stage: Stage) -> Stage:
     for one in _routers(stage):
         one.routed_scaling_factor = 1.0
+    return stage
+
+
+def scales_of_experts(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.per_expert_scale = nn.Parameter(torch.ones_like(one.per_expert_scale), requires_grad=False)
+    return stage
+
+
+def scales_of_routers(stage: Stage) -> Stage:
+    for one in _routers(stage):
+        one.scale = nn.Parameter(torch.ones_like(one.scale), requires_grad=False)
     return stage
 
 

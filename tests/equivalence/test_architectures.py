@@ -114,6 +114,8 @@ _NORMS_OF_HEADS = [
     "olmoe", "qwen3",
     "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS,
 ]  # fmt: skip
+_GEMMA4_MOE = ["gemma4 of experts", "gemma4_text of experts"]
+_MIXTURES = [*MIXTURES, *_GEMMA4_MOE]
 # What is dropped, on which of two stages alone, and which models have it.
 FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.windows, EACH, [
@@ -134,8 +136,8 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
         "qwen2_5_vl",
         "qwen2_vl", "seed_oss", "starcoder2"]),
-    (without.further_experts, EACH, [*MIXTURES]),
-    (without.weights_of_experts, EACH, [*MIXTURES]),
+    (without.further_experts, EACH, _MIXTURES),
+    (without.weights_of_experts, EACH, _MIXTURES),
     (without.norm_of_experts_weights, EACH, [
         "deepseek_v3", "glm4_moe", "olmoe", "olmoe, weights that add up to 1", "qwen3_moe", "qwen3_next", "lfm2_moe"]),
     (without.correction_of_choices, EACH, ["deepseek_v3", "glm4_moe", "lfm2_moe"]),
@@ -144,6 +146,8 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.shared_experts, EACH, ["deepseek_v3", "glm4_moe", "granitemoehybrid", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_next"]),
     (without.gates_of_shared_experts, EACH, ["qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"]),
+    (without.scales_of_experts, EACH, _GEMMA4_MOE),
+    (without.scales_of_routers, EACH, _GEMMA4_MOE),
     (without.sinks, EACH, ["gpt_oss"]),
     (without.biases_of_experts, EACH, ["gpt_oss"]),
     (without.biases_of_routers, EACH, ["gpt_oss"]),
@@ -151,8 +155,8 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.norms_of_latents, EACH, ["deepseek_v3"]),
     (without.interleaved_rotation, EACH, ["deepseek_v3", "deepseek_v3, queries in one step, halves rotated"]),
     (without.scale_of_latent_scores, EACH, ["deepseek_v3"]),
-    (without.order_of_experts, EACH, [*MIXTURES]),
-    (without.order_of_gate_and_up, EACH, [*MIXTURES]),
+    (without.order_of_experts, EACH, _MIXTURES),
+    (without.order_of_gate_and_up, EACH, _MIXTURES),
     (without.order_of_fused_parts, EACH, ["glm", "glm4", "gpt2", "gpt_bigcode", "gpt_neox", "granitemoehybrid",
         "lfm2_moe", "phi3", "qwen3_next"]),
     (without.turned_weights, EACH, ["gpt2"]),

@@ -20,7 +20,7 @@ from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.stream.items import Segment, Train
 from tests.equivalence.plain_peft import PeftTask
 from tests.equivalence.tasks import Base, Row, Task, engines_of, largest_difference, start_of
-from tests.fixtures.model_options import FAMILY, TARGETS
+from tests.fixtures.model_options import FAMILY, TARGETS, TRAINED_VARIANTS
 
 DOUBLE = torch.float64
 
@@ -114,18 +114,19 @@ def test_gradients_of_modules_with_ranks_and_scales_of_their_own_equal_autograds
     assert_gradients_are_autograds(base, task, [neighbour], recompute, config)
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", [*SUPPORTED_TYPES, *TRAINED_VARIANTS])
 def test_gradients_of_every_architecture_equal_autograds(
-    small_model: Callable[..., Any], rows: Callable[..., list[Row]], model_type: str
+    small_model: Callable[..., Any], rows: Callable[..., list[Row]], kind: str
 ) -> None:
     """Recomputed, which is the harder way. PEFT's mini-batches are single rows: a window shorter than the padding leaves
     padded positions nothing to look at, and transformers' eager attention makes NaN of them. It takes its softmax in
     float32, too, whatever the type: that is what the larger limit is for. Gemma 4 does not scale its scores, so what is
     lost there, and in a scale of embeddings that transformers keeps in float32, weighs more: without both it is below 1e-6.
     """
+    model_type, options = TRAINED_VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
     limit = 2e-5 if model_type in ("gemma4", "gemma4_text") else 5e-6
-    saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
-    lora = LoRAConfig(rank=3, alpha=6, target_modules=TARGETS.get(model_type, ("all-linear",)))
+    saved = small_model(model_type, num_hidden_layers=4, **options)
+    lora = LoRAConfig(rank=3, alpha=6, target_modules=TARGETS.get(kind, ("all-linear",)))
     task = Task(
         "t", lora, Training(batch_size=1, gradient_accumulation_steps=4), rows(4, 1, vocabulary=97), 1
     )

@@ -24,17 +24,18 @@ from mlora_worker.protocol import LoRAConfig, Training
 from mlora_worker.storage.artifacts.adapter import CONFIG_NAME, WEIGHTS_NAME, adapter_config
 from mlora_worker.stream.targets import published_names
 from tests.equivalence.tasks import Base, Task, engines_of, start_of
-from tests.fixtures.model_options import FAMILY
+from tests.fixtures.model_options import FAMILY, TARGETS, VARIANTS
 
 CPU = torch.device("cpu")
 ROWS = PackedRows((4, 7), CPU)
 IDS = torch.randint(3, 97, (ROWS.tokens,), generator=torch.Generator().manual_seed(1))
-KINDS = sorted(TEXT_PARTS)
+KINDS = [*sorted(TEXT_PARTS), "gemma4 of experts"]
 RANKS = {"v_proj": 3, "shared_expert_gate": 1}
 
 
 def small(small_model: Any, kind: str) -> Any:
-    return small_model(kind, num_hidden_layers=4, **FAMILY.get(kind, {}))
+    model_type, options = VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
+    return small_model(model_type, num_hidden_layers=4, **options)
 
 
 class Files:
@@ -154,7 +155,8 @@ def test_the_published_adapter_loads_into_the_whole_model_with_no_key_too_many_a
     facts = model_facts(saved.folder, 2, torch.float32)
     there = {shape.name for shape in facts.modules}
     own = {name: rank for name, rank in RANKS.items() if name in there}
-    lora = LoRAConfig(rank=2, alpha=4, target_modules=("all-linear",), rank_pattern=own)
+    asked = TARGETS[kind] if any(stack.in_peft for stack in facts.experts or ()) else ("all-linear",)
+    lora = LoRAConfig(rank=2, alpha=4, target_modules=asked, rank_pattern=own)
     targets = resolve_targets(facts, lora)
     config = adapter_config(lora, "org/tiny", None, published_names(facts, targets, is_part=True))
     (tmp_path / "adapter").mkdir()

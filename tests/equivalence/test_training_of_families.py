@@ -16,7 +16,7 @@ from mlora_worker.model.architecture import SUPPORTED_TYPES
 from mlora_worker.protocol import LoRAConfig, Training
 from tests.equivalence.plain_peft import train_with_peft
 from tests.equivalence.tasks import Base, Row, Task, assert_same, train
-from tests.fixtures.model_options import FAMILY, TARGETS
+from tests.fixtures.model_options import FAMILY, TARGETS, TRAINED_VARIANTS
 
 STEPS, LAYERS = 10, 2
 ALL = LoRAConfig(rank=3, alpha=6, target_modules=("all-linear",))
@@ -27,13 +27,14 @@ SINGLE_ROWS = Training(
 )
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_TYPES)
+@pytest.mark.parametrize("kind", [*SUPPORTED_TYPES, *TRAINED_VARIANTS])
 def test_ten_steps_equal_peft_on_one_and_two_stages(
-    small_model: Callable[..., Any], rows: Callable[..., list[Row]], model_type: str
+    small_model: Callable[..., Any], rows: Callable[..., list[Row]], kind: str
 ) -> None:
-    saved = small_model(model_type, num_hidden_layers=LAYERS, **FAMILY.get(model_type, {}))
+    model_type, options = TRAINED_VARIANTS.get(kind, (kind, FAMILY.get(kind, {})))
+    saved = small_model(model_type, num_hidden_layers=LAYERS, **options)
     base = Base(saved.folder, saved.model)
-    lora = ALL.model_copy(update={"target_modules": TARGETS.get(model_type, ALL.target_modules)})
+    lora = ALL.model_copy(update={"target_modules": TARGETS.get(kind, ALL.target_modules)})
     task = Task("t", lora, SINGLE_ROWS, rows(11, 1, longest=16, vocabulary=97), STEPS)
     at_once = SINGLE_ROWS.model_copy(update={"warmup_steps": 0})
     neighbour = Task("n", lora, at_once, rows(4, 2, longest=20, vocabulary=97), 4)

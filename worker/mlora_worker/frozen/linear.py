@@ -30,10 +30,18 @@ def plain_linear(_: str, linear: nn.Linear) -> FrozenLinear:
     return FrozenLinear(PlainWeight(linear.weight), linear.bias)
 
 
-def freeze_linears(layer: nn.Module, frozen: Callable[[str, nn.Linear], FrozenLinear] = plain_linear) -> int:
-    """Put ``frozen(path, module)`` in the place of each linear module below ``layer``, one after the other; returns how
-    many."""
-    found = [(path, child) for path, child in layer.named_modules() if isinstance(child, nn.Linear)]
+def freeze_linears(
+    layer: nn.Module,
+    frozen: Callable[[str, nn.Linear], FrozenLinear] = plain_linear,
+    but: Callable[[str], bool] = lambda _: False,
+) -> int:
+    """Put ``frozen(path, module)`` in the place of each linear module below ``layer``, one after the other, ``but`` those
+    paths; returns how many."""
+    found = [
+        (path, child)
+        for path, child in layer.named_modules()
+        if isinstance(child, nn.Linear) and not but(path)
+    ]
     for path, child in found:
         parent, _, name = path.rpartition(".")
         setattr(layer.get_submodule(parent), name, frozen(path, child))

@@ -219,11 +219,12 @@ def layer_prefix(model: PreTrainedModel, layer: int) -> str:
 def architecture_of(model: PreTrainedModel) -> Architecture:
     """Reads shapes only, so a meta model serves."""
     config, layers = text_config(model.config), decoder_layers(model)
+    names = family_of(model.config).experts
     linears = tuple(
         Linear(layer_prefix(model, index) + name, index, module.in_features, module.out_features, name)
         for index, layer in enumerate(layers)
         for name, module in layer.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and not (names and names.is_of_router(name))
     )
     sizes = {name: getattr(config, name) for name in _SIZES}
     nothing = [name for name, size in sizes.items() if not isinstance(size, int) or size < 1]
@@ -233,7 +234,6 @@ def architecture_of(model: PreTrainedModel) -> Architecture:
         )
         raise UnsupportedModel(f"config.json of the base model cannot be used: {told}")
     form = form_of(getattr(model.config, "quantization_config", None))
-    names = family_of(model.config).experts
     stacks = [
         stack_of(layer, names, config, index, layer_prefix(model, index))
         for index, layer in enumerate(layers)

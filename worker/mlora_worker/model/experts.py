@@ -36,8 +36,9 @@ class Parts(NamedTuple):
 class ExpertNames:
     """Of the parts of a layer that has routed experts, in transformers and in files."""
 
-    block: str = "mlp"  # the mixture, in its layer
+    block: str = "mlp"  # the mixture, in its layer; empty: the layer itself
     router: str = "gate"  # in the block
+    active: str = "num_experts_per_tok"  # configuration field: how many a token goes through
     stored_block: str | None = None  # what files call the block; None: the same
     stored_router: str | None = None
     single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert in files
@@ -52,7 +53,12 @@ class ExpertNames:
     @property
     def experts(self) -> str:
         """The experts, in their layer."""
-        return f"{self.block}.experts"
+        return _inside(self.block, "experts")
+
+    def is_of_router(self, name: str) -> bool:
+        """Whether ``name``, of a layer's own module, is the router or a part of it."""
+        router = _inside(self.block, self.router)
+        return name == router or name.startswith(f"{router}.")
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -61,11 +67,11 @@ class ExpertNames:
 
     def stored(self, name: str) -> str:
         """What files may call ``name`` of a layer's own state instead."""
-        router = f"{self.block}.{self.router}."
+        router = f"{_inside(self.block, self.router)}."
         if not name.startswith(router):
             return name
         block, own = self.stored_block or self.block, self.stored_router or self.router
-        return f"{block}.{own}.{name.removeprefix(router)}"
+        return f"{_inside(block, own)}.{name.removeprefix(router)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,10 @@ class ExpertStack:
         return ((self.width, self.hidden_size),) * 2 + ((self.hidden_size, self.width),)
 
 
+def _inside(block: str, name: str) -> str:
+    return f"{block}.{name}" if block else name
+
+
 def has_experts(layer: nn.Module, names: ExpertNames | None) -> bool:
     """Some types have dense layers, too."""
     return names is not None and any(path == names.experts for path, _ in layer.named_modules())
@@ -99,7 +109,7 @@ def stack_of(
         return None
     down: Tensor = layer.get_submodule(names.experts).down_proj  # type: ignore[assignment]
     experts, size = len(down), config.hidden_size
-    active = config.num_experts_per_tok
+    active = getattr(config, names.active)
     if not isinstance(active, int) or not 1 <= active <= experts <= MOST_EXPERTS:
         raise UnsupportedModel(
             f"config.json of the base model cannot be used: a token takes {active} of {experts} experts; at least one, "
@@ -113,11 +123,13 @@ def stored_names(stack: ExpertStack, names: ExpertNames, prefix: str) -> Iterato
     """All names under which files may have the tensors of ``stack``, and of the router beside it."""
     for block in names.blocks:
         ends = ("", _BIAS) if names.in_turns else ("",)
-        yield from (f"{prefix}{block}.{one}{end}" for pair in names.stacks for one in pair for end in ends)
+        yield from (
+            f"{prefix}{_inside(block, one)}{end}" for pair in names.stacks for one in pair for end in ends
+        )
         for router in {names.router, names.stored_router or names.router}:
-            yield f"{prefix}{block}.{router}.weight"
+            yield f"{prefix}{_inside(block, router)}.weight"
         for expert in range(stack.experts):
-            yield from (f"{prefix}{block}.experts.{expert}.{one}.weight" for one in names.single)
+            yield from (f"{prefix}{_inside(block, 'experts')}.{expert}.{one}.weight" for one in names.single)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +152,12 @@ class MatrixReader:
 def read_experts(stack: ExpertStack, names: ExpertNames, prefix: str, reader: MatrixReader) -> Parts:
     """Of the layer whose names begin with ``prefix``: gate, up and down of each expert. Raises IncompleteModel."""
     for block, pair in product(names.blocks, names.stacks):
-        both, narrow = (f"{prefix}{block}.{one}" for one in pair)
+        both, narrow = (f"{prefix}{_inside(block, one)}" for one in pair)
         if any(reader.has(name + end) for name in (both, narrow) for end in ("", "_blocks")):
             return _of_stacks(both, narrow, stack, reader, names)
 
     def named(block: str, expert: int, one: str) -> str:
-        return f"{prefix}{block}.experts.{expert}.{one}.weight"
+        return f"{prefix}{_inside(block, 'experts')}.{expert}.{one}.weight"
 
     own = next((one for one in names.blocks if reader.has(named(one, 0, names.single[0]))), names.blocks[-1])
     read = [

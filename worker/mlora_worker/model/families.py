@@ -40,6 +40,7 @@ class Family:
     experts: ExpertNames | None = None  # of layers whose feed-forward is a mixture
 
 
+_AUXILIARY = ("output_router_logits",)
 _PLAIN = Family()
 _GPT2 = Family("wte", learned_positions="wpe", rotary=None, layers="h", norm="ln_f")
 _COHERE = Family(logit_factor="logit_scale")
@@ -47,7 +48,9 @@ _GEMMA4 = Family(
     logit_cap="final_logit_softcapping",
     rotary_by_layer_type=True,
     rope_types=("proportional",),
-    without=("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block"),
+    # PEFT's all-linear takes the router's product, too.
+    experts=ExpertNames("", "router", active="top_k_experts", in_peft=("proj",)),
+    without=("hidden_size_per_layer_input", "num_kv_shared_layers", *_AUXILIARY),
 )
 # PEFT gives these words, which were modules in former versions of transformers, the stacked experts and their router.
 _EXPERTS = ExpertNames(in_peft=("gate_proj", "up_proj", "down_proj", "gate"))
@@ -62,7 +65,6 @@ _GRANITE_MOE = ExpertNames(
     stacks=(("experts.gate_up_proj", "experts.down_proj"), ("input_linear.weight", "output_linear.weight")),
 )
 _LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
-_AUXILIARY = ("output_router_logits",)
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
@@ -119,7 +121,12 @@ def logit_factor_of(family: Family, config: PretrainedConfig) -> float:
     return factor / (float(getattr(config, family.logit_divisor)) if family.logit_divisor else 1.0)
 
 
+_OF_OTHER_STAGES = (
+    "a stage sees neither the keys of earlier layers nor the tokens; use Gemma 4 31B or 26B-A4B, or gemma3"
+)
 REFUSED_OPTIONS: dict[str, str] = {
+    "hidden_size_per_layer_input": _OF_OTHER_STAGES,
+    "num_kv_shared_layers": _OF_OTHER_STAGES,
     "clip_qkv": "outputs of its projections would be clipped in place",
     "output_router_logits": "the router's auxiliary loss is a mean over all tokens of a batch, so tasks would change each "
     "other's results, and the router is frozen: remove it",
@@ -129,8 +136,9 @@ REFUSED_OPTIONS: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "bloom": "its attention adds a bias by distance, which packed attention does not support",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
-    "gemma3n": "its layers share keys and have embeddings of their own, which have not been compared",
-    "llama4": "its layers without positions have not been compared, nor its experts",
+    "gemma3n": "its later layers use keys of earlier ones, and each has an embedding of the tokens: a stage sees neither; use "
+    "gemma3, or Gemma 4 31B or 26B-A4B",
+    "llama4": "its attention in chunks has not been compared, nor its experts, whose inputs are weighted and not their outputs",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",

@@ -277,8 +277,14 @@ class _Reader:
         linear modules by frozen ones. ``other_weight``: what its weight may be stored as instead. ``routed``: its
         experts."""
         _compute_buffers(model, module, self._device)
-        linears = {name for name, one in module.named_modules() if isinstance(one, nn.Linear)}
         names = None if routed is None else routed.names
+
+        def stays(path: str) -> bool:
+            return names is not None and names.is_of_router(path)
+
+        linears = {
+            name for name, one in module.named_modules() if isinstance(one, nn.Linear) and not stays(name)
+        }
         state = {
             name: self.read(
                 prefix + name,
@@ -293,7 +299,7 @@ class _Reader:
         if routed is not None:
             parts = read_experts(routed.stack, routed.names, prefix, self._matrices(freeze))
             freeze_experts(module, routed.names, parts, routed.segments)
-        freeze_linears(module, lambda path, linear: self._frozen(f"{prefix}{path}", linear, freeze))
+        freeze_linears(module, lambda path, linear: self._frozen(f"{prefix}{path}", linear, freeze), stays)
         module.requires_grad_(False)
         left = [
             name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if tensor.is_meta

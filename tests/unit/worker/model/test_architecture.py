@@ -135,7 +135,7 @@ def tiny(model_type: str, **options: Any) -> Any:
         (
             "embeddings of each layer",
             AutoConfig.for_model("gemma4", text_config={"num_kv_shared_layers": 2}, vision_config=None),
-            "gemma4 with hidden_size_per_layer_input 256, num_kv_shared_layers 2 is not supported: .* use one without",
+            "gemma4 with hidden_size_per_layer_input 256, num_kv_shared_layers 2 is not supported: .* use Gemma 4 31B",
         ),
         ("experts beside a tower", AutoConfig.for_model("glm4v_moe"), "glm4v_moe is not supported"),
         ("a model that looks ahead", tiny("gemma3_text", use_bidirectional_attention=True), "bidirectional"),

@@ -18,7 +18,7 @@ from mlora_worker.protocol import Quantization
 from mlora_worker.stream.costs import head_cost, stage_costs
 from mlora_worker.stream.footprint import dense_numbers
 from mlora_worker.stream.libraries import KERNEL_BYTES
-from tests.fixtures.model_options import FAMILY
+from tests.fixtures.model_options import FAMILY, VARIANTS
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ from tests.fixtures.model_options import FAMILY
         "qwen3_vl_moe",
         "granitemoehybrid",
         "lfm2_moe",
+        "gemma4_text of experts",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_bytes_are_those_that_a_loaded_stage_measures(
     small_model: Any, model_type: str, tied: bool
 ) -> None:
-    saved = small_model(
-        model_type, **(FAMILY.get(model_type, {}) | {"tie_word_embeddings": tied}), num_hidden_layers=4
-    )
+    model_type, options = VARIANTS.get(model_type, (model_type, FAMILY.get(model_type, {})))
+    saved = small_model(model_type, **(options | {"tie_word_embeddings": tied}), num_hidden_layers=4)
     for stages in (1, 2, 3):
         shapes = stage_shapes(saved.folder, stages, torch.bfloat16)
         assert [shape.stage for shape in shapes] == list(range(stages))
@@ -90,11 +90,14 @@ def test_weights_of_another_library_take_its_kernels_more(small_model: Any, tied
         Quantization(type="int8"),
     ],
 )
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "gemma3", "lfm2", "qwen3_5", "qwen3_moe", "gemma4_text of experts"]
+)
 def test_so_are_the_bytes_of_a_quantised_stage(
     small_model: Any, asked: Quantization, model_type: str
 ) -> None:
-    saved = small_model(model_type, num_hidden_layers=4, **FAMILY.get(model_type, {}))
+    model_type, options = VARIANTS.get(model_type, (model_type, FAMILY.get(model_type, {})))
+    saved = small_model(model_type, num_hidden_layers=4, **options)
     freeze = freeze_of(asked)
     assert freeze is not None
     for shape in stage_shapes(saved.folder, 2, torch.bfloat16, asked):
