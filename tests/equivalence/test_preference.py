@@ -35,6 +35,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "simpo": {"type": "simpo"},
     "simpo-smoothed": {"type": "simpo", "beta": 2.0, "simpoGamma": 1.0, "labelSmoothing": 0.1},
     "orpo": {"type": "orpo"},
+    "kto": {"type": "kto"},
+    "kto-weighted": {"type": "kto", "beta": 0.5, "desirableWeight": 1.33, "undesirableWeight": 0.7},
     "kto-apo": {"type": "kto", "lossType": "apo_zero_unpaired"},
     "kto-apo-weighted": {
         "type": "kto",

@@ -96,12 +96,16 @@ _OBJECTIVE_CEL = {
     "(self.type == 'cpo' && (!has(self.lossType) || self.lossType == 'sigmoid'))",
     "cpoAlpha": "!has(self.cpoAlpha) || self.type in ['cpo', 'simpo']",
     "simpoGamma": "!has(self.simpoGamma) || self.type == 'simpo'",
-    "kto": "self.type != 'kto' || (has(self.lossType) && self.lossType == 'apo_zero_unpaired')",
     "desirableWeight": "!has(self.desirableWeight) || self.type == 'kto'",
     "undesirableWeight": "!has(self.undesirableWeight) || self.type == 'kto'",
 }
 
 _PREFERENCES = ("preference", "unpairedPreference")  # of pairs, and of kto
+# Of training: its loss needs an estimate of the divergence.
+_ESTIMATES = (
+    "has(self.objective) && self.objective.type == 'kto' && "
+    "(!has(self.objective.lossType) || self.objective.lossType == 'kto')"
+)
 
 OBJECTIVE_RULES: tuple[Rule, ...] = (
     *(
@@ -129,6 +133,22 @@ OBJECTIVE_RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        path=("training",),
+        cel=f"!({_ESTIMATES}) || self.batchSize * self.gradientAccumulationSteps > 1",
+        message="kto with lossType kto needs at least two rows in a step, whose answers it exchanges: raise batchSize or "
+        "gradientAccumulationSteps, or set lossType apo_zero_unpaired",
+        holds=lambda training: (
+            not _estimates(training) or training["batchSize"] * training["gradientAccumulationSteps"] > 1
+        ),
+    ),
+    Rule(
+        path=(),
+        cel=f"!({_ESTIMATES.replace('self.', 'self.training.')}) || !has(self.initFrom)",
+        message="kto with lossType kto asks the reference about new rows in each step, and an adapter of initFrom changes "
+        "meanwhile: set lossType apo_zero_unpaired, or remove initFrom",
+        holds=lambda spec: not _estimates(spec["training"]) or "initFrom" not in spec,
+    ),
+    Rule(
         path=(),
         cel="!has(self.training.objective) || self.training.objective.type == 'sft' || !has(self.dataset.trainOn)",
         message="of rows of preferences all that follows the prompt counts: remove dataset.trainOn",
@@ -139,6 +159,11 @@ OBJECTIVE_RULES: tuple[Rule, ...] = (
 
 def _type_of(spec: Mapping[str, Any]) -> str:
     return str(spec["training"].get("objective", {}).get("type", "sft"))
+
+
+def _estimates(training: Mapping[str, Any]) -> bool:
+    objective = training.get("objective", {})
+    return bool(objective.get("type") == "kto" and objective.get("lossType", "kto") == "kto")
 
 
 def _prefers(spec: Mapping[str, Any]) -> bool:

@@ -61,7 +61,6 @@ OBJECTIVE_FLAWS: Final[Mapping[str, str]] = {
     "simpo: remove it, or correct lossType",
     "cpoAlpha": "cpoAlpha has a meaning only for cpo and simpo: remove it",
     "simpoGamma": "simpoGamma has a meaning only for simpo: remove it",
-    "kto": "of kto, lossType must be apo_zero_unpaired: lossType kto is not supported yet",
     "desirableWeight": "desirableWeight has a meaning only for kto: remove it",
     "undesirableWeight": "undesirableWeight has a meaning only for kto: remove it",
 }
@@ -127,6 +126,11 @@ class Objective(Message):
         return self.type in (ObjectiveType.DPO, ObjectiveType.KTO)
 
     @property
+    def has_divergence(self) -> bool:
+        """Each row is compared with how far the adapter has come from its reference on the rows of the whole step."""
+        return self.type is ObjectiveType.KTO and self.loss is PreferenceLoss.KTO
+
+    @property
     def learns_prompts(self) -> bool:
         """The cross entropy of the chosen row is that of its prompt, too."""
         return self.type is ObjectiveType.ORPO
@@ -177,8 +181,6 @@ def flaws_of(objective: Objective) -> list[str]:
         flaws.append(OBJECTIVE_FLAWS["beta"])
     if objective.loss_type is not None and objective.loss_type not in LOSSES_OF.get(kind, ()):
         flaws.append(OBJECTIVE_FLAWS["lossType"])
-    if objective.loss is PreferenceLoss.KTO:
-        flaws.append(OBJECTIVE_FLAWS["kto"])
     if objective.label_smoothing is not None and not _smooths(objective):
         flaws.append(OBJECTIVE_FLAWS["labelSmoothing"])
     if objective.cpo_alpha is not None and kind not in (ObjectiveType.CPO, ObjectiveType.SIMPO):

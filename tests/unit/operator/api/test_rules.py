@@ -45,6 +45,17 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "training": {"objective": {"type": "simpo", "labelSmoothing": 0.1}},
         "dataset": {"uri": "s3://data/a.jsonl", "format": "preference"},
     },
+    "answers with labels": {
+        "training": {"objective": {"type": "kto", "desirableWeight": 1.33}},
+        "dataset": {"uri": "s3://data/a.jsonl", "format": "unpairedPreference"},
+    },
+    "an estimate from rows of several mini-batches": {
+        "training": {"objective": {"type": "kto"}, "batchSize": 1, "gradientAccumulationSteps": 2},
+    },
+    "answers with labels and another adapter": {
+        "training": {"objective": {"type": "kto", "lossType": "apo_zero_unpaired"}, "batchSize": 1},
+        "initFrom": {"uri": "s3://adapters/former"},
+    },
     "a prompt that is called as another format's column": {
         "dataset": {"uri": "s3://data/a.jsonl", "fields": {"prompt": "chosen"}},
     },
@@ -97,6 +108,16 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         },
         "",
         "with a chosen and a rejected answer (preference): remove dataset.format, or correct it",
+    ),
+    "an estimate from one row": (
+        {"training": {"objective": {"type": "kto"}, "batchSize": 1}},
+        "training",
+        "raise batchSize or gradientAccumulationSteps, or set lossType apo_zero_unpaired",
+    ),
+    "an estimate against an adapter": (
+        {"training": {"objective": {"type": "kto"}}, "initFrom": {"uri": "s3://adapters/former"}},
+        "",
+        "set lossType apo_zero_unpaired, or remove initFrom",
     ),
     "labels without an objective": (
         {"dataset": {"uri": "s3://data/a.jsonl", "format": "unpairedPreference"}},

@@ -7,7 +7,8 @@
 3. load what is admitted and prepared, or has its checkpoint at hand,
 4. take the checkpoint of a task that is due,
 5. the step of a task that is on trial, alone,
-6. the next microbatch that the issue rule allows, or one of an evaluation or for a reference: they take turns.
+6. the next microbatch that the issue rule allows, or one of an evaluation, or for a divergence or a reference: they take
+   turns.
 
 So a task joins, is saved and leaves between microbatches of the others, which never wait for it.
 
@@ -28,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from mlora_worker.coordinator.dispatch.divergence_forwards import DivergenceForwards
 from mlora_worker.coordinator.dispatch.evaluations import Evaluations
 from mlora_worker.coordinator.dispatch.evictions import Evictions
 from mlora_worker.coordinator.dispatch.issuing import Announce, InStream, Issuer
@@ -96,6 +98,7 @@ class Dispatcher:
         self._references = ReferenceForwards(
             stages, self._rule, self._inside, self._issuer, references, later, with_lock
         )
+        self._divergences = DivergenceForwards(stages, self._rule, self._inside, self._issuer)
         self._evictions = Evictions(self._inside, self._issuer, held, look_again, clock)
         self._on_change, self._clock = on_change, clock
         self._on_pipeline_fault, self._on_wanted = on_pipeline_fault, on_wanted
@@ -197,10 +200,9 @@ class Dispatcher:
         self._on_change()
 
     def evaluated(self, number: int, scores: Tensor) -> None:
-        """A microbatch of an evaluation, or of a reference, has come to the end with its scores."""
-        self.microbatches += self._references.returned(number, scores) or self._evaluations.returned(
-            number, scores
-        )
+        """A microbatch of an evaluation, of a reference or of a divergence has come to the end with its scores."""
+        asked = (self._references, self._divergences, self._evaluations)
+        self.microbatches += any(one.returned(number, scores) for one in asked)
         self._on_change()
 
     def keep(self, stage: int, uid: str, number: int, tensors: dict[str, Tensor]) -> None:
@@ -219,6 +221,7 @@ class Dispatcher:
         """A stage tells of a fault. That of a microbatch counts when the microbatch is back."""
         self._evaluations.lost(fault.number)
         self._references.lost(fault.number)
+        self._divergences.lost(fault.number)
         if fault.number in self._trains:
             self._faults.setdefault(fault.number, []).append(fault)
             stats = self._unexplained.pop(fault.number, None)
@@ -372,6 +375,6 @@ class Dispatcher:
         return entry
 
     def _evaluate(self) -> Entry | None:
-        entry = self._evaluations.next() or self._references.next()
+        entry = self._evaluations.next() or self._divergences.next() or self._references.next()
         self._evaluated_last |= entry is not None
         return entry

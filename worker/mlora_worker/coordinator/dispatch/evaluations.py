@@ -25,13 +25,12 @@ class Evaluations:
         for task in self._inside:
             if task.leaving or not self._rule.is_idle(task.uid):
                 continue
-            if task.evaluation_is_due:
-                if task.references is not None and not task.references.may_evaluate():
-                    continue
+            if task.may_evaluate:
                 assert task.prepared is not None
                 assert task.prepared.evaluation is not None
                 budget = self._rule.budget_of([task.uid])
-                task.flight.assessment = task.prepared.evaluation.begin(task.progress.step, budget)
+                kl = task.flight.take_kl()
+                task.flight.assessment = task.prepared.evaluation.begin(task.progress.step, budget, kl)
             if task.flight.assessment is not None and task.flight.assessment.left:
                 item, entry = self._issuer.evaluate(task, task.flight.assessment)
                 self._out[item.number] = task.flight.assessment

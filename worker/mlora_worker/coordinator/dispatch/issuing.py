@@ -34,6 +34,7 @@ from mlora_worker.stream.items import (
     Train,
     Unload,
     Unpaired,
+    Update,
 )
 from mlora_worker.stream.rule import IssueRule
 
@@ -173,9 +174,17 @@ class Issuer:
         )
         return item, self._announced(item, rows, [task.plan.training.preference] * len(rows))
 
-    def refer(self, task: TaskRun, rows: Sequence[TokenRow], of: Literal["base", "adapter"]) -> Entry:
-        """Log-probabilities of ``rows`` are asked for."""
-        item = Evaluate(number=self._next_number(), task=task.uid, lengths=lengths_of(rows), reference=of)
+    def refer(
+        self,
+        task: TaskRun,
+        rows: Sequence[TokenRow],
+        of: Literal["base", "adapter"],
+        update: Update | None = None,
+    ) -> Entry:
+        """Log-probabilities of ``rows`` are asked for, after ``update``."""
+        item = Evaluate(
+            number=self._next_number(), task=task.uid, lengths=lengths_of(rows), reference=of, update=update
+        )
         return self._announced(item, rows, [None] * len(rows))
 
     def train(self, parts: tuple[Part, ...], run_of: Callable[[str], TaskRun]) -> tuple[Train, Entry]:

@@ -119,7 +119,9 @@ def prepare_task(
     made = rows.make(asked, today, wanted)
     evaluation = None
     if task.evaluation is not None and made.evaluation is not None:
-        evaluation = EvaluationRows(task.evaluation, made.evaluation, task.training.preference)
+        evaluation = EvaluationRows(
+            task.evaluation, made.evaluation, task.training.preference, task.training.max_seq_length
+        )
     steps = StepPlan(len(made.train), task.training)
     _check_warmup(task, steps.total_steps)
     facts = fingerprint_of(

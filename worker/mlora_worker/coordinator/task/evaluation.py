@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.bounds import is_within
+from mlora_worker.coordinator.task.divergence import MismatchedRows
 from mlora_worker.coordinator.task.preference import preference_of, sums_with
 from mlora_worker.data.training_rows.pairs import answer_tokens, likelihood_of
 from mlora_worker.data.training_rows.row_weights import relative, weighted_sum
@@ -32,16 +33,21 @@ class EvaluationRows:
     spec: Evaluation
     rows: Sequence[TokenRow]
     preference: Objective | None = None  # of a task that learns to prefer
+    longest: int = 0  # training.maxSeqLength
+    mismatched: MismatchedRows | None = field(init=False, default=None)  # where the objective needs them
+    base_logps: float | None = field(init=False, default=None)  # of their answers, together, once it is known
     _sizes: _Sizes = field(init=False)
     _cut: tuple[int, tuple[tuple[int, ...], ...]] | None = field(init=False, default=None)  # for which budget
 
     def __post_init__(self) -> None:
         self._sizes = _sizes_of(self.rows, self.preference)
+        if self.preference is not None and self.preference.has_divergence:
+            self.mismatched = MismatchedRows(self.rows, self.longest)
 
     def microbatches(self, budget: int) -> tuple[tuple[int, ...], ...]:
         """Indices of the rows of each. ``budget``: most tokens of a microbatch; a longer row travels alone."""
         if self._cut is None or self._cut[0] != budget:
-            self._cut = budget, _cut(self._sizes.lengths, budget)
+            self._cut = budget, cut_rows(self._sizes.lengths, budget)
         return self._cut[1]
 
     def begin(self, step: int, budget: int, kl: float | None = None) -> EvaluationInFlight:
@@ -152,8 +158,8 @@ def _sizes_of(rows: Sequence[TokenRow], preference: Objective | None) -> _Sizes:
     return _Sizes(lengths, sum(counts), pairs, compared, likelihood, answers)
 
 
-def _cut(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
-    """Indices of the rows of each microbatch."""
+def cut_rows(lengths: Sequence[int], budget: int) -> tuple[tuple[int, ...], ...]:
+    """Indices of the rows of each microbatch. ``budget``: most tokens of one; a longer row travels alone."""
     cut: list[list[int]] = []
     tokens = 0
     for index, length in enumerate(lengths):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from mlora_worker.coordinator.task.divergence import DivergenceInFlight
 from mlora_worker.coordinator.task.evaluation import EvaluationInFlight
 from mlora_worker.coordinator.task.step import StepInFlight
 from mlora_worker.stream.items import Update
@@ -21,6 +22,9 @@ class InFlight:
     update: Update | None = None  # closes the last returned step; travels with the next item
     discard: bool = False  # its step is issued again; the next segment says so
     assessment: EvaluationInFlight | None = None  # the evaluation that is in the pipeline
+    divergence: DivergenceInFlight | None = (
+        None  # before its next step or evaluation, where its objective needs it
+    )
     keep_is_due: bool = False  # the stages shall send their parts of the best adapter
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter
     refers: bool = (
@@ -35,6 +39,15 @@ class InFlight:
     def take_update(self) -> Update | None:
         update, self.update = self.update, None
         return update
+
+    def knows_divergence(self, *, of_evaluation: bool) -> bool:
+        found = self.divergence
+        return found is not None and found.complete and found.of_evaluation is of_evaluation
+
+    def take_kl(self) -> float | None:
+        """None where it is not needed."""
+        found, self.divergence = self.divergence, None
+        return found.kl if found is not None else None
 
     def take_discard(self) -> bool:
         discard, self.discard = self.discard, False

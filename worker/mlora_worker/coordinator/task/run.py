@@ -152,6 +152,35 @@ class TaskRun:
     @property
     def may_step(self) -> bool:
         """It may enter the pipeline with its next step."""
+        if self._needs_divergence and not self.flight.knows_divergence(of_evaluation=False):
+            return False
+        return self._next_is_known
+
+    @property
+    def may_evaluate(self) -> bool:
+        """An evaluation is due, and all that it needs is known."""
+        known = not self._needs_divergence or self.flight.knows_divergence(of_evaluation=True)
+        return known and self.evaluation_is_due and self._evaluation_is_known
+
+    @property
+    def divergence_is_due(self) -> bool:
+        """What comes next needs it, and all else that it needs is known."""
+        if not self._needs_divergence or self.flight.step is not None:
+            return False
+        return self._evaluation_is_known if self.evaluation_is_due else self._next_is_known
+
+    @property
+    def _needs_divergence(self) -> bool:
+        preference = self.plan.training.preference
+        return preference is not None and preference.has_divergence
+
+    @property
+    def _evaluation_is_known(self) -> bool:
+        return self.references is None or self.references.may_evaluate()
+
+    @property
+    def _next_is_known(self) -> bool:
+        """It wants a further step, whose rows' references are known."""
         wants = self.progress.step < self.total_steps and not self.progress.evaluated.stopped
         free = self.phase is TaskPhase.TRAINING and not self.leaving and wants and not self.is_evaluating
         known = self.references is None or self.references.ready(self.progress.step + 1) if free else False
@@ -173,7 +202,8 @@ class TaskRun:
         if self.flight.step is None:
             assert self.prepared is not None
             preference = self.plan.training.preference
-            self.flight.step = step_of(self.prepared, self.progress.step + 1, preference)
+            kl = self.flight.take_kl()
+            self.flight.step = step_of(self.prepared, self.progress.step + 1, preference, kl)
         return self.flight.step
 
     def finish_step(self, now: float) -> None:
