@@ -136,9 +136,9 @@ REFUSED_OPTIONS: dict[str, str] = {
 REFUSED: dict[str, str] = {
     "bloom": "its attention adds a bias by distance, which packed attention does not support",
     "falcon": "its attention may add a bias by distance, which packed attention does not support",
-    "gemma3n": "its later layers use keys of earlier ones, and each has an embedding of the tokens: a stage sees neither; use "
-    "gemma3, or Gemma 4 31B or 26B-A4B",
-    "llama4": "its attention in chunks has not been compared, nor its experts, whose inputs are weighted and not their outputs",
+    "gemma3n": "its later layers use keys of earlier ones, and each has an embedding of the tokens: a stage sees neither; "
+    "use gemma3, or Gemma 4 31B or 26B-A4B",
+    "llama4": "its attention in chunks has not been compared, nor its experts, of which the inputs are weighted",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
