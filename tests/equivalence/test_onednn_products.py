@@ -66,13 +66,12 @@ def cut(draw: st.DrawFn) -> tuple[int, int]:
     return start, draw(st.integers(start + 1, MOST))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
-    dtype: torch.dtype, shape: tuple[int, int]
-) -> None:
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(shape: tuple[int, int]) -> None:
     """Whatever their number, and wherever it lies among them: this is what lets tasks share a product."""
+    dtype = torch.float32
     multiplier = OneDnnWeight(drawn(*shape, dtype=dtype)).multiplier(dtype)
+    assert multiplier.joins_rows
     x, grad = drawn(MOST, shape[1], dtype=dtype, seed=1), drawn(MOST, shape[0], dtype=dtype, seed=2)
     bias, onto = drawn(shape[0], dtype=dtype, seed=3), drawn(MOST, shape[1], dtype=dtype, seed=4)
     y, with_bias = multiplier.times(x), multiplier.times(x, bias)
@@ -87,6 +86,11 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
         assert torch.equal(multiplier.back(grad[own], onto=onto[own].clone()), added[own])
 
     alone()
+
+
+def test_narrow_rows_are_not_multiplied_together() -> None:
+    """Processors that multiply tiles of them add up by the number of rows."""
+    assert not OneDnnWeight(drawn(17, 33, dtype=torch.bfloat16)).multiplier(torch.bfloat16).joins_rows
 
 
 PROGRAM = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.launches import CountOperators, Launches, compare, count_compiled, profiled_events, show
-from mlora_worker.lora.cpu_kernels import add_masked, masked
+from mlora_worker.lora.cpu_kernels import masked, masked_adding
 from mlora_worker.lora.dropout import dropout_mask, token_keys
 
 pytestmark = pytest.mark.integration
@@ -37,8 +37,8 @@ def test_compiled_kernels_are_counted_each_call() -> None:
     x, total = torch.ones(4, 16), torch.zeros(4, 16)
     with count_compiled() as counted:
         masked(x, mask)
-        add_masked(total, x, mask, 1.0)
-        add_masked(total, x, mask, 1.0)
+        masked_adding(x, mask, total, x, 1.0)
+        masked_adding(x, mask, total, x, 1.0)
     assert counted.total() == 3
 
 

@@ -5,8 +5,9 @@ it stays on a narrower path, at less than half the speed. Weights are not kept i
 that it needs in order as it goes, which costs at most 5 % of a product and 12 % of a head's (measured); copies in order,
 one for each direction, would cost twice the weights' memory.
 
-A row's result is the same bits whatever rows are beside it and wherever it lies among them
-(``tests/equivalence/test_onednn_products.py``), so rows of many tasks are multiplied together.
+In float32 a row's result is the same bits whatever rows are beside it and wherever it lies among them
+(``tests/equivalence/test_onednn_products.py``), so rows of many tasks are multiplied together. In bfloat16 it is not on
+processors that multiply tiles (AMX), so there each task's rows are multiplied by themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _OneDnnMultiplier:
 
     @property
     def joins_rows(self) -> bool:
-        return True
+        return self.forward.dtype == torch.float32
 
     def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         y: Tensor = _LIBRARY._linear_pointwise(_two(x), self.forward, bias, "none", [], "")[: len(x)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mlora_worker.lora.cpu_kernels import add_masked, masked
+from mlora_worker.lora.cpu_kernels import masked, masked_adding
 from mlora_worker.lora.groups import GroupSegment
 
 
@@ -53,16 +53,21 @@ class CpuProducts:
                 grad_y = grad_outputs[position][segment.rows]
                 torch.mm(grad_y, b.to(x.dtype), out=grad_low[:, columns])
                 _add_b(grad_b, grad_y, low[:, columns], strength)
-            _accumulate(segment.grad_a, grad_low.T, _dropped(x[segment.rows], segment), strength)
-            if grad_x is None:
-                continue
-            own, a = grad_x[segment.rows], segment.a.to(x.dtype)
-            if segment.mask is None:
-                own.addmm_(grad_low, a, alpha=segment.factor)
-            elif own.device.type == "cpu":
-                add_masked(own, grad_low @ a, segment.mask, segment.factor)
-            else:
-                own.add_(segment.mask.apply(grad_low @ a), alpha=segment.factor)
+            own, own_grad = x[segment.rows], None if grad_x is None else grad_x[segment.rows]
+            dropped = _dropped(own, segment) if own_grad is None else _back(own, grad_low, own_grad, segment)
+            _accumulate(segment.grad_a, grad_low.T, dropped, strength)
+
+
+def _back(x: Tensor, grad_low: Tensor, grad_x: Tensor, segment: GroupSegment) -> Tensor:
+    """Add to ``grad_x``; returns ``x`` as the products saw it."""
+    a = segment.a.to(x.dtype)
+    if segment.mask is None:
+        grad_x.addmm_(grad_low, a, alpha=segment.factor)
+        return x
+    if x.device.type == "cpu":
+        return masked_adding(x, segment.mask, grad_x, grad_low @ a, segment.factor)
+    grad_x.add_(segment.mask.apply(grad_low @ a), alpha=segment.factor)
+    return segment.mask.apply(x)
 
 
 def _members(segment: GroupSegment) -> list[tuple[int, Tensor, slice]]:

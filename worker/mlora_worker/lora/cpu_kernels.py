@@ -27,32 +27,31 @@ def masked(x: Tensor, mask: DropoutMask) -> Tensor:
     integer = _INTEGER[x.element_size()]
     out = torch.empty_like(x)
     source, target = x.detach().view(integer).numpy(), out.view(integer).numpy()
-    keys, features = mask.token_keys.numpy(), mask.feature_keys.numpy()
-
-    def some(rows: slice) -> None:
-        _kernels().masked(
-            source[rows], keys[rows], mask.module_key, features, np.int32(mask.threshold), target[rows]
-        )
-
-    spread(some, *x.shape)
+    keys, features = mask.arrays
+    module, threshold = mask.module_key, np.int32(mask.threshold)
+    kernel = _kernels().masked
+    spread(lambda rows: kernel(source[rows], keys[rows], module, features, threshold, target[rows]), *x.shape)
     return out
 
 
-def add_masked(total: Tensor, x: Tensor, mask: DropoutMask, factor: float) -> None:
-    """``total += factor * x`` where the mask keeps; all [tokens, features], contiguous, on the CPU."""
+def masked_adding(x: Tensor, mask: DropoutMask, total: Tensor, addend: Tensor, factor: float) -> Tensor:
+    """As ``masked``; and ``total += factor * addend`` where the mask keeps, which is computed once for both. All [tokens,
+    features], contiguous, on the CPU."""
     if not AVAILABLE or x.dtype != torch.float32:
-        total.add_(masked(x, mask), alpha=factor)
-        return
-    source, target = x.detach().numpy(), total.detach().numpy()
-    keys, features = mask.token_keys.numpy(), mask.feature_keys.numpy()
+        total.add_(masked(addend, mask), alpha=factor)
+        return masked(x, mask)
+    out = torch.empty_like(x)
+    source, target, onto, added = (one.detach().numpy() for one in (x, out, total, addend))
+    keys, features = mask.arrays
+    module, threshold, times = mask.module_key, np.int32(mask.threshold), np.float32(factor)
+    kernel = _kernels().masked_adding
 
     def some(rows: slice) -> None:
-        _kernels().add_masked(
-            source[rows], keys[rows], mask.module_key, features, np.int32(mask.threshold), np.float32(factor),
-            target[rows],
-        )  # fmt: skip
+        own = keys[rows]
+        kernel(source[rows], own, module, features, threshold, target[rows], onto[rows], added[rows], times)
 
     spread(some, *x.shape)
+    return out
 
 
 class _Compiled:
@@ -60,7 +59,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self.masked = compiled(_masked)
-        self.add_masked = compiled(_add_masked)
+        self.masked_adding = compiled(_masked_adding)
 
 
 @cache
@@ -96,11 +95,13 @@ def _masked(x: Any, token_keys: Any, module_key: Any, feature_keys: Any, thresho
             out[token, feature] = x[token, feature] if kept else 0
 
 
-def _add_masked(
-    x: Any, token_keys: Any, module_key: Any, feature_keys: Any, threshold: Any, factor: Any, total: Any
-) -> None:
+def _masked_adding(
+    x: Any, token_keys: Any, module_key: Any, feature_keys: Any, threshold: Any, out: Any, total: Any,
+    addend: Any, factor: Any,
+) -> None:  # fmt: skip
     for token in range(x.shape[0]):
         row_key = _row_key(token_keys[token], module_key)
         for feature in range(x.shape[1]):
             kept = _is_kept(row_key, feature_keys[feature], threshold)
-            total[token, feature] += factor * (x[token, feature] if kept else np.float32(0))
+            out[token, feature] = x[token, feature] if kept else np.float32(0)
+            total[token, feature] += factor * (addend[token, feature] if kept else np.float32(0))

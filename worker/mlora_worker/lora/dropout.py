@@ -73,6 +73,11 @@ class DropoutMask:
         """[features] int32, odd."""
         return feature_keys(self.features, self.token_keys.device)
 
+    @cached_property
+    def arrays(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """``token_keys`` and ``feature_keys`` of a mask on the CPU, as compiled loops take them."""
+        return self.token_keys.numpy(), self.feature_keys.numpy()
+
     @property
     def threshold(self) -> int:
         """Of an element's 31 bits, signed: below it the element is kept. int32, as are sums and differences with it."""
