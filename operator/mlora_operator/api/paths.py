@@ -8,7 +8,7 @@ object, which a quoted one never is, is refused before it is sent.
 from __future__ import annotations
 
 import re
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from mlora_worker.protocol import DNS_NAME
 
@@ -20,7 +20,12 @@ _ANY_PART = re.compile(r"[A-Za-z0-9]([-.:_A-Za-z0-9]{0,251}[A-Za-z0-9])?")
 
 
 class UnsafePath(ValueError):
-    """Some part of a path is not the name of anything. The message has the part, with what it holds made visible."""
+    """Some part of a path is not the name of anything. The message has the part, with what it holds made visible; ``part``:
+    as it was given."""
+
+    def __init__(self, part: str, path: str) -> None:
+        super().__init__(f"{part} is not a valid Kubernetes name: {path!r}")
+        self.part = unquote(part)
 
 
 def collection(api_version: str, plural: str, namespace: str | None) -> str:
@@ -40,7 +45,7 @@ def checked(path: str, *, any_kind: bool = False) -> str:
     first, *parts = path.split("/")
     wrong = next((one for one in parts if len(one) > LONGEST_NAME or part.fullmatch(one) is None), None)
     if first or not parts or wrong is not None:
-        raise UnsafePath(f"{wrong if wrong is not None else path!r} is not a valid Kubernetes name: {path!r}")
+        raise UnsafePath(wrong if wrong is not None else path, path)
     return path
 
 

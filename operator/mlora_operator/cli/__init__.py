@@ -7,15 +7,19 @@ the page for users. ``fetch`` and ``sync`` go another way in, since they must ru
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.encoding import spell_out_what_cannot_be_shown
 
 _BARE = ("fetch", "sync")  # all other commands need the extra ``operator``:
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NEEDED = ("typer", "pydantic", "kubernetes", "yaml")
 
 
@@ -30,13 +34,26 @@ def guarded(call: Callable[[], None]) -> None:
         call()
     except KeyboardInterrupt:  # while modules were loading; commands say more
         sys.exit(exit_codes.INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _FULL:
+            _broken(error)
+        # What is left in the buffer would fail once more when the program ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(exit_codes.INVALID)
     except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        sys.exit(exit_codes.BROKEN)
+        _broken(error)
+
+
+def _broken(error: Exception) -> NoReturn:
+    sys.excepthook(type(error), error, error.__traceback__)
+    sys.exit(exit_codes.BROKEN)
 
 
 def _main() -> None:
     spell_out_what_cannot_be_shown()
+    if os.environ.get("COLUMNS") == "0":  # of a terminal that does not know its width: nothing would be shown
+        del os.environ["COLUMNS"]
     whole = all(importlib.util.find_spec(name) is not None for name in _NEEDED)
     helped = whole and bool({"-h", "--help"} & set(sys.argv[2:]))  # in the style of the others
     name = sys.argv[1] if len(sys.argv) > 1 else ""

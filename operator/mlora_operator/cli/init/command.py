@@ -54,7 +54,7 @@ def init(
     rows: list[dict[str, Any]] = []
     if "://" not in data:
         if not there.is_file():
-            raise CommandError(f"--data {data}: no such file", exit_codes.INVALID)
+            raise CommandError(f"--data {data}: {_no_file(there)}", exit_codes.INVALID)
         rows = first_rows(there) if format is None else []
     called = name if name is not None else _name(data)
     if output_uri is None:
@@ -90,6 +90,14 @@ def _model(model: str) -> tuple[str, str | None]:
     if "://" in model:
         return model.rstrip("/").rsplit("/", 1)[-1], model
     return model, None
+
+
+def _no_file(path: Path) -> str:
+    if path.is_dir():
+        return "it is a folder: give a file of rows"
+    if path.exists() or str(path) == "-":
+        return "rows cannot come from a pipe here, since the task has to name their place: give a file"
+    return "no such file"
 
 
 def _name(data: str) -> str:

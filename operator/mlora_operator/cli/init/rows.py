@@ -9,10 +9,12 @@ import io
 import json
 import zlib
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.output import CommandError
+from mlora_worker.lines import one_line
 from mlora_worker.protocol import FIRST_ROWS
 
 _BEGINNING = 4 * 2**20  # bytes that are read for them
@@ -25,6 +27,9 @@ def first_rows(path: Path) -> list[dict[str, Any]]:
         rows = _parquet(path) if _begins(path, _PARQUET) else _of_text(path.name, _text(path))
     except OSError as error:
         raise CommandError(f"--data {path}: {error.strerror or error}", exit_codes.INVALID) from error
+    except UnicodeDecodeError as error:
+        message = f"--data {path}: not text in UTF-8: save it in that encoding"
+        raise CommandError(message, exit_codes.INVALID) from error
     except (ValueError, EOFError, RecursionError, zlib.error, csv.Error) as error:
         raise CommandError(f"--data {path}: no rows can be read: {error}", exit_codes.INVALID) from error
     if not rows:
@@ -54,8 +59,16 @@ def _of_text(name: str, text: str) -> list[dict[str, Any]]:
         return [dict(row) for row, _ in zip(table, range(FIRST_ROWS), strict=False)]
     if plain.endswith(".json") and text.lstrip().startswith("["):
         return _of_array(text)
-    lines = [line for line in text.split("\n") if line.strip()][:FIRST_ROWS]
-    return [_row(json.loads(line)) for line in lines]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return [_row(_of_line(number, line)) for number, line in lines[:FIRST_ROWS]]
+
+
+def _of_line(number: int, line: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        begins = shorten(one_line(line), 60, placeholder="...")
+        raise ValueError(f"line {number} is not JSON ({error.msg}): {begins}") from None
 
 
 def _of_array(text: str) -> list[dict[str, Any]]:

@@ -125,8 +125,12 @@ async def open_api(choice: ClusterChoice) -> KubeConnection:
         if context is not None:
             active = next(one for one in contexts if one["name"] == context)
         namespace = str(active["context"].get("namespace") or "default")
-    except (ConfigException, yaml.YAMLError, KeyError, TypeError, StopIteration) as error:
-        raise CommandError(f"no usable kubeconfig at {files}: {error}", exit_codes.UNREACHABLE) from error
+    except (ConfigException, yaml.YAMLError, OSError, UnicodeError) as error:
+        words = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"no usable kubeconfig at {files}: {words}", exit_codes.UNREACHABLE) from error
+    except (AttributeError, KeyError, TypeError, ValueError, StopIteration) as error:  # of another shape
+        message = f"no usable kubeconfig at {files}: it does not hold clusters, users and contexts"
+        raise CommandError(message, exit_codes.UNREACHABLE) from error
     return KubeConnection(client.ApiClient(configuration), namespace, choice)
 
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 
 from mlora_operator.api import API_VERSION, pipeline, task
-from mlora_operator.api.paths import collection, item
+from mlora_operator.api.paths import UnsafePath, collection, item
 from mlora_operator.cli import exit_codes
 from mlora_operator.cli.kube.choice import ClusterChoice
 from mlora_operator.cli.kube.client import APPLY, JSON, MERGE, KubeConnection, KubeError, open_api
@@ -220,6 +220,10 @@ async def connect(choice: ClusterChoice) -> AsyncIterator[KubeCluster]:
         yield KubeCluster(api, choice.namespace or api.namespace)
     except KubeError as error:
         raise refused(error) from error
+    except UnsafePath as error:  # before anything was sent
+        raise CommandError(
+            f"{error.part!r} is not a name that Kubernetes can have", exit_codes.INVALID
+        ) from error
     except NO_ANSWER as error:
         raise CommandError(
             f"the cluster does not answer: {error or type(error).__name__}", exit_codes.UNREACHABLE

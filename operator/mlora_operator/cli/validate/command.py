@@ -68,6 +68,8 @@ def validate(
     if (data is None) != (model is None):
         raise CommandError("--data and --model must be given together", exit_codes.INVALID)
     manifests = read_manifests(read_texts(files or []))
+    if files and manifests == Manifests():  # such as of a pipe whose program failed
+        raise CommandError("these files contain no objects", exit_codes.INVALID)
     answer = None
     if data is not None and model is not None and not manifests.problems:
         options = {
@@ -102,7 +104,9 @@ def read_texts(files: list[str]) -> list[tuple[str, str]]:
         except OSError as error:
             raise CommandError(f"{file}: {error.strerror}", exit_codes.INVALID) from error
         except UnicodeDecodeError as error:
-            raise CommandError(f"{file}: not a text file", exit_codes.INVALID) from error
+            raise CommandError(
+                f"{file}: not a text file in UTF-8: save it in that encoding", exit_codes.INVALID
+            ) from error
         texts.append(("standard input" if file == "-" else file, text))
     return texts
 

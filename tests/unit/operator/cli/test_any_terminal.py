@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -77,3 +78,70 @@ def test_standard_input_is_utf_8_whatever_the_terminal_speaks(monkeypatch: pytes
     typed = io.TextIOWrapper(io.BytesIO("ä\r\nb".encode()), encoding="latin-1")
     monkeypatch.setattr(sys, "stdin", typed)
     assert read_texts(["-"]) == [("standard input", "ä\nb")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list", "-n", "../x"), ("get", "../x"), ("logs", "a/b"), ("suspend", "a%2fb")],
+)
+def test_a_name_that_is_a_path_is_refused_in_words(kube: KubeServer, arguments: tuple[str, ...]) -> None:
+    found = mlora(*arguments)
+    assert (found.code, kube.asked) == (2, [])
+    assert found.err == f"error: {arguments[-1]!r} is not a name that Kubernetes can have\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "Is a directory"),
+        (b"", "it does not hold clusters, users and contexts"),
+        (b"- 1\n", "it does not hold clusters, users and contexts"),
+        ("kind: Config\n".encode("utf-16"), "codec can't decode"),
+        (b"a: [", "while parsing"),
+    ],
+    ids=["a folder", "empty", "a list", "UTF-16", "cut off"],
+)
+def test_what_is_no_kubeconfig_ends_in_words(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "config"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    found = mlora("list", "--kubeconfig", str(file))
+    assert found.code == 4
+    assert found.err.startswith(f"error: no usable kubeconfig at {file}: ")
+    assert words in found.err
+
+
+def run_as_program(*arguments: str, out: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", "from mlora_operator.cli import main; main()", *arguments]
+    return subprocess.run(
+        program, stdout=out, stderr=subprocess.PIPE, env=os.environ | environment, text=True, check=False
+    )
+
+
+def test_an_output_that_is_full_is_said_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n")
+    with Path("/dev/full").open("w") as full:
+        done = run_as_program("validate", str(file), out=full.fileno())
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: the output cannot be written: No space left on device\n",
+    )
+
+
+def test_a_terminal_without_a_width_shows_something_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n")
+    done = run_as_program("validate", str(file), out=subprocess.PIPE, COLUMNS="0")
+    assert done.stdout == "valid: 1 Secret\n"
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "---\n"])
+def test_a_file_without_objects_is_not_valid(tmp_path: Path, content: str) -> None:
+    """Such as from a pipe whose program failed."""
+    file = tmp_path / "a.yaml"
+    file.write_text(content)
+    found = mlora("validate", str(file))
+    assert (found.code, found.err) == (2, "error: these files contain no objects\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,30 @@ def test_what_makes_no_task_is_refused_and_nothing_is_written(
     assert said.code == exit_codes.INVALID
     assert words in said.err
     assert not Path("task.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"text": "a"}'.encode("utf-16"), "not text in UTF-8: save it in that encoding"),
+        (b'{"text": "\xff"}', "not text in UTF-8: save it in that encoding"),
+        (b"\n<html><body>log in", "line 2 is not JSON (Expecting value): <html><body>log in"),
+        (b'{"text": "a"}\n{"text"', "line 2 is not JSON (Expecting ':' delimiter): {\"text\""),
+        (None, "it is a folder: give a file of rows"),
+    ],
+)
+def test_what_holds_no_rows_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    if content is None:
+        file.mkdir()
+    else:
+        file.write_bytes(content)
+    said = init("--data", str(file))
+    assert said.code == exit_codes.INVALID
+    assert words in said.err
+
+
+def test_rows_of_a_pipe_are_refused_in_words(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for data in (str(tmp_path / "pipe"), "-"):
+        assert "rows cannot come from a pipe here" in init("--data", data).err
