@@ -6,7 +6,8 @@ that each takes of each stage. Measured are the blocks of torch's allocator, as 
 process's RSS, above what it was before the first microbatch.
 
 Three models: SmolLM2-135M, and two shapes with random weights, one as Qwen2's (biases, wide feed-forward), one with a large
-vocabulary, where the logits are what is largest. --quantization keeps their matrices in 4 or 8 bits.
+vocabulary, where the logits are what is largest. --quantization keeps their matrices in 4 or 8 bits. --model moe takes a
+mixture of experts instead, once with adapters on attention alone and once with adapters on the experts, too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from mlora_worker.protocol import (
     StorageAccess,
     Training,
 )
+from mlora_worker.runtime.allocator import give_back_small_blocks
 from mlora_worker.storage.base_model.model_source import ModelFiles
 from mlora_worker.storage.object_store.store import open_store
 from mlora_worker.stream.items import Load, Segment, Train
@@ -59,8 +61,42 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "num_attention_heads": 6, "num_key_value_heads": 6, "vocab_size": 128_256,
     },
 }  # fmt: skip
+MIXTURE: Mapping[str, Any] = {
+    "model_type": "qwen3_moe", "hidden_size": 128, "intermediate_size": 384, "moe_intermediate_size": 64,
+    "num_hidden_layers": 12, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 64,
+    "num_experts_per_tok": 4, "norm_topk_prob": True, "vocab_size": 16_000,
+}  # fmt: skip
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 TARGETS = (("q_proj", "v_proj"), ATTENTION, ("all-linear",), ("gate_proj", "down_proj"))
+_DOWN, _GATE_UP = "experts.down_proj", "experts.gate_up_proj"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of tasks, by what they adapt."""
+
+    modules: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+
+
+ON_MODULES = tuple(map(Kind, TARGETS))
+ON_ATTENTION = tuple(map(Kind, (("q_proj", "v_proj"), ATTENTION, ("o_proj",), ("k_proj", "o_proj"))))
+ON_EXPERTS = (
+    Kind(("q_proj", "v_proj")),
+    Kind(ATTENTION, (_DOWN, _GATE_UP)),
+    Kind((), (_DOWN,)),
+    Kind(("o_proj",), (_GATE_UP,)),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model, and the tasks that it is measured with."""
+
+    name: str
+    folder: Path
+    longest_row: int
+    kinds: tuple[Kind, ...] = ON_MODULES
 
 
 @dataclass(frozen=True)
@@ -76,14 +112,16 @@ class Errors:
 def main(arguments: list[str]) -> int:
     made = parser("memory", __doc__)
     made.add_argument("--quantization", choices=("none", "nf4", "int8"), default="none")
+    made.add_argument("--model", choices=("dense", "moe"), default="dense")
     options = made.parse_args(arguments)
     freeze = freeze_of(Quantization(type=options.quantization)) or PlainWeight
     torch.set_num_threads(options.threads)
     models: dict[str, list[Errors]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, folder, rows in _models(Path(scratch), quick=options.quick):
-            models[name] = judge(folder, rows, seed=0, freeze=freeze)
-            print(show(name, models[name]), flush=True)
+        found = _mixture if options.model == "moe" else _models
+        for one in found(Path(scratch), quick=options.quick):
+            models[one.name] = judge(one.folder, one.longest_row, seed=0, freeze=freeze, kinds=one.kinds)
+            print(show(one.name, models[one.name]), flush=True)
     every = [one for errors in models.values() for one in errors]
     result = {
         "mape": max(one.mape for one in every),
@@ -103,13 +141,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def judge(folder: Path, longest_row: int, seed: int, freeze: Freeze = PlainWeight) -> list[Errors]:
+def judge(
+    folder: Path,
+    longest_row: int,
+    seed: int,
+    freeze: Freeze = PlainWeight,
+    kinds: Sequence[Kind] = ON_MODULES,
+) -> list[Errors]:
     """The errors of both stages of the model in ``folder``."""
     samples: list[list[MemorySample]] = [[] for _ in range(STAGES)]
-    engines = _engines(folder, [stage.append for stage in samples], freeze)
+    engines = _engines(folder, [stage.append for stage in samples], freeze, kinds)
+    give_back_small_blocks()  # what a former model has left would hide what this one takes
     before = resident_set_bytes()
     for number in range(FITTED + PREDICTED):
-        _run(engines, number, random.Random(f"{seed}/{number}"), longest_row)
+        _run(engines, number, random.Random(f"{seed}/{number}"), longest_row, len(_tasks(kinds)))
     facts = facts_of(engines[0].stage.architecture, STAGES, torch.float32)
     errors = []
     for stage, own in enumerate(samples):
@@ -165,25 +210,37 @@ def show(name: str, errors: Sequence[Errors]) -> str:
     return table(head, rows) + "\n"
 
 
-def _models(scratch: Path, *, quick: bool) -> Iterator[tuple[str, Path, int]]:
-    """Name, folder, tokens of the longest row."""
+def _models(scratch: Path, *, quick: bool) -> Iterator[Measured]:
     whole = smollm2_folder()
     if quick:
-        yield "SmolLM2-135M, two layers", cut_folder(whole, 2, scratch / "cut"), 80
+        yield Measured("SmolLM2-135M, two layers", cut_folder(whole, 2, scratch / "cut"), 80)
     else:
-        yield "SmolLM2-135M", whole, 64
+        yield Measured("SmolLM2-135M", whole, 64)
     for name, shape in SHAPES.items():
         folder = scratch / name.replace(" ", "-")
-        config = AutoConfig.for_model(
-            **(dict(shape) | ({"num_hidden_layers": 2} if quick else {})), pad_token_id=0
-        )
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-        yield name, folder, 80 if quick else 400
+        yield Measured(name, _random_model(shape, folder, quick=quick), 80 if quick else 400)
+
+
+def _mixture(scratch: Path, *, quick: bool) -> Iterator[Measured]:
+    folder = _random_model(MIXTURE, scratch / "mixture", quick=quick)
+    for name, kinds in (("adapters on attention", ON_ATTENTION), ("adapters on experts", ON_EXPERTS)):
+        yield Measured(f"mixture of experts, {name}", folder, 80 if quick else 400, kinds)
+
+
+def _random_model(shape: Mapping[str, Any], folder: Path, *, quick: bool) -> Path:
+    config = AutoConfig.for_model(
+        **(dict(shape) | ({"num_hidden_layers": 2} if quick else {})), pad_token_id=0
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    return folder
 
 
 def _engines(
-    folder: Path, deliver: Sequence[Callable[[MemorySample], None]], freeze: Freeze
+    folder: Path,
+    deliver: Sequence[Callable[[MemorySample], None]],
+    freeze: Freeze,
+    kinds: Sequence[Kind],
 ) -> list[MeteredEngine]:
     """Both stages, with tasks of every kind."""
     store = open_store(StorageAccess(), allow_files=True)
@@ -195,18 +252,27 @@ def _engines(
     ]
     for engine in engines:
         engine.measures_all = True
-        for number, (rank, targets, dropout) in enumerate(_tasks()):
-            lora = LoRAConfig(rank=rank, alpha=rank, dropout=dropout, target_modules=targets)
+        for number, (rank, kind) in enumerate(_tasks(kinds)):
+            dropout = 0.0 if kind.parameters else 0.05 * (rank % 3)
+            lora = LoRAConfig(
+                rank=rank,
+                alpha=rank,
+                dropout=dropout,
+                target_modules=kind.modules,
+                target_parameters=kind.parameters,
+            )
             engine.load(Load(number=0, task=str(number), lora=lora, training=Training(seed=number)))
     return engines
 
 
-def _tasks() -> list[tuple[int, tuple[str, ...], float]]:
-    """Rank, target modules, dropout."""
-    return [(rank, targets, 0.05 * (rank % 3)) for rank in (4, 16, 64) for targets in TARGETS]
+def _tasks(kinds: Sequence[Kind]) -> list[tuple[int, Kind]]:
+    """Rank, and what it is of."""
+    return [(rank, kind) for rank in (4, 16, 64) for kind in kinds]
 
 
-def _run(engines: Sequence[MeteredEngine], number: int, chance: random.Random, longest: int) -> None:
+def _run(
+    engines: Sequence[MeteredEngine], number: int, chance: random.Random, longest: int, tasks: int
+) -> None:
     """One random microbatch there and back."""
     segments = tuple(
         Segment(
@@ -217,7 +283,7 @@ def _run(engines: Sequence[MeteredEngine], number: int, chance: random.Random, l
             weight=0.01,
             closes_step=True,
         )
-        for task in chance.sample(range(len(_tasks())), chance.randint(1, 3))
+        for task in chance.sample(range(tasks), chance.randint(1, 3))
     )
     item = Train(number=number, segments=segments)
     first, last = engines

@@ -101,6 +101,23 @@ def test_every_kind_of_file_is_looked_into(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", lines(CHAT).encode("utf-16"), "UTF-16"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00cut", "gzip"),
+        ("a.parquet", b"no table", "Parquet"),
+    ],
+)
+def test_a_file_that_is_something_else_is_named_as_where_the_format_is_given(
+    tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        with_format(unnamed(uri=(tmp_path / name).as_uri()), here(tmp_path), None)
+    assert caught.value.reason is FailureReason.INVALID_ROW
+
+
 def test_only_the_first_rows_decide(tokenizer: Any) -> None:
     rows = [PAIR] * FIRST_ROWS
     dataset = unnamed(inline=lines(*rows, CHAT))
