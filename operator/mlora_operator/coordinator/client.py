@@ -176,8 +176,8 @@ class CoordinatorClient:
                 f"{self._url} answered {answer.status}, which is a redirect and is not followed: credentials are "
                 f"sent to this coordinator only"
             )
-        error = NotUnderstood if answer.status == 422 else Invalid
-        raise error(f"{self._url} answered {answer.status}: {text}")
+        refused = NotUnderstood if answer.status == 422 else Invalid
+        raise refused(f"{self._url} answered {answer.status}: {text}")
 
 
 T = TypeVar("T")
