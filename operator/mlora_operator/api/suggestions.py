@@ -63,6 +63,12 @@ NOT_HERE = {
     "trainable_token_indices": "rows of the embeddings are never trained: remove it",
     "layer_replication": "layers of the base are never copied: remove it",
     "bias": "biases are never trained: remove it",
+    "lora_bias": "biases are never trained: remove it",
+    "layers_pattern": "the layers are found without it: remove it",
+    **dict.fromkeys(
+        ("eva_config", "corda_config", "loftq_config", "lora_ga_config"),
+        "such a start is made with PEFT: remove it, and name what PEFT has saved in initFrom",
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from peft.optimizers import create_loraplus_optimizer
 from transformers import TrainingArguments
 
 from mlora_operator.api.crd import task_crd
-from mlora_operator.api.suggestions import unknown_field
+from mlora_operator.api.suggestions import NOT_HERE, unknown_field
 
 PAGE = (Path(__file__).parents[4] / "docs" / "users" / "tasks.md").read_text()
 (_VERSION,) = task_crd()["spec"]["versions"]
@@ -59,6 +59,16 @@ def test_it_is_told_what_it_is_called_here(ours: str, name: str) -> None:
     if name in (last, "warmup_steps"):
         return
     assert unknown_field(name, siblings(ours)) == f"unknown field; did you mean {last}?"
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_what_peft_has_and_a_task_has_not_is_told_with_a_way_out(name: str) -> None:
+    assert name in {field.name for field in fields(LoraConfig)}
+    first, *rest = name.split("_")
+    for written in (name, first + "".join(part.capitalize() for part in rest)):
+        told = unknown_field(written, siblings("lora.rank"))
+        assert told == f"unknown field; {NOT_HERE[name]}"
+        assert "remove it" in told
 
 
 def test_the_names_of_peft_and_transformers_are_theirs() -> None:
