@@ -3,7 +3,10 @@
 Forward, s -> s+1: the hidden states [tokens, hidden]. Backward, s+1 -> s: their gradient of the same shape, and a small
 float64 tensor [segments, 3] of (loss sum, squared gradient norm, faults) that gathers on its way up. Each direction is a
 channel of its own: first in, first out, one thread that sends and one that receives, so that communication overlaps with
-computing and a slow neighbour blocks nobody but itself. gloo carries CPU tensors (CUDA tensors are staged through the
+computing and a slow neighbour blocks nobody but itself. What belongs to one message is handed to the backend at once, and
+waited for together: one after the other, the second would start when a thread has woken up on either side.
+
+gloo carries CPU tensors (CUDA tensors are staged through the
 host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
 
 A receive of NCCL that is posted early occupies the GPU until its tensor comes, and whatever waits for the whole GPU waits
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from queue import SimpleQueue
@@ -96,38 +99,32 @@ class Transport:
     def send_forward(self, hidden: Tensor) -> None:
         """Queue hidden states [tokens, hidden] for the next stage; returns at once."""
         ready, peer = self._lanes.mark(), self._rank + 1
-        self._put("forward", self._rank, lambda line: line.send(hidden, peer, ready))
+        self._put("forward", self._rank, lambda line: line.send((hidden,), peer, ready))
         self.payload_bytes += hidden.numel() * hidden.element_size()
 
     def send_backward(self, gradient: Tensor, stats: Tensor) -> None:
         """Queue a gradient and its stats for the former stage; returns at once."""
         ready, peer = self._lanes.mark(), self._rank - 1
-
-        def job(line: Line) -> None:
-            line.send(gradient, peer, ready)
-            line.send(stats, peer, ready)
-
-        self._put("backward", peer, job)
+        self._put("backward", peer, lambda line: line.send((gradient, stats), peer, ready))
         self.payload_bytes += gradient.numel() * gradient.element_size()
         self.stats_bytes += stats.numel() * stats.element_size()
 
     def expect_forward(self, number: int, tokens: int) -> None:
         """Post the receive of a microbatch's hidden states from the former stage."""
-        peer, shape = self._rank - 1, (tokens, self._hidden)
+        peer, expected = self._rank - 1, ((tokens, self._hidden), self._dtype)
 
         def job(line: Line) -> None:
-            self._deliver_forward(ForwardMessage(number, line.receive(shape, self._dtype, peer)))
+            self._deliver_forward(ForwardMessage(number, *line.receive((expected,), peer)))
 
         self._put("forward", peer, job)
 
     def expect_backward(self, number: int, tokens: int, segments: int) -> None:
         """Post the receive of a microbatch's gradient from the next stage."""
-        peer, shape = self._rank + 1, (tokens, self._hidden)
+        peer = self._rank + 1
+        expected = ((tokens, self._hidden), self._dtype), ((segments, STATS), torch.float64)
 
         def job(line: Line) -> None:
-            gradient = line.receive(shape, self._dtype, peer)
-            stats = line.receive((segments, STATS), torch.float64, peer)
-            self._deliver_backward(BackwardMessage(number, gradient, stats))
+            self._deliver_backward(BackwardMessage(number, *line.receive(expected, peer)))
 
         self._put("backward", self._rank, job)
 
@@ -151,22 +148,31 @@ class Transport:
         self._channels[direction, stage].put(job)
 
 
+Expected = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Two ranks' process group. Both calls return when the backend has taken, or brought, the tensor."""
+    """Two ranks' process group. Both calls return when the backend has taken, or brought, all tensors."""
 
     group: Any  # dist.ProcessGroup; on ranks outside of it something else, never used
 
-    def send(self, tensor: Tensor, peer: int) -> None:
-        dist.send(tensor, dst=peer, group=self.group)
+    def send(self, tensors: Sequence[Tensor], peer: int) -> None:
+        _wait([dist.isend(one, dst=peer, group=self.group, tag=tag) for tag, one in enumerate(tensors)])
 
-    def receive(self, buffer: Tensor, peer: int) -> None:
-        dist.recv(buffer, src=peer, group=self.group)
+    def receive(self, buffers: Sequence[Tensor], peer: int) -> None:
+        _wait([dist.irecv(one, src=peer, group=self.group, tag=tag) for tag, one in enumerate(buffers)])
+
+
+def _wait(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        assert work is not None  # on ranks outside of the group, which ask for nothing
+        work.wait()
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A channel as its thread sees it: both calls block this thread until the tensor is out, or is here whole."""
+    """A channel as its thread sees it: both calls block this thread until all tensors of a message are out, or are here."""
 
     wire: Wire  # carries the tensors
     word: Wire | None  # over gloo, for the byte that goes ahead; None: none does
@@ -174,28 +180,34 @@ class Line:
     device: torch.device
     staged: bool  # through the host's memory
 
-    def send(self, tensor: Tensor, peer: int, ready: Moment) -> None:
+    def send(self, tensors: Sequence[Tensor], peer: int, ready: Moment) -> None:
         if self.word is not None:
             self.lane.reach(ready)
-            self.word.send(torch.ones(1, dtype=torch.uint8), peer)
+            self.word.send((torch.ones(1, dtype=torch.uint8),), peer)
         if self.staged:
-            self.wire.send(self.lane.to_host(tensor, ready).contiguous(), peer)
+            self.wire.send([self.lane.to_host(one, ready).contiguous() for one in tensors], peer)
             return
         with self.lane.behind(ready):
-            self.wire.send(tensor.contiguous(), peer)
+            self.wire.send([one.contiguous() for one in tensors], peer)
 
-    def receive(self, shape: tuple[int, ...], dtype: torch.dtype, peer: int) -> Tensor:
+    def receive(self, expected: Sequence[Expected], peer: int) -> list[Tensor]:
         if self.word is not None:
-            self.word.receive(torch.empty(1, dtype=torch.uint8), peer)
+            self.word.receive((torch.empty(1, dtype=torch.uint8),), peer)
         if self.staged:
             pinned = self.device.type == "cuda"
-            buffer = patiently(lambda: torch.empty(shape, dtype=dtype, pin_memory=pinned))
-            self.wire.receive(buffer, peer)
+            buffers = [
+                patiently(lambda: torch.empty(shape, dtype=dtype, pin_memory=pinned))  # noqa: B023 - called at once
+                for shape, dtype in expected
+            ]
+            self.wire.receive(buffers, peer)
         else:
             with self.lane.behind(None):
-                buffer = patiently(lambda: torch.empty(shape, dtype=dtype, device=self.device))
-                self.wire.receive(buffer, peer)
-        return self.lane.hand_over(buffer)
+                buffers = [
+                    patiently(lambda: torch.empty(shape, dtype=dtype, device=self.device))  # noqa: B023
+                    for shape, dtype in expected
+                ]
+                self.wire.receive(buffers, peer)
+        return [self.lane.hand_over(buffer) for buffer in buffers]
 
 
 _Job = Callable[[Line], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -52,13 +52,11 @@ class Told(Wire):
     def __init__(self, name: str, told: list[str]) -> None:
         object.__setattr__(self, "group", (name, told))
 
-    def send(self, tensor: Tensor, peer: int) -> None:
-        del tensor
-        self.group[1].append(f"{self.group[0]} to {peer}")
+    def send(self, tensors: Sequence[Tensor], peer: int) -> None:
+        self.group[1].append(f"{len(tensors)} {self.group[0]} to {peer}")
 
-    def receive(self, buffer: Tensor, peer: int) -> None:
-        del buffer
-        self.group[1].append(f"{self.group[0]} from {peer}")
+    def receive(self, buffers: Sequence[Tensor], peer: int) -> None:
+        self.group[1].append(f"{len(buffers)} {self.group[0]} from {peer}")
 
 
 class ToldLane(Cpu):
@@ -69,20 +67,23 @@ class ToldLane(Cpu):
         self.told.append(f"reached {ready}")
 
 
+GRADIENT_AND_STATS = (((2, 3), torch.float32), ((1, 4), torch.float64))
+
+
 @pytest.mark.parametrize("staged", [True, False])
-def test_a_byte_says_that_a_tensor_is_computed_before_anyone_occupies_a_device_for_it(staged: bool) -> None:
+def test_a_byte_says_that_a_message_is_computed_before_anyone_occupies_a_device_for_it(staged: bool) -> None:
     told: list[str] = []
     line = Line(Told("tensor", told), Told("byte", told), ToldLane(told), CPU, staged=staged)
-    line.send(torch.zeros(2), 1, "the end of forward")
-    assert told == ["reached the end of forward", "byte to 1", "tensor to 1"]
+    line.send((torch.zeros(2), torch.zeros(3)), 1, "the end of backward")
+    assert told == ["reached the end of backward", "1 byte to 1", "2 tensor to 1"]
     told.clear()
-    assert line.receive((2,), torch.float32, 0).shape == (2,)
-    assert told == ["byte from 0", "tensor from 0"]
+    assert [one.shape for one in line.receive(GRADIENT_AND_STATS, 0)] == [(2, 3), (1, 4)]
+    assert told == ["1 byte from 0", "2 tensor from 0"]
 
 
 def test_without_need_no_byte_travels() -> None:
     told: list[str] = []
     line = Line(Told("tensor", told), None, ToldLane(told), CPU, staged=True)
-    line.send(torch.zeros(2), 1, None)
-    line.receive((2,), torch.float32, 1)
-    assert told == ["tensor to 1", "tensor from 1"]
+    line.send((torch.zeros(2),), 1, None)
+    line.receive(GRADIENT_AND_STATS[:1], 1)
+    assert told == ["1 tensor to 1", "1 tensor from 1"]
