@@ -22,9 +22,9 @@ def test_each_figure_of_a_history_is_a_point_of_its_curve(finished: Finished) ->
     assert [point.step for point in finished.points] == sorted(point.step for point in finished.points)
 
 
-def test_each_figure_of_pairs_is_a_point_of_its_curve_in_training_and_in_evaluation() -> None:
-    names = ("chosenReward", "rejectedReward", "margin", "accuracy", "chosenLogps", "rejectedLogps")
-    pairs = dict(zip(names, (0.5, -0.5, 1.0, 0.75, -20.0, -30.0), strict=True))
+def test_each_figure_of_preferences_is_a_point_of_its_curve_in_training_and_in_evaluation() -> None:
+    names = ("chosenReward", "rejectedReward", "margin", "accuracy", "chosenLogps", "rejectedLogps", "kl")
+    pairs = dict(zip(names, (0.5, -0.5, 1.0, 0.75, -20.0, -30.0, 0.25), strict=True))
     curves = {
         "rewards/chosen": 0.5,
         "rewards/rejected": -0.5,
@@ -32,6 +32,7 @@ def test_each_figure_of_pairs_is_a_point_of_its_curve_in_training_and_in_evaluat
         "rewards/accuracies": 0.75,
         "logps/chosen": -20.0,
         "logps/rejected": -30.0,
+        "kl": 0.25,
     }
     for kind, loss in (("train", "loss"), ("eval", "evaluationLoss")):
         found = by_curve(points_of(json.dumps({"step": 1, loss: 0.6, **pairs}).encode()))

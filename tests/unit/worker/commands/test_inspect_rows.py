@@ -13,10 +13,12 @@ from mlora_worker.commands.stdio import users_store
 from mlora_worker.protocol import (
     Dataset,
     DatasetFormat,
+    DatasetSpec,
     FailureReason,
     LookAnswer,
     LookQuestion,
     ModelSource,
+    Objective,
     StorageAccess,
     TrainingSpec,
 )
@@ -64,6 +66,35 @@ def test_each_part_of_a_pair_says_whose_answer_it_is(tiny_model: Path) -> None:
     assert asked.text == again.text
     assert chosen.text.startswith(" Two.")
     assert rejected.text.startswith(" Three.")
+
+
+def labelled(tiny_model: Path, objective: Objective | None, *labels: bool) -> LookAnswer:
+    rows = [{"prompt": "How many?", "completion": " Two.", "label": label} for label in labels]
+    return look(
+        LookQuestion(
+            model=ModelSource(name="org/tiny", uri=tiny_model.as_uri()),
+            dataset=DatasetSpec(inline="\n".join(map(json.dumps, rows))).for_plan(),
+            training=TrainingSpec(max_seq_length=512, objective=objective),
+        )
+    )
+
+
+def test_answers_say_whether_they_are_desirable_and_how_many_are(tiny_model: Path) -> None:
+    answer = labelled(tiny_model, None, True, False, True)
+    assert [[part.answer for part in row] for row in answer.shown[:2]] == [
+        ["desirable"] * 2,
+        ["undesirable"] * 2,
+    ]
+    assert answer.desirable == 2
+
+
+def test_answers_of_one_label_are_refused_where_they_shall_be_learnt(tiny_model: Path) -> None:
+    kto = Objective.model_validate({"type": "kto"})
+    failure = labelled(tiny_model, kto, True, True).failure
+    assert failure is not None
+    assert failure.message.startswith("all 2 rows have the label true")
+    assert labelled(tiny_model, None, True, True).failure is None
+    assert labelled(tiny_model, kto, True, False).failure is None
 
 
 def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the sums of pairs are worth, by numbers that can be worked out by hand."""
+"""What the sums of pairs and of answers are worth, by numbers that can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mlora_worker.model.objectives import REWARDS, PairSums, pair_losses
+from mlora_worker.model.objectives import REWARDS, AnswerSums, PairSums, answer_losses, pair_losses
 from mlora_worker.protocol import Objective
 
 CHOSEN, REJECTED, REFERENCE = (-3.0, -8.0), (-5.0, -2.0), ((-4.0, -4.5), (-6.0, -3.0))
@@ -112,3 +112,42 @@ def test_odds_have_a_finite_gradient_at_both_ends(logp: float) -> None:
     found.losses.sum().backward()  # type: ignore[no-untyped-call]
     assert own.grad is not None
     assert bool(torch.isfinite(own.grad).all())
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize(
+    ("objective", "wanted"),
+    [
+        ({"lossType": "apo_zero_unpaired"}, [sigmoid(-0.1 * 1.0), sigmoid(0.1 * -3.0)]),
+        ({}, [sigmoid(0.1 * (0.5 - 1.0)), sigmoid(0.1 * (-3.0 - 0.5))]),
+        (
+            {"beta": 2.0, "desirableWeight": 3.0, "undesirableWeight": 0.0},
+            [3.0 * sigmoid(2.0 * (0.5 - 1.0)), 0.0],
+        ),
+    ],
+)
+def test_an_answer_is_compared_with_its_reference_and_with_the_estimate(
+    objective: dict[str, Any], wanted: list[float]
+) -> None:
+    """Log-probabilities -3 (desirable) and -8, under the reference -4 and -5; an estimate of 0.5."""
+    sums = -torch.tensor(CHOSEN, dtype=torch.float64)
+    answers = AnswerSums(
+        sums.requires_grad_(),
+        torch.tensor([-4.0, -5.0], dtype=torch.float64),
+        torch.tensor([1.0, 0.0], dtype=torch.float64),
+    )
+    kto = Objective.model_validate({"type": "kto", **objective})
+    found = answer_losses(kto, answers, 0.5)
+    assert found.losses.tolist() == pytest.approx(wanted)
+    beta = kto.temperature
+    assert found.rewards.tolist() == [
+        pytest.approx([beta * 1.0, 0.0, 1.0, -3.0, 0.0]), pytest.approx([0.0, beta * -3.0, 0.0, 0.0, -8.0]),
+    ]  # fmt: skip
+    assert not found.rewards.requires_grad
+    (slopes,) = torch.autograd.grad(found.losses.sum(), sums)
+    # A higher sum is a lower log-probability: worse for what is desirable, better for what is not.
+    assert slopes[0] > 0
+    assert (slopes[1] < 0) == (wanted[1] > 0)

@@ -42,6 +42,12 @@ def written(file: str = "task.yaml") -> dict[str, Any]:
     return spec
 
 
+def test_answers_with_a_label_get_the_objective_that_learns_from_them() -> None:
+    row = {"prompt": "a", "completion": "b", "label": True}
+    assert init("--data", jsonl(row, row | {"label": False})).code == 0
+    assert written()["training"]["objective"]["type"] == "kto"
+
+
 @pytest.mark.parametrize(
     ("row", "format", "fields"),
     [
@@ -59,6 +65,7 @@ def written(file: str = "task.yaml") -> dict[str, Any]:
         ({"input": "a", "output": "b"}, "promptCompletion", {"prompt": "input", "completion": "output"}),
         ({"text": "a"}, "text", None),
         ({"title": "a", "body": "b"}, "text", {"text": "body"}),
+        ({"prompt": "a", "completion": "b", "label": True}, "unpairedPreference", None),
     ],
 )
 def test_format_and_fields_are_detected(

@@ -448,6 +448,9 @@ def test_the_model_card_of_pairs_tells_what_is_measured_of_them_and_the_numbers_
     ):
         assert row in other
     assert "objective's loss" not in other
+    answers = card_of(type="kto", desirableWeight=1.5)
+    for row in ("| objective's loss | kto |", "| weights of desirable and undesirable answers | 1.5, 1.0 |"):
+        assert row in answers
 
 
 def test_losses_lie_beside_the_weights_and_are_in_the_manifest(memory: Any, task: TaskPlan) -> None:
