@@ -6,8 +6,8 @@ channel of its own: first in, first out, one thread that sends and one that rece
 computing and a slow neighbour blocks nobody but itself. What belongs to one message is handed to the backend at once, and
 waited for together: one after the other, the second would start when a thread has woken up on either side.
 
-gloo carries CPU tensors (CUDA tensors are staged through the
-host), NCCL carries CUDA tensors, each thread on its own lane (``lanes.py``).
+gloo carries CPU tensors (CUDA tensors are staged through the host), NCCL carries CUDA tensors, each thread on its own lane
+(``lanes.py``).
 
 A receive of NCCL that is posted early occupies the GPU until its tensor comes, and whatever waits for the whole GPU waits
 for it: returning memory to the driver does, which a shortage of memory makes the allocator do. The tensor, in turn, may
