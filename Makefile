@@ -75,49 +75,40 @@ lint: setup ## Style, types, and which way imports point
 audit: ## Known vulnerabilities of the pinned packages, as PyPI tells them (needs uv and the network)
 	uvx pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
-# Parts of the unit tests that run at the same time, each in a process of its own that imports only what its tests need; on a
-# machine of many cores each has further processes. Tests of links and stores mostly wait, for deadlines and for pauses: theirs
-# are parts of their own, so that no core waits with them.
-ROWS := $(addprefix tests/unit/worker/,data preparing commands runtime)
-LINKS := tests/unit/worker/pipeline
-STORES := $(addprefix tests/unit/worker/,storage coordinator)
-RANKS := $(filter-out $(ROWS) $(LINKS) $(STORES) %.pyc,$(wildcard tests/unit/worker/[a-z]*)) tests/unit/bench tests/unit/examples
-REST := $(filter-out tests/unit/worker tests/unit/bench tests/unit/examples,$(wildcard tests/unit/[a-z]*))
+# Two parts of the unit tests run at the same time: those that need PyTorch, which takes ten seconds to import with all that stands
+# on it, and the others. Each is collected once; processes that are forked from there (tests/fixtures/forked_tests.py) take file
+# after file. There is one more of them than of cores, since some tests wait for deadlines.
+WITH_TORCH := tests/unit/worker tests/unit/bench tests/unit/examples $(addprefix tests/unit/,docs/test_sizing.py \
+  operator/api/test_names_elsewhere.py operator/download/test_manifest.py)
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-SPREAD := $(shell [ $(CORES) -lt 6 ] || echo --numprocesses=$$(( $(CORES) / 3 < 4 ? $(CORES) / 3 : 4 )) --dist=worksteal)
+# Tensors of tests are tiny: a second thread costs more than it gives, a second process does not.
+FORKED := OMP_NUM_THREADS=1 $(PYTEST) -p tests.fixtures.forked_tests --forks=$$(( $(CORES) / 2 + 1 ))
 
-PARTS := unit-links unit-stores unit-rows unit-ranks unit-rest
+PARTS := unit-torch unit-rest
 .PHONY: unit $(PARTS)
 unit: setup ## Tests of pure code
-	@$(MAKE) --no-print-directory --jobs=5 --output-sync=target $(PARTS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target $(PARTS)
 
-# Tensors of tests are tiny: a second thread costs more than it gives, a second process does not.
-unit-links:
-	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(LINKS)
-unit-stores:
-	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(STORES)
-unit-rows:
-	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(ROWS)
-unit-ranks:
-	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(RANKS)
+unit-torch:
+	$(FORKED) $(WITH_TORCH)
 unit-rest:
-	OMP_NUM_THREADS=1 $(PYTEST) $(SPREAD) $(REST)
+	$(FORKED) --without=torch tests/unit $(addprefix --ignore=,$(WITH_TORCH))
 
-# Those with a cluster mostly wait for it, so that what computes shares the two cores with them. All of them are run, also
-# when one has failed.
+# Those with a cluster mostly wait for it, so that what computes shares the two cores with them. Nothing in tests/equivalence
+# has a deadline: it takes what the others leave. All of them are run, also when one has failed.
 WITH_CLUSTER := $(addprefix tests/integration/,operator page bench/test_fuzz.py) $(wildcard tests/integration/test_*.py)
 WITH_RANKS := $(filter-out $(WITH_CLUSTER),$(wildcard tests/integration/[a-z]*))
 INTEGRATION_PARTS := integration-cluster integration-ranks equivalence
 .PHONY: integration $(INTEGRATION_PARTS)
 integration: $(cluster_for_tests) model ## Tests with a real cluster, real S3 and several real ranks
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target $(INTEGRATION_PARTS)
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going --output-sync=target $(INTEGRATION_PARTS)
 
 integration-cluster:
 	$(PYTEST) --durations=15 $(WITH_CLUSTER)
 integration-ranks:
 	OMP_NUM_THREADS=1 $(PYTEST) --durations=15 $(WITH_RANKS) --ignore=tests/integration/bench/test_fuzz.py
 equivalence:
-	OMP_NUM_THREADS=1 $(PYTEST) --durations=15 tests/equivalence
+	nice -n 10 env $(FORKED) --durations=15 tests/equivalence
 
 .PHONY: e2e
 e2e: $(cluster_for_tests) model ## Tests of the whole path

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+
 from hypothesis import settings
 
 from tests.fixtures.stories import stories
@@ -9,6 +12,17 @@ from tests.fixtures.stories import stories
 # How long an example takes is the machine's affair: a busy one must fail no test.
 settings.register_profile("untimed", deadline=None, max_examples=stories(100))
 settings.load_profile("untimed")
+
+# What is imported stays, and it is a million objects: Python's collector need not look at them, neither while they are made
+# nor later.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # else libraries complain of what is left
+
 
 pytest_plugins = [
     "tests.fixtures.bench_rows",

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import pytest
 import yaml
+
+from tests.fixtures import helm
 
 CHART = Path(__file__).parents[4] / "charts" / "mlora-operator"
 
@@ -49,14 +50,14 @@ def objects_of(rendered: dict[str, str]) -> Objects:
 
 
 @pytest.fixture(scope="session")
-def chart() -> Iterator[helm_python.Chart]:
+def chart() -> Iterator[helm.Chart]:
     """Read once: most of the time of a rendering goes into reading the files."""
-    with helm_python.Chart.load(CHART) as loaded:
+    with helm.Chart.load(CHART) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="session")
-def render(chart: helm_python.Chart) -> Callable[..., Objects]:
+def render(chart: helm.Chart) -> Callable[..., Objects]:
     """``render(values)``: the objects of release ``rel`` in namespace ``mlora-system``, or of others.
 
     Many tests look at the same values, so each is rendered once; every caller has objects of its own.

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import helm_python
 import pytest
 import yaml
 
@@ -16,6 +15,7 @@ from mlora_operator.manifests.owner import Owner
 from mlora_operator.manifests.statefulset import statefulset
 from mlora_operator.settings import Settings, parse_settings
 from mlora_worker.protocol import WorkerConfig
+from tests.fixtures import helm
 
 from .conftest import CHART, Objects
 
@@ -119,7 +119,7 @@ def test_workers_are_looked_for_where_the_operator_looks(render: Render) -> None
     ],
 )
 def test_values_that_could_not_work_are_refused(render: Render, metrics: dict[str, Any], word: str) -> None:
-    with pytest.raises(helm_python.HelmError, match=word):
+    with pytest.raises(helm.HelmError, match=word):
         render({"metrics": metrics})
 
 
@@ -174,7 +174,7 @@ def test_a_monitor_that_the_network_policy_would_leave_without_an_answer_is_refu
     render: Render, monitor: str
 ) -> None:
     metrics = {"workers": {"enabled": True}, monitor: {"enabled": True}}
-    with pytest.raises(helm_python.HelmError, match=r"say in networkPolicy\.metricsFrom who may"):
+    with pytest.raises(helm.HelmError, match=r"say in networkPolicy\.metricsFrom who may"):
         render({"metrics": metrics})
     assert render({"metrics": metrics, "networkPolicy": {"enabled": False}})
     assert render({"metrics": metrics, "networkPolicy": {"metricsFrom": [PROMETHEUS]}})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import helm_python
 import pytest
 
 from mlora_operator.settings import SettingsError, parse_settings
+from tests.fixtures import helm
 
 from .conftest import Objects
 
@@ -98,7 +98,7 @@ def test_only_those_who_are_named_come_to_it(render: Render, strict: bool, named
         {"page": {"auth": True}},
     ],
 )
-def test_helm_refuses_what_would_not_work(chart: helm_python.Chart, values: dict[str, Any]) -> None:
+def test_helm_refuses_what_would_not_work(chart: helm.Chart, values: dict[str, Any]) -> None:
     with pytest.raises(Exception, match="page"):
         chart.validate_schema(chart.merge_values(values))
 

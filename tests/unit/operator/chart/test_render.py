@@ -9,7 +9,6 @@ from ipaddress import ip_address, ip_network
 from itertools import product
 from typing import Any
 
-import helm_python
 import pytest
 import yaml
 
@@ -19,6 +18,7 @@ from mlora_operator.manifests.networkpolicy import network_policy
 from mlora_operator.manifests.owner import Owner
 from mlora_operator.settings import Settings, parse_settings
 from mlora_worker.protocol import METADATA_SERVICES
+from tests.fixtures import helm
 
 from .conftest import CHART, Objects
 
@@ -49,7 +49,7 @@ def rules_of(objects: Objects, name: str) -> set[tuple[str, str, str]]:
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
-    report = helm_python.lint(CHART, strict=True)
+    report = helm.lint(CHART, strict=True)
     assert [message for message in report["messages"] if message["severity"] > 1] == []
 
 
@@ -452,7 +452,7 @@ def test_a_service_has_a_name_that_the_api_server_takes(
 def test_what_the_operator_would_refuse_at_its_start_is_refused_before(
     render: Render, values: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(helm_python.HelmError, match=words):
+    with pytest.raises(helm.HelmError, match=words):
         render(values)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import helm_python
 import pytest
 import yaml
 
 from mlora_operator.values_schema import main, rewritten
+from tests.fixtures import helm
 
 from .conftest import CHART
 
@@ -17,7 +17,7 @@ MODEL = {"name": "m", "uri": "s3://models/m"}
 FILE = CHART / "values.schema.json"
 
 
-def validate(chart: helm_python.Chart, values: dict[str, Any]) -> None:
+def validate(chart: helm.Chart, values: dict[str, Any]) -> None:
     chart.validate_schema(chart.merge_values(values))
 
 
@@ -98,17 +98,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(
     "file", sorted(CHART.parents[1].glob("examples/*values*.yaml")), ids=lambda file: file.name
 )
-def test_values_of_the_examples_are_accepted(chart: helm_python.Chart, file: Any) -> None:
+def test_values_of_the_examples_are_accepted(chart: helm.Chart, file: Any) -> None:
     validate(chart, yaml.safe_load(file.read_text()))
 
 
 @pytest.mark.parametrize("case", GOOD)
-def test_good_values_are_accepted(chart: helm_python.Chart, case: str) -> None:
+def test_good_values_are_accepted(chart: helm.Chart, case: str) -> None:
     validate(chart, GOOD[case])
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_values_are_refused_by_name(chart: helm_python.Chart, case: str) -> None:
+def test_bad_values_are_refused_by_name(chart: helm.Chart, case: str) -> None:
     values, name = BAD[case]
-    with pytest.raises(helm_python.HelmError, match=name):
+    with pytest.raises(helm.HelmError, match=name):
         validate(chart, values)
