@@ -32,6 +32,12 @@ def _modules_of(stage: Stage, *kinds: type[nn.Module]) -> Iterator[Any]:
 _NETS = (PackedDeltaNet, PackedNextDeltaNet, PackedMamba)
 
 
+def parts_of_activations(stage: Stage) -> Stage:
+    for one in _modules(stage, "alpha_p"):
+        one.alpha_p = nn.Parameter(torch.zeros_like(one.alpha_p), requires_grad=False)
+    return stage
+
+
 def windows(stage: Stage) -> Stage:
     for one in _modules(stage, "sliding_window"):
         one.sliding_window = 1000
@@ -60,11 +66,11 @@ def _without_norms(stage: Stage, *attributes: str) -> Stage:
 
 
 def norms_of_queries(stage: Stage) -> Stage:
-    return _without_norms(stage, "q_norm", "q_layernorm")
+    return _without_norms(stage, "q_norm", "q_layernorm", "query_layernorm")
 
 
 def norms_of_keys(stage: Stage) -> Stage:
-    return _without_norms(stage, "k_norm", "k_layernorm")
+    return _without_norms(stage, "k_norm", "k_layernorm", "key_layernorm")
 
 
 def biases(stage: Stage) -> Stage:

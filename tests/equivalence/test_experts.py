@@ -60,18 +60,15 @@ def logits(stage: Any) -> Tensor:
 
 
 # Of one layer's experts, in files that are published.
-STORED = {
+STORED = dict.fromkeys(EXPERT_TYPES, "mlp.experts.5.up_proj.weight") | {
     "deepseek_v3": "mlp.experts.7.up_proj.weight",
-    "glm4_moe": "mlp.experts.5.up_proj.weight",
     "gpt_oss": "mlp.experts.gate_up_proj_bias",
     "granitemoe": "block_sparse_moe.input_linear.weight",
     "granitemoehybrid": "block_sparse_moe.input_linear.weight",
+    "granitemoeshared": "block_sparse_moe.input_linear.weight",
     "lfm2_moe": "feed_forward.experts.5.w3.weight",
+    "minimax_m2": "block_sparse_moe.experts.5.w3.weight",
     "mixtral": "block_sparse_moe.experts.5.w3.weight",
-    "olmoe": "mlp.experts.5.up_proj.weight",
-    "qwen3_5_moe_text": "mlp.experts.5.up_proj.weight",
-    "qwen3_moe": "mlp.experts.5.up_proj.weight",
-    "qwen3_next": "mlp.experts.5.up_proj.weight",
 }
 
 
@@ -328,15 +325,14 @@ def test_all_linear_is_what_it_is_in_peft_or_refused(small_model: Any, model_typ
         assert {target.path for target in resolve_targets(facts, every)} == theirs
         return
     assert any("experts" in path for path in theirs), "PEFT adapts them"
-    assert any(path.endswith("mlp.gate") for path in theirs)
+    assert any(path.endswith(("mlp.gate", "mlp.gate.wg")) for path in theirs)
     with pytest.raises(InvalidTarget, match=r"all-linear adapts the routed experts.*such as \[(q_|in_)"):
         resolve_targets(facts, every)
     of_vera = LoRAConfig(
         type=AdapterType.VERA, rank=3, target_modules=("all-linear",)
     )  # for which PEFT changes no word
-    linear = {name for name, one in saved.model.named_modules() if isinstance(one, torch.nn.Linear)} - {
-        "lm_head"
-    }
+    linear = {name for name, one in saved.model.named_modules() if isinstance(one, torch.nn.Linear)}
+    linear = {name for name in linear if name != "lm_head" and not name.endswith("mlp.gate.wg")}  # a router
     assert {target.path for target in resolve_targets(facts, of_vera)} == linear
     named = LoRAConfig(rank=3, target_modules=TARGETS[model_type])
     ours = {target.path for target in resolve_targets(facts, named)}
@@ -384,6 +380,7 @@ DENSE = r".*\.(gate|up|down)_proj"
     [
         ("deepseek_v3", ("mlp", "mlp.shared_experts")),
         ("glm4_moe", ("mlp", "mlp.shared_experts")),
+        ("hunyuan_v1_moe", ("mlp.shared_mlp",)),
         ("qwen3_moe", ("mlp",)),
         ("qwen3_next", ("mlp", "mlp.shared_expert")),
     ],

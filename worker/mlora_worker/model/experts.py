@@ -41,6 +41,9 @@ class ExpertNames:
     active: str = "num_experts_per_tok"  # configuration field: how many a token goes through
     stored_block: str | None = None  # what files call the block; None: the same
     stored_router: str | None = None
+    corrections: str | None = (
+        None  # of choices: how they end in the model, and where files have them in the block
+    )
     single: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of one expert in files
     # Of all of them, gate and up in one, if files have these; in a block.
     stacks: tuple[tuple[str, str], ...] = (("experts.gate_up_proj", "experts.down_proj"),)
@@ -67,6 +70,8 @@ class ExpertNames:
 
     def stored(self, name: str) -> str:
         """What files may call ``name`` of a layer's own state instead."""
+        if self.corrections is not None and name.endswith(f".{self.corrections}"):
+            return f"{self.stored_block or self.block}.{self.corrections}"
         router = f"{_inside(self.block, self.router)}."
         if not name.startswith(router):
             return name
@@ -128,6 +133,8 @@ def stored_names(stack: ExpertStack, names: ExpertNames, prefix: str) -> Iterato
         )
         for router in {names.router, names.stored_router or names.router}:
             yield f"{prefix}{_inside(block, router)}.weight"
+        if names.corrections is not None:
+            yield f"{prefix}{_inside(block, names.corrections)}"
         for expert in range(stack.experts):
             yield from (f"{prefix}{_inside(block, 'experts')}.{expert}.{one}.weight" for one in names.single)
 

@@ -54,10 +54,13 @@ _GEMMA4 = Family(
 )
 # PEFT gives these words, which were modules in former versions of transformers, the stacked experts and their router.
 _EXPERTS = ExpertNames(in_peft=("gate_proj", "up_proj", "down_proj", "gate"))
-_STACKS = ExpertNames()  # of types that had stacks from the first, so PEFT has no words for them
+_STACKS = ExpertNames()  # for which PEFT has no words
 _MIXTRAL = ExpertNames(
     stored_block="block_sparse_moe", single=("w1", "w3", "w2"), in_peft=("w1", "w2", "w3", "gate")
 )
+_ERNIE = replace(_EXPERTS, corrections="moe_statics.e_score_correction_bias")
+_HUNYUAN = replace(_EXPERTS, active="moe_topk", in_peft=(*_EXPERTS.in_peft, "wg"))
+_MINIMAX = replace(_MIXTRAL, corrections="e_score_correction_bias")
 _GRANITE_MOE = ExpertNames(
     "block_sparse_moe",
     "router",
@@ -68,12 +71,18 @@ _LFM2_MOE = ExpertNames("feed_forward", single=("w1", "w3", "w2"))
 _GRANITE = Family(embedding_factor="embedding_multiplier", logit_divisor="logits_scaling")
 _GPT_NEOX = Family("embed_in", norm="final_layer_norm", old_head_name="embed_out.weight")
 
+_MOE = Family(experts=_EXPERTS, without=_AUXILIARY)
+
 FAMILIES: dict[str, Family] = {
+    "apertus": _PLAIN,
     "arcee": _PLAIN,
     "cohere": _COHERE,
     "cohere2": _COHERE,
+    "deepseek_v2": _MOE,
     "deepseek_v3": Family(experts=_EXPERTS),
+    "dots1": _MOE,
     "ernie4_5": _PLAIN,
+    "ernie4_5_moe": Family(experts=_ERNIE, without=_AUXILIARY),
     "exaone4": _PLAIN,
     "gemma": _PLAIN,
     "gemma2": Family(logit_cap="final_logit_softcapping"),
@@ -82,6 +91,7 @@ FAMILIES: dict[str, Family] = {
     "glm": _PLAIN,
     "glm4": _PLAIN,
     "glm4_moe": Family(experts=_EXPERTS),
+    "glm4_moe_lite": _MOE,
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": _GPT_NEOX,
@@ -89,9 +99,14 @@ FAMILIES: dict[str, Family] = {
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, experts=_GRANITE_MOE, without=_AUXILIARY),
     "granitemoehybrid": replace(_GRANITE, rotary_or_none=True, experts=_GRANITE_MOE, without=_AUXILIARY),
+    "granitemoeshared": replace(_GRANITE, experts=_GRANITE_MOE, without=_AUXILIARY),
+    "helium": _PLAIN,
+    "hunyuan_v1_dense": Family(rope_types=("dynamic",)),
+    "hunyuan_v1_moe": Family(experts=_HUNYUAN, rope_types=("dynamic",), without=_AUXILIARY),
     "lfm2": Family(norm="embedding_norm"),
     "lfm2_moe": Family(rotary="pos_emb", norm="embedding_norm", experts=_LFM2_MOE, without=_AUXILIARY),
     "llama": _PLAIN,
+    "minimax_m2": Family(experts=_MINIMAX, without=_AUXILIARY),
     "ministral": _PLAIN,
     "ministral3": _PLAIN,
     "mistral": _PLAIN,
@@ -101,11 +116,12 @@ FAMILIES: dict[str, Family] = {
     "olmoe": Family(experts=_EXPERTS, without=("clip_qkv", *_AUXILIARY)),
     "phi3": _PLAIN,
     "qwen2": _PLAIN,
+    "qwen2_moe": Family(experts=_STACKS, without=("use_sliding_window", *_AUXILIARY)),
     "qwen3": _PLAIN,
     "qwen3_5_moe_text": Family(experts=_STACKS, without=_AUXILIARY),
     "qwen3_5_text": _PLAIN,
-    "qwen3_moe": Family(experts=_EXPERTS, without=_AUXILIARY),
-    "qwen3_next": Family(experts=_EXPERTS, without=_AUXILIARY),
+    "qwen3_moe": _MOE,
+    "qwen3_next": _MOE,
     "seed_oss": _PLAIN,
     "smollm3": _PLAIN,
     "starcoder2": _PLAIN,
@@ -141,7 +157,8 @@ REFUSED: dict[str, str] = {
     "llama4": "its attention in chunks has not been compared, nor its experts, of which the inputs are weighted",
     "mamba": "its layers are recurrent and would carry state from one packed row into the next",
     "mllama": "its layers look at images in between, so there is no text part that could be taken alone",
+    "nemotron": "its layers, as transformers has them, do not pass on where packed rows begin",
     "olmo": "it may clip outputs of its projections in place; olmo2 and olmo3 do not",
+    "phimoe": "its head has a bias, which the chunked loss does not know",
     "mpt": "its attention adds a bias by distance, which packed attention does not support",
-    "qwen2_moe": "its shared expert has a gate of its own, which has not been compared; qwen3_moe has none",
 }

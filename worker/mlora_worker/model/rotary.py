@@ -25,13 +25,13 @@ _HISTORY_DEPENDENT = ("dynamic",)
 
 def check_rope(config: PretrainedConfig, more: tuple[str, ...] = ()) -> None:
     """Raises UnsupportedModel for frequencies that depend on other rows, or have not been compared. ``more``: types that
-    this kind of model may have, too.
+    this kind of model may have, too; with ``alpha``, which makes them depend on nothing (Hunyuan).
     """
     known = _ROPE_TYPES + more
     kinds = _rope_parameters(config)
     for parameters in kinds:
         rope_type = parameters.get("rope_type", "default")
-        if rope_type in _HISTORY_DEPENDENT:
+        if rope_type in _HISTORY_DEPENDENT and not (rope_type in more and parameters.get("alpha")):
             raise UnsupportedModel(
                 f"rope type {rope_type} depends on the longest row so far: tasks would change each other's results"
             )

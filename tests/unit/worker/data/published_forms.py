@@ -225,6 +225,35 @@ _DEEPSEEK = (
     "{% elif m.role == 'assistant' %}{{ '<｜Assistant｜>' + m.content + '<｜end▁of▁sentence｜>' }}"
     "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<｜Assistant｜>' }}{% endif %}"
 )
+_DEEPSEEK2 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ 'User: ' + m.content + '\n\n' }}"
+    "{% elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + eos_token }}"
+    "{% else %}{{ m.content + '\n\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+_DOTS1 = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|response|>' + m.content + '<|endofresponse|>' }}"
+    "{% else %}{{ '<|userprompt|>' + m.content + '<|endofuserprompt|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|response|>' }}{% endif %}"
+)
+_HUNYUAN = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '<|hy_User|>' + m.content }}"
+    "{% elif m.role == 'assistant' %}{{ '<|hy_Assistant|>' + m.content + eos_token }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|hy_Assistant|>' }}{% endif %}"
+)
+_HUNYUAN_MOE = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|startoftext|>' + m.content + '<|extra_0|>' }}"
+    "{% elif m.role == 'assistant' %}{{ m.content + '<|eos|>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+_MINIMAX = (
+    "]~!b[]~b]system\nYou help.[e~[\n{% for m in messages %}{% if m.role == 'assistant' %}"
+    "{{ ']~b]ai\n' + m.content + '[e~[\n' }}{% else %}{{ ']~b]' + m.role + '\n' + m.content + '[e~[\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ ']~b]ai\n<think>\n' }}{% endif %}"
+)
+_APERTUS = (
+    "{{ bos_token }}<|system_start|>You help.<|system_end|>{% for m in messages %}"
+    "{{ '<|' + m.role + '_start|>' + m.content + '<|' + m.role + '_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant_start|>' }}{% endif %}"
+)
 _HARMONY = (
     "<|start|>system<|message|>Reasoning: medium<|end|>{% for m in messages %}{% if m.role == 'assistant' %}"
     "{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}"
@@ -254,6 +283,22 @@ FORMS = (
         "<｜end▁of▁sentence｜>", "", None, "Hm.\n</think>\n\ntwo<｜end▁of▁sentence｜>",
         bos="<｜begin▁of▁sentence｜>", marks=_THINK,
     ),
+    Form("DeepSeek V2", "deepseek_v2", _DEEPSEEK2, ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+         "<｜end▁of▁sentence｜>", " two<｜end▁of▁sentence｜>", " two<｜end▁of▁sentence｜> four<｜end▁of▁sentence｜>",
+         bos="<｜begin▁of▁sentence｜>"),
+    Form("dots.llm1", "dots1", _DOTS1, ("<|userprompt|>", "<|endofuserprompt|>", "<|response|>", "<|endofresponse|>"),
+         "<|endofresponse|>", "two<|endofresponse|>", "two<|endofresponse|>four<|endofresponse|>"),
+    Form("Hunyuan", "hunyuan_v1_dense", _HUNYUAN, ("<|hy_begin|>", "<|hy_end|>", "<|hy_User|>", "<|hy_Assistant|>"),
+         "<|hy_end|>", "two<|hy_end|>", "two<|hy_end|>four<|hy_end|>", bos="<|hy_begin|>"),
+    Form("Hunyuan A13B", "hunyuan_v1_moe", _HUNYUAN_MOE, ("<|startoftext|>", "<|extra_0|>", "<|eos|>"), "<|eos|>",
+         "two<|eos|>", "two<|eos|>four<|eos|>"),
+    Form("MiniMax M2", "minimax_m2", _MINIMAX, ("]~!b[", "]~b]", "[e~["), "[e~[", "", None, "Hm.\n</think>\n\ntwo[e~[",
+         marks=_THINK),
+    Form("Apertus", "apertus", _APERTUS,
+         ("<s>", *(f"<|{who}_{end}|>" for who in ("system", "user", "assistant") for end in ("start", "end"))),
+         "<|assistant_end|>", "two<|assistant_end|>", "two<|assistant_end|>four<|assistant_end|>", bos="<s>"),
+    Form("Helium", "helium", None, ("<s>", "</s>"), "</s>", "two</s>", None),
+    Form("Qwen1.5 of experts", "qwen2_moe", _CHATML, _IM, "<|im_end|>", "two<|im_end|>", "two<|im_end|>four<|im_end|>"),
     Form("DeepSeek V3", "deepseek_v3", _DEEPSEEK,
          ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
          "<｜end▁of▁sentence｜>", "two<｜end▁of▁sentence｜>", "two<｜end▁of▁sentence｜>four<｜end▁of▁sentence｜>",
@@ -303,6 +348,9 @@ FORMS = (
          "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
     Form("Granite 3 of experts", "granitemoe", _GRANITE, ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
          "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
+    Form("Granite of experts, one shared", "granitemoeshared", _GRANITE,
+         ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
+         "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
     Form("Granite 4", "granitemoehybrid", _GRANITE, ("<|end_of_text|>", "<|start_of_role|>", "<|end_of_role|>"),
          "<|end_of_text|>", "two<|end_of_text|>", "two<|end_of_text|>four<|end_of_text|>"),
     Form("Command R", "cohere", _COHERE, ("<BOS_TOKEN>", *_TURNS, "<|CHATBOT_TOKEN|>"), "<|END_OF_TURN_TOKEN|>",
@@ -316,6 +364,8 @@ FORMS = (
          "two<|user|>", "two<|user|>four<|user|>"),
     Form("GLM-4 0414", "glm4", _GLM, _GLM_TOKENS, "<|endoftext|>", "\ntwo<|user|>", "\ntwo<|user|>\nfour<|user|>"),
     Form("GLM-4.5", "glm4_moe", _GLM45, _GLM_TOKENS, "<|endoftext|>", "\n<think></think>\ntwo<|user|>",
+         "\n<think></think>\ntwo<|user|>\n<think></think>\nfour<|user|>", marks=_THINK),
+    Form("GLM-4.7 Flash", "glm4_moe_lite", _GLM45, _GLM_TOKENS, "<|endoftext|>", "\n<think></think>\ntwo<|user|>",
          "\n<think></think>\ntwo<|user|>\n<think></think>\nfour<|user|>", marks=_THINK),
     Form("GLM-Z1", "glm4", _GLM_Z1, _GLM_TOKENS, "<|endoftext|>", "", None, "\nHm.\n</think>\n\ntwo<|user|>",
          marks=_THINK),
@@ -344,6 +394,8 @@ FORMS = (
          "two<|im_end|>four<|im_end|>", bos="<|begin_of_text|>"),
     Form("ERNIE 4.5", "ernie4_5", _ERNIE, ("<|begin_of_sentence|>", "</s>"), "</s>", "two</s>", "two</s>four</s>",
          bos="<|begin_of_sentence|>", vocabulary="pieces"),
+    Form("ERNIE 4.5 of experts", "ernie4_5_moe", _ERNIE, ("<|begin_of_sentence|>", "</s>"), "</s>", "two</s>",
+         "two</s>four</s>", bos="<|begin_of_sentence|>", vocabulary="pieces"),
     Form("Seed-OSS", "seed_oss", _SEED, ("<seed:bos>", "<seed:eos>", "<seed:think>", "</seed:think>"), "<seed:eos>",
          "two<seed:eos>", "two<seed:eos>four<seed:eos>", bos="<seed:bos>"),
     Form("StarCoder2", "starcoder2", None, _PLAIN, "<|endoftext|>", "two<|endoftext|>", None),

@@ -72,10 +72,10 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"model_type": "bert"}, "model type bert is not supported; supported types: arcee, cohere"),
+        ({"model_type": "bert"}, "model type bert is not supported; supported types: apertus, arcee, cohere"),
         (
-            {"model_type": "qwen2_moe"},
-            "model type qwen2_moe is not supported: .* gate of its own.*; supported types",
+            {"model_type": "llama4"},
+            "model type llama4 is not supported: .* attention in chunks .*; supported types",
         ),
         ({"model_type": "mixtral", "output_router_logits": True}, "output_router_logits.* auxiliary loss"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv 8.0 is not supported: .* clipped"),
@@ -89,6 +89,11 @@ def test_what_is_no_configuration_is_refused_as_such(tmp_path: Path, text: str) 
             {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             "rope type dynamic",
         ),
+        (
+            {"model_type": "hunyuan_v1_dense", "rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope type dynamic",
+        ),
+        ({"model_type": "qwen2_moe", "use_sliding_window": True}, "qwen2_moe with use_sliding_window True"),
         (
             {"rope_parameters": {"rope_type": "proportional"}},
             "rope type proportional .* supported types: default",

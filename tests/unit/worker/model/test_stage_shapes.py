@@ -47,6 +47,9 @@ from tests.fixtures.model_options import FAMILY, VARIANTS
         "granitemoehybrid",
         "lfm2_moe",
         "gemma4_text of experts",
+        "hunyuan_v1_moe",
+        "minimax_m2",
+        "ernie4_5_moe",
     ],
 )
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
