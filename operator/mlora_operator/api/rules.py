@@ -277,8 +277,8 @@ TASK_RULES: tuple[Rule, ...] = (
     Rule(
         path=("training",),
         cel="!has(self.optimizer) || self.optimizer.type != 'adamw8bit'",
-        message="optimizer.type must be adamw or lion, which holds half as much: with adamw8bit a result would depend on "
-        "how the moments are arranged in memory, and beside the frozen base an adapter's are small",
+        message="optimizer.type must be adamw or lion: adamw8bit is not offered. It saves 6 bytes for each number of the "
+        "adapter (0.25 GB of 16 GB for rank 16 on an 8B model); lion saves 4, and a quantized base far more",
         holds=lambda training: training.get("optimizer", {}).get("type") != "adamw8bit",
     ),
     Rule(
