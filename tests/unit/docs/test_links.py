@@ -83,3 +83,8 @@ def test_every_file_that_it_names_is_there(page: Path) -> None:
         and not any((ROOT / folder / name).exists() for folder in _WITHIN)
     ]
     assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_page_has_marks_of_a_conflict(page: Path) -> None:
+    assert re.findall(r"^(?:> )?(?:<{7}|={7}|>{7}).*", page.read_text(), re.MULTILINE) == []
