@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch.nn.functional import cross_entropy
 
 from mlora_worker.coordinator.task.divergence import MismatchedRows
 from mlora_worker.coordinator.task.evaluation import EvaluationRows
+from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.data.training_rows.token_rows import TokenRow
 from mlora_worker.pipeline.engine import StageEngine
 from mlora_worker.protocol import Evaluation, LoRAConfig, Objective, Schedule, TaskPhase, Training
@@ -25,6 +27,7 @@ from tests.equivalence.tasks import (
     Task,
     assert_same,
     engines_of,
+    largest_difference,
     random_answers,
     random_pairs,
     start_of,
@@ -239,3 +242,63 @@ def logp(model: Any, row: TokenRow) -> float:
         logits = model(torch.tensor(row.ids, dtype=torch.int64)[None]).logits[0].double()
     labels = torch.tensor(row.labels, dtype=torch.int64)
     return -float(cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+
+
+def test_mismatched_rows_that_are_too_long_are_cut_as_by_trl(base: Base, tmp_path: Path) -> None:
+    longest = 15
+    some = [row for row in random_answers(60, 5) if len(row.ids) <= longest][:20]
+    subject = replace(
+        answers(
+            lora=LORA, batch_size=4, gradient_accumulation_steps=1, max_seq_length=longest, learning_rate=1e-2
+        ),
+        rows=some,
+    )
+    steps = ([row.tokens for row in subject.batch(step)] for step in range(1, STEPS + 1))
+    assert max(max(MismatchedRows(own, 512).lengths) for own in steps) > longest
+    ours = train(base, 1, [subject])["subject"]
+    assert_same(ours, train_with_trl(base, subject, ours.start, tmp_path), losses=1e-4, weights=1e-4)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_task_that_goes_on_from_an_adapter_is_compared_with_that(base: Base, stages: int) -> None:
+    """Without an estimate, which would have to ask it in each step."""
+    apo = Objective.model_validate({"type": "kto", "lossType": "apo_zero_unpaired"})
+    start = train(base, 1, [replace(answers("former"), steps=6)])["former"].adapter
+    task = answers(lora=LORA, objective=apo)
+    run = task.prepared()
+    assert run.prepared is not None
+    engines = engines_of(base, stages)
+    parts = [
+        {name: tensor for name, tensor in start.items() if name in engine_names(one, task)} for one in engines
+    ]
+    payloads = {stage: save(part) for stage, part in enumerate(parts) if stage}
+    run.prepared = replace(run.prepared, initial=InitialState(parts[0], payloads), reference_sha256="0" * 64)
+    pipeline = finished(ThreadedPipeline(engines, {"subject": run}).run())
+    references = pipeline.tasks["subject"].references
+    assert references is not None
+    merged = with_adapter(base, LORA, start)
+    wanted = [logp(merged, row.tokens) for row in task.rows]
+    assert references.train.values[:, 0].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert pipeline.losses["subject"][1] == pytest.approx(0.5, rel=1e-6)
+
+
+def engine_names(engine: StageEngine, task: Task) -> set[str]:
+    """Of its part of the adapter."""
+    engine.load(task.load)
+    names = set(engine.export(task.name))
+    engine.unload(task.name)
+    return names
+
+
+def test_weights_of_answers_count_as_if_rows_came_that_often(base: Base) -> None:
+    apo = Objective.model_validate({"type": "kto", "lossType": "apo_zero_unpaired", "desirableWeight": 1.5})
+    some = random_answers(4, 3)
+    heavy = [replace(row, weight=weight) for row, weight in zip(some, (1.0, 2.0, 1.0, 1.0), strict=True)]
+    settings = TRAINING.model_copy(
+        update={"objective": apo, "batch_size": 5, "gradient_accumulation_steps": 1}
+    )
+    weighted = Task("weighted", LORA, settings, heavy, 6)
+    repeated = Task("repeated", LORA, settings, [*some, some[1]], 6)
+    found = train(base, 1, [weighted, repeated])
+    assert found["weighted"].losses == pytest.approx(found["repeated"].losses, rel=1e-5)
+    assert largest_difference(found["weighted"].adapter, found["repeated"].adapter) < 1e-4
