@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin
@@ -119,6 +120,7 @@ class HubAddress(NamedTuple):
     path: str  # without slashes around it; may be empty, or a pattern
 
 
+@lru_cache(maxsize=1024)  # a pass of the operator asks for that of every task, and most have the same
 def endpoint(text: str) -> Site:
     """Of a store or a hub. Raises NotAnAddress."""
     site = _site(text, _SITE_OF_STORE, "a URL such as https://s3.example.org:9000")

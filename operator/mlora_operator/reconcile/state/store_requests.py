@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 from urllib.parse import unquote
@@ -36,6 +37,7 @@ class StoreRequest(NamedTuple):
     buckets: int  # how many of the path's first parts may be the bucket's name
 
 
+@lru_cache(maxsize=4096)  # several rules ask of the same task, one after the other
 def of_s3(endpoint: str | None, addressing: Addressing, uri: str) -> tuple[StoreRequest, ...]:
     """For what lies at ``uri``: one, or with ``virtual`` two, since other names of buckets go into the path there."""
     bucket, key = addresses.s3(uri)

@@ -58,7 +58,7 @@ def test_the_bytes_are_those_that_a_loaded_stage_measures(
 ) -> None:
     model_type, options = VARIANTS.get(model_type, (model_type, FAMILY.get(model_type, {})))
     saved = small_model(model_type, **(options | {"tie_word_embeddings": tied}), num_hidden_layers=4)
-    for stages in (1, 2, 3):
+    for stages in (1, 3):  # one that is all, and a first, an inner and a last
         shapes = stage_shapes(saved.folder, stages, torch.bfloat16)
         assert [shape.stage for shape in shapes] == list(range(stages))
         for shape in shapes:
