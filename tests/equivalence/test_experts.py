@@ -346,21 +346,26 @@ def test_all_linear_is_what_it_is_in_peft_or_refused(small_model: Any, model_typ
 @pytest.mark.parametrize(
     ("model_type", "entry", "error", "told"),
     [
-        ("mixtral", "w1", InvalidTarget, "w1 means the routed experts .* remove it$"),
+        (
+            "mixtral",
+            "w1",
+            InvalidTarget,
+            "w1 means the routed experts .* remove it, and name experts in targetParameters",
+        ),
         ("olmoe", "mlp.gate", InvalidTarget, "means the routed experts"),
         (
             "qwen3_moe",
             "up_proj",
             InvalidTarget,
-            r"write a pattern, .* such as \.\*\\\.mlp\.gate_proj|up_proj",
+            r"write a pattern, .* such as \.\*\\\.mlp\.(gate|up)_proj",
         ),
         (
             "olmoe",
             "experts.gate_up_proj",
             UnknownTargetModule,
-            "routed experts and their router get no adapter",
+            "routed experts belong in targetParameters, and a router gets no adapter",
         ),
-        ("granitemoe", "router", UnknownTargetModule, "routed experts and their router get no adapter"),
+        ("granitemoe", "router", UnknownTargetModule, "a router gets no adapter"),
         ("mixtral", "lm_head", UnknownTargetModule, "the head and the embeddings"),
     ],
 )

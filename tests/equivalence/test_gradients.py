@@ -28,7 +28,7 @@ DOUBLE = torch.float64
 def gradients(engine: StageEngine, task: str) -> dict[str, Tensor]:
     """By the names in the adapter's file. They are nobody's business but the optimizer's, so no method tells them."""
     adapter = engine._tasks[task].adapter
-    return adapter.named(adapter.gradient)
+    return adapter.named(adapter.to_files(adapter.gradient.clone()))
 
 
 def segment(task: Task, first_row: int, rows: list[Row]) -> Segment:

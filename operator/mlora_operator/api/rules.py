@@ -19,10 +19,13 @@ from mlora_worker.protocol import (
     DNS_NAME,
     DORA_WITH_DROPOUT,
     KMS_KEY,
+    NO_TARGETS,
     OBJECTIVE_FLAWS,
     ODD_RANK,
     ONLY_VERA,
     OTHER_START,
+    PARAMETERS_BY_LAYER,
+    PLAIN_PARAMETERS,
     STARTS,
     USUAL_ALPHA,
     VERA_ALONE,
@@ -261,6 +264,31 @@ TASK_RULES: tuple[Rule, ...] = (
         cel="!('all-linear' in self.targetModules) || size(self.targetModules) == 1",
         message="all-linear must be the only entry of targetModules; it already means every linear module",
         holds=lambda lora: "all-linear" not in lora["targetModules"] or len(lora["targetModules"]) == 1,
+    ),
+    Rule(
+        path=("lora",),
+        cel="size(self.targetModules) > 0 || size(self.targetParameters) > 0",
+        message=NO_TARGETS,
+        holds=lambda lora: bool(lora["targetModules"] or lora["targetParameters"]),
+    ),
+    Rule(
+        path=("lora",),
+        cel="size(self.targetParameters) == 0 || (self.type == 'lora' && !self.useDora && self.dropout == 0.0 && "
+        "self.initLoraWeights != 'orthogonal')",
+        message=PLAIN_PARAMETERS,
+        holds=lambda lora: (
+            not lora["targetParameters"]
+            or (
+                lora["type"] == "lora"
+                and not (lora["useDora"] or lora["dropout"] or lora["initLoraWeights"] == "orthogonal")
+            )
+        ),
+    ),
+    Rule(
+        path=("lora",),
+        cel="size(self.targetParameters) == 0 || size(self.layersToTransform) == 0",
+        message=PARAMETERS_BY_LAYER,
+        holds=lambda lora: not lora["targetParameters"] or not lora["layersToTransform"],
     ),
     Rule(
         path=("training",),

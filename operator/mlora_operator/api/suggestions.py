@@ -16,6 +16,7 @@ ELSEWHERE = {
     "lora_target_linear": "targetModules",
     "lora_target": "targetModules",
     "modules": "targetModules",
+    "lora_target_parameters": "targetParameters",
     "lr": "learningRate",
     "num_train_epochs": "epochs",
     "num_epochs": "epochs",

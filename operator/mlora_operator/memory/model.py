@@ -3,10 +3,11 @@
     bytes(stage) = resident + sum over tasks of adapter + kept (T - M) / M + peak(M)
 
 ``resident`` are the frozen weights, as the worker measured them. An adapter's bytes are exact: for each targeted module of
-the stage, ``rank * (in + out)`` numbers (parameter, gradient and the optimizer's moments in float32, and a copy in the
-base's type where that is another one). ``T`` is the number of tokens whose activations the stage holds at most, ``M``
-those of one microbatch: what it keeps of a microbatch and what it needs at most for one are learned (``fit``). Before
-anything was measured, they come from the model's shape (``prior``).
+the stage, ``rank * (in + out)`` numbers, and as many for each expert where those of a layer are adapted (parameter,
+gradient and the optimizer's moments in float32, and a copy in the base's type where that is another one). ``T`` is the
+number of tokens whose activations the stage holds at most, ``M`` those of one microbatch: what it keeps of a microbatch and
+what it needs at most for one are learned (``fit``). Before anything was measured, they come from the model's shape
+(``prior``).
 
 A microbatch is taken to be as bad as it can be: as wide as it may be, all rows as long as the longest may be, all of it
 supervised, and of the tasks with the widest adapters.
@@ -35,7 +36,8 @@ from mlora_worker.stream.footprint import (
     loss_rows,
     low_rank,
 )
-from mlora_worker.stream.targets import kept_of, modules_of, ranks_of
+from mlora_worker.stream.modules import adaptable_of, modules_of
+from mlora_worker.stream.targets import kept_of, ranks_of
 
 _MASTER_BYTES = 4  # parameters, gradients and moments are float32, whatever the base is
 _HELD = 2  # parameter and gradient; the moments come on top
@@ -72,10 +74,11 @@ def adapter_parameters(lora: LoRAConfig, facts: ModelFacts, stage: int) -> int:
 def _parameters_by_stage(lora: LoRAConfig, facts: ModelFacts) -> Mapping[int, int]:
     ranks, vera = ranks_of(facts, lora), lora.type is AdapterType.VERA
     found: dict[int, int] = {}
-    for module in modules_of(facts):
+    for module in adaptable_of(facts):
         rank = ranks.get(module.path)
         if rank is not None:
-            own = _padded(rank * module.in_features) + _padded(rank * module.out_features)
+            rows = rank * module.matrices
+            own = _padded(rows * module.in_features) + _padded(rows * module.out_features)
             if vera:
                 own = _padded(rank)
             own += _padded(module.out_features) if lora.use_dora or vera else 0

@@ -12,7 +12,16 @@ from mlora_operator.reporting.curves import Finished, Run, points_of
 
 _HISTORY = "history.jsonl"
 _CONFIG = "adapter_config.json"
-_SETTINGS = ("peft_type", "r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "target_modules")
+_SETTINGS = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "use_dora",
+    "target_modules",
+    "target_parameters",
+)
 
 
 def finished_run(source: AdapterSource, manifest: Manifest) -> Finished:

@@ -31,6 +31,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "alpha": 32,
         "dropout": 0.0,
         "targetModules": ["q_proj", "v_proj"],
+        "targetParameters": [],
         "excludeModules": [],
         "layersToTransform": [],
         "rankPattern": {},

@@ -20,6 +20,7 @@ from mlora_worker.commands.stdio import reply
 from mlora_worker.model.text_part import TEXT_PARTS
 from mlora_worker.protocol import (
     MANIFEST_NAME,
+    STACKED,
     AdapterManifest,
     Failure,
     FailureReason,
@@ -118,9 +119,10 @@ def _check_shapes(model: torch.nn.Module, adapter: Path) -> None:
     with safe_open(adapter / WEIGHTS_NAME, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - it is no mapping
             path, _, which = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
-            weight = getattr(modules.get(path), "weight", None)
+            module = modules.get(path.removesuffix(".base_layer"))
+            weights = [getattr(module, one, None) for one in ("weight", *STACKED)]
             side = file.get_slice(name).get_shape()[1 if which == "lora_A" else 0]
-            if weight is None or side not in weight.shape:
+            if not any(weight is not None and side in weight.shape for weight in weights):
                 raise UnusableAdapter(
                     f"the adapter belongs to another base model: {path} does not fit; give the base model that it "
                     f"was trained on"

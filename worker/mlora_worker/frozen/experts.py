@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 from mlora_worker.runtime.precision import product_dtype
 
 Gated = Callable[[Tensor, Tensor], Tensor]  # of gate and up, element by element
+MOST_ROWS = 256  # of an expert that are worked on at a time, on a CPU
 
 
 @dataclass(slots=True)
@@ -39,10 +40,36 @@ class Biases(NamedTuple):
     down: Tensor  # [experts, hidden]
 
 
+class Additions(Protocol):
+    """What a task's adapter adds to an expert's products with the task's rows. All of it in place; low-rank activations
+    that a method returns are given back to the backward, and None says that nothing was added."""
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether the backward needs what went into gate and up."""
+        ...
+
+    def to_gate_up(self, expert: int, x: Tensor, gate: Tensor, up: Tensor) -> Tensor | None: ...
+    def to_down(self, expert: int, x: Tensor, y: Tensor) -> Tensor | None: ...
+    def back_of_down(
+        self, expert: int, x: Tensor, low: Tensor | None, grad: Tensor, factor: Tensor, grad_x: Tensor
+    ) -> None:
+        """``grad``: of what the expert gives, before the router's weights ``factor`` [rows, 1] multiply it; so is
+        ``grad_x``."""
+        ...
+
+    def back_of_gate_up(
+        self, expert: int, x: Tensor, low: Tensor | None, gate: Tensor, up: Tensor, grad_x: Tensor | None
+    ) -> None:
+        """``gate``, ``up``: gradients."""
+        ...
+
+
 class FrozenExperts(nn.Module):
     """``down(gated(gate(x), up(x)))`` of each expert, weighted by the router; all matrices [out, in].
 
-    It computes what transformers' module of stacked experts does, and takes its place.
+    It computes what transformers' module of stacked experts does, and takes its place. ``additions``: asked in each forward
+    for what adapters add to the rows of each segment; where none has any, nothing.
     """
 
     def __init__(
@@ -53,16 +80,29 @@ class FrozenExperts(nn.Module):
         gated: Gated,
         segments: SegmentTokens,
         biases: Biases | None = None,
+        in_turns: bool = False,
     ) -> None:
         super().__init__()
         self.gate, self.up, self.down = nn.ModuleList(gate), nn.ModuleList(up), nn.ModuleList(down)
         self.gated, self.segments = gated, segments
+        self.additions: Callable[[], Sequence[Additions | None]] = tuple
         for name, bias in biases._asdict().items() if biases else ():
             self.register_buffer(f"{name}_bias", bias)
+        # Rows of gate and of up in the parameter that transformers has for both.
+        both = 2 * gate[0].shape[0]
+        self.halves = (
+            (slice(0, None, 2), slice(1, None, 2)) if in_turns else (slice(both // 2), slice(both // 2, both))
+        )
+        self._anchor = torch.zeros(
+            (), requires_grad=True
+        )  # adapters learn, also where ``hidden`` needs no gradient
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden [tokens, size], chosen [tokens, k] of each token the experts, weights [tokens, k] -> [tokens, size]."""
-        y: Tensor = _Routed.apply(hidden, weights, chosen, self)
+        additions = self.additions()
+        y: Tensor = _Routed.apply(
+            hidden, weights, chosen, self, additions, self._anchor if any(additions) else None
+        )
         return y
 
     def bias(self, name: str, expert: int) -> Tensor | None:
@@ -75,14 +115,15 @@ class _Chosen(NamedTuple):
 
     expert: int
     cuts: tuple[slice, ...]  # of their rows, by segment
+    added: tuple[tuple[Additions, slice], ...]  # to rows of one segment
 
 
 def _choices(
-    chosen: Tensor, experts: int, segments: Sequence[int]
+    chosen: Tensor, experts: int, segments: Sequence[int], additions: Sequence[Additions | None]
 ) -> Iterator[tuple[_Chosen, Tensor, Tensor]]:
     """Each with its tokens [rows], ascending, and the place that the expert has among each token's. One look at the
-    device's values for all of them."""
-    tokens, k = chosen.shape
+    device's values for all of them. ``additions``: of each segment, or none."""
+    (tokens, k), on_cpu = chosen.shape, chosen.device.type == "cpu"
     flat = chosen.reshape(-1)
     order = torch.argsort(flat, stable=True)
     owner = torch.repeat_interleave(
@@ -93,64 +134,123 @@ def _choices(
     counts = torch.bincount(flat * len(segments) + owner, minlength=experts * len(segments))
     start = 0
     for expert, own in enumerate(counts.view(experts, len(segments)).tolist()):
-        rows = sum(own)
-        if not rows:
-            continue
-        pairs = order[start : start + rows]
-        start += rows
-        ends = tuple(accumulate(own))
-        cuts = tuple(slice(end - count, end) for end, count in zip(ends, own, strict=True) if count)
-        yield _Chosen(expert, cuts), pairs // k, pairs % k
+        for parts in _at_once(own) if on_cpu else [list(enumerate(own))]:
+            parts = [(segment, count) for segment, count in parts if count]
+            rows = sum(count for _, count in parts)
+            if not rows:
+                continue
+            pairs = order[start : start + rows]
+            start += rows
+            ends = tuple(accumulate(count for _, count in parts))
+            places = [slice(end - count, end) for end, (_, count) in zip(ends, parts, strict=True)]
+            added = [
+                (one, place)
+                for (segment, _), place in zip(parts, places, strict=True)
+                if additions and (one := additions[segment]) is not None
+            ]
+            cuts = tuple(places) if on_cpu else (slice(rows),)
+            yield _Chosen(expert, cuts, tuple(added)), pairs // k, pairs % k
+
+
+def _at_once(counts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Rows of one expert, by segment, that are worked on at a time: what a pass takes beside what is kept must not turn on
+    how many tokens choose the same expert. A segment is cut by its own rows alone."""
+    parts: list[tuple[int, int]] = []
+    for segment, count in enumerate(counts):
+        pieces = -(-count // MOST_ROWS)
+        for piece in range(pieces):
+            rows = count * (piece + 1) // pieces - count * piece // pieces
+            if parts and sum(own for _, own in parts) + rows > MOST_ROWS:
+                yield parts
+                parts = []
+            parts.append((segment, rows))
+    yield parts
 
 
 class _Routed(torch.autograd.Function):
-    """Keeps gate and up of each choice. What an expert gives is not kept: its product with a gradient, which is the
-    gradient of the router's weight, is that of what went into ``down`` with the gradient there.
+    """Keeps gate and up of each choice, and the low-rank activations of what is added. What an expert gives is not kept:
+    its product with a gradient, which is the gradient of the router's weight, is that of what went into ``down`` with the
+    gradient there.
 
     A token's experts are added up in their own order, in float32 at least, so the sum is the same in any company.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weights: Tensor, chosen: Tensor, experts: FrozenExperts) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weights: Tensor,
+        chosen: Tensor,
+        experts: FrozenExperts,
+        additions: Sequence[Additions | None],
+        anchor: Tensor | None,
+    ) -> Tensor:
+        del anchor
         dtype, wide = hidden.dtype, product_dtype(hidden.dtype, hidden.device)
         total = torch.zeros(hidden.shape, dtype=_summed(dtype), device=hidden.device)
         segments = experts.segments.cut(len(hidden), hidden.device)
-        choices, kept = [], list[Tensor]()
-        for one, tokens, places in _choices(chosen, len(experts.gate), segments):
+        if any(additions):
+            segments = experts.segments.counts or (len(hidden),)
+        choices, kept = [], list[Tensor | None]()
+        for one, tokens, places in _choices(chosen, len(experts.gate), segments, additions):
             x = hidden[tokens].to(wide)
-            gate, up = (_times(experts, name, one, x).to(dtype) for name in ("gate", "up"))
-            y = _times(experts, "down", one, experts.gated(gate, up).to(wide)).to(dtype)
+            gate, up = (_times(experts, name, one, x) for name in ("gate", "up"))
+            lows = [own.to_gate_up(one.expert, x[at], gate[at], up[at]) for own, at in one.added]
+            gate, up = gate.to(dtype), up.to(dtype)
+            inner = experts.gated(gate, up).to(wide)
+            y = _times(experts, "down", one, inner)
+            lows += [own.to_down(one.expert, inner[at], y[at]) for own, at in one.added]
+            y = y.to(dtype)
             factor = weights[tokens, places, None].to(total.dtype)
             total.index_add_(0, tokens, y.to(total.dtype).mul_(factor))
             choices.append(one)
-            kept += [tokens, places, gate, up]
-        ctx.save_for_backward(weights, *kept)
+            kept += [tokens, places, gate, up, *lows]
+        needed = any(one is not None and one.needs_input for one in additions)
+        ctx.save_for_backward(hidden if needed else None, weights, *kept)
         ctx.choices, ctx.experts, ctx.wide = choices, experts, wide
         return total.to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (weights, *kept) = grads, ctx.saved_tensors
+        (grad,), (hidden, weights, *kept) = grads, ctx.saved_tensors
         experts, wide, dtype = ctx.experts, ctx.wide, grad.dtype
+        onward_too, router_too, *_ = ctx.needs_input_grad
         grad_x = torch.zeros(grad.shape, dtype=_summed(dtype), device=grad.device)
         grad_weights = torch.zeros(weights.shape, dtype=_summed(dtype), device=grad.device)
         for one in ctx.choices:
             tokens, places, *parts = (kept.pop(0) for _ in range(4))
+            wide_lows, lows = ([kept.pop(0) for _ in one.added] for _ in range(2))
             with torch.enable_grad():
                 gate, up = (part.detach().requires_grad_() for part in parts)
                 inner = experts.gated(gate, up)
-            upstream = grad[tokens]
-            back = _back(experts, ("down",), one, [upstream.to(wide)]).to(grad_x.dtype)
+            upstream, factor = grad[tokens], weights[tokens, places, None]
+            back = _back(experts, ("down",), one, [upstream.to(wide)])
+            for (own, at), low in zip(one.added, lows, strict=True):
+                was = inner.detach()[at].to(wide)
+                own.back_of_down(one.expert, was, low, upstream[at].to(wide), factor[at].to(wide), back[at])
+            back, factor = back.to(grad_x.dtype), factor.to(grad_x.dtype)
             at_router = (back * inner.detach().to(back.dtype)).sum(dim=1)
             bias = experts.bias("down", one.expert)
             if bias is not None:
                 at_router += upstream.to(back.dtype) @ bias.to(back.dtype)
             grad_weights[tokens, places] = at_router
-            factor = weights[tokens, places, None].to(back.dtype)
-            inside = torch.autograd.grad(inner, (gate, up), (back * factor).to(dtype))
-            onward = _back(experts, ("gate", "up"), one, [each.to(wide) for each in inside])
-            grad_x.index_add_(0, tokens, onward.to(grad_x.dtype))
-        return grad_x.to(dtype), grad_weights.to(weights.dtype), None, None
+            inside = [
+                each.to(wide) for each in torch.autograd.grad(inner, (gate, up), (back * factor).to(dtype))
+            ]
+            onward = _back(experts, ("gate", "up"), one, inside) if onward_too else None
+            for (own, at), low in zip(one.added, wide_lows, strict=True):
+                if low is None:
+                    continue
+                x = hidden[tokens[at]].to(wide)
+                into = None if onward is None else onward[at]
+                own.back_of_gate_up(one.expert, x, low, inside[0][at], inside[1][at], into)
+            if onward is not None:
+                grad_x.index_add_(0, tokens, onward.to(grad_x.dtype))
+        return (
+            grad_x.to(dtype) if onward_too else None,
+            grad_weights.to(weights.dtype) if router_too else None,
+            *(None,) * 4,
+        )
 
 
 def _summed(dtype: torch.dtype) -> torch.dtype:

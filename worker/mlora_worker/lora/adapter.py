@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from mlora_worker.lora.lasting import lasting_zeros
+from mlora_worker.lora.stacked import Stacked, StackedPair
 from mlora_worker.protocol import InitialWeights
 from mlora_worker.stream.footprint import NORM_AT_ONCE
 
@@ -48,23 +49,30 @@ class Stack:
 
 
 class Layout:
-    """Where the matrices of ``groups`` are in a flat tensor of ``elements``: first all A, ``inward`` elements of them."""
+    """Where the matrices of ``groups``, and then of ``stacked``, are in a flat tensor of ``elements``: first all A,
+    ``inward`` elements of them."""
 
     def __init__(
-        self, groups: Sequence[Mapping[str, tuple[int, int]]], ranks: Sequence[int], magnitudes: bool = False
+        self,
+        groups: Sequence[Mapping[str, tuple[int, int]]],
+        ranks: Sequence[int],
+        magnitudes: bool = False,
+        stacked: Sequence[Stacked] = (),
     ) -> None:
         self._groups, self._ranks = [dict(group) for group in groups], tuple(ranks)
-        self._with_magnitudes = magnitudes
-        self.inward = sum(
+        self._with_magnitudes, self._stacked = magnitudes, tuple(stacked)
+        self._stacked_inward = sum(
             padded(rank * inputs * len(group))
             for group, rank in zip(self._groups, self._ranks, strict=True)
             for inputs in {inputs for inputs, _ in group.values()}
         )
-        self.elements = self.inward + sum(
+        self.inward = self._stacked_inward + sum(padded(one.inward) for one in self._stacked)
+        self._stacked_outward = self.inward + sum(
             padded(outputs * rank) + (padded(outputs) if magnitudes else 0)
             for group, rank in zip(self._groups, self._ranks, strict=True)
             for _, outputs in group.values()
         )
+        self.elements = self._stacked_outward + sum(padded(one.outward) for one in self._stacked)
 
     def of(self, flat: Tensor) -> list[Stack]:
         """Views of ``flat``, in the order of the groups."""
@@ -84,6 +92,14 @@ class Layout:
             stacks.append(Stack(a, tuple(bs), tuple(magnitudes)))
         return stacks
 
+    def stacked(self, flat: Tensor) -> list[StackedPair]:
+        """Views of ``flat``, in the order of the parameters."""
+        pairs, inward, outward = [], self._stacked_inward, self._stacked_outward
+        for one in self._stacked:
+            pairs.append(one.pair(flat[inward : inward + one.inward], flat[outward : outward + one.outward]))
+            inward, outward = inward + padded(one.inward), outward + padded(one.outward)
+        return pairs
+
     def by_path(self, stacks: Sequence[Stack]) -> dict[str, Pair]:
         return {
             path: Pair(
@@ -101,7 +117,22 @@ class FlatAdapter(ABC):
 
     @abstractmethod
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of ``flat``, which is laid out as the parameters are, by PEFT's names with global layer indices."""
+        """Views of ``flat``, which is in the order of files, by PEFT's names with global layer indices."""
+
+    def to_files(self, flat: Tensor) -> Tensor:
+        """Put ``flat``, which is laid out as the parameters are, into the order that ``named`` reads; in place."""
+        return flat
+
+    def from_files(self, flat: Tensor) -> Tensor:
+        """The opposite of ``to_files``."""
+        return flat
+
+    def fill(self, flat: Tensor, tensors: Mapping[str, Tensor], prefix: str = "") -> None:
+        """Replace what is in ``flat``, which is laid out as the parameters are, by ``tensors``, by PEFT's names behind
+        ``prefix``; those of other stages are passed over."""
+        for name, view in self.named(flat).items():
+            view.copy_(tensors[prefix + name])
+        self.from_files(flat)
 
     @abstractmethod
     def refresh(self) -> None:
@@ -109,14 +140,11 @@ class FlatAdapter(ABC):
 
     def export(self) -> dict[str, Tensor]:
         """float32 copies on the CPU, by PEFT's names with global layer indices."""
-        return {
-            name: view.to("cpu", copy=True) for name, view in self.named(self.parameters.detach()).items()
-        }
+        return self.named(self.to_files(self.parameters.detach().to("cpu", copy=True)))
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace the parameters. ``tensors``: the whole adapter, or this stage's part, by PEFT's names."""
-        for name, view in self.named(self.parameters.detach()).items():
-            view.copy_(tensors[name])
+        self.fill(self.parameters.detach(), tensors)
         self.refresh()
 
 
@@ -127,6 +155,8 @@ class Adapter(FlatAdapter):
     ``rank``: of all groups, or of each.
 
     ``magnitudes``: with one number for each output of each module (DoRA). They are zeros until somebody sets them.
+
+    ``stacked``: the parameters of routed experts that it adapts.
 
     ``parameters``: [elements] float32, the masters. ``gradient``: the same for gradients, added to by
     backward. ``compute``: A and B of each group in the base's type, as products use them.
@@ -142,10 +172,13 @@ class Adapter(FlatAdapter):
         device: torch.device,
         start: InitialWeights = InitialWeights.DEFAULT,
         magnitudes: bool = False,
+        stacked: Sequence[Stacked] = (),
     ) -> None:
         self._followers: list[Callable[[], None]] = []
         self.with_magnitudes = magnitudes
-        self.layout = Layout(groups, (rank,) * len(groups) if isinstance(rank, int) else rank, magnitudes)
+        ranks = (rank,) * len(groups) if isinstance(rank, int) else rank
+        self.layout = Layout(groups, ranks, magnitudes, stacked)
+        self.stacked = tuple(stacked)
         self.inward, elements = self.layout.inward, self.layout.elements
         self.parameters = nn.Parameter(lasting_zeros(elements, device))
         self.gradient = lasting_zeros(elements, device)
@@ -156,8 +189,15 @@ class Adapter(FlatAdapter):
             pair.a.copy_(a)
             if b is not None:
                 pair.b.copy_(b)
+        for one, pair_of_all in zip(stacked, self.layout.stacked(self.parameters.detach()), strict=True):
+            a, _ = initial_weights(one.path, seed, one.rank, one.inputs, one.outputs, start, one.experts)
+            pair_of_all.a.copy_(a.view_as(pair_of_all.a))
         self._copy = None if dtype == torch.float32 else self.parameters.detach().to(dtype)
         self.compute = self._stacks if self._copy is None else self.layout.of(self._copy)
+        self.stacked_gradients = self.layout.stacked(self.gradient)
+        self.stacked_values = self.layout.stacked(
+            self.parameters.detach() if self._copy is None else self._copy
+        )
 
     def refresh(self) -> None:
         """The masters have changed: bring the copies in the base's type up to date, and all that follows from them."""
@@ -184,7 +224,20 @@ class Adapter(FlatAdapter):
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         pairs = self.layout.by_path(self.layout.of(flat))
-        return {name: view for path, pair in pairs.items() for name, view in pair.named(path).items()}
+        names = {name: view for path, pair in pairs.items() for name, view in pair.named(path).items()}
+        for one, of_all in zip(self.stacked, self.layout.stacked(flat), strict=True):
+            names |= dict(zip(peft_keys(one.file_path), of_all.as_filed(), strict=True))
+        return names
+
+    def to_files(self, flat: Tensor) -> Tensor:
+        for pair in self.layout.stacked(flat):
+            pair.to_files()
+        return flat
+
+    def from_files(self, flat: Tensor) -> Tensor:
+        for pair in self.layout.stacked(flat):
+            pair.from_files()
+        return flat
 
     @property
     def bytes(self) -> int:
@@ -195,19 +248,25 @@ class Adapter(FlatAdapter):
 
 
 def initial_weights(
-    path: str, seed: int, rank: int, inputs: int, outputs: int, start: InitialWeights = InitialWeights.DEFAULT
+    path: str,
+    seed: int,
+    rank: int,
+    inputs: int,
+    outputs: int,
+    start: InitialWeights = InitialWeights.DEFAULT,
+    matrices: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
     """PEFT's start, float32 on the CPU: A [rank, inputs] is Kaiming uniform (a = sqrt 5), or gaussian with a deviation of
     1 / rank; B [outputs, rank] is zero (None). Of an orthogonal start both are random, and B A is zero.
 
     From the task's seed and the module's path alone, so the same on any number of stages and beside any
-    neighbours.
+    neighbours. ``matrices``: so many A lie one below the other.
     """
     digest = hashlib.sha256(f"{seed}/{path}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") % 2**63)
     if start is InitialWeights.ORTHOGONAL:
         return _orthogonal(rank, inputs, outputs, generator)
-    a = torch.empty(rank, inputs)
+    a = torch.empty(matrices * rank, inputs)
     if start is InitialWeights.GAUSSIAN:
         return nn.init.normal_(a, std=1 / rank, generator=generator), None
     if start is not InitialWeights.DEFAULT:

@@ -6,14 +6,15 @@ when they are first asked for; who fills tables for a device takes what is known
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import overload
 
 from torch import Tensor
 
 from mlora_worker.lora.dropout import dropout_mask
+from mlora_worker.lora.experts import ExpertsPart, SegmentAdditions
 from mlora_worker.lora.groups import GroupSegment
 from mlora_worker.lora.magnitudes import GroupMagnitudes, SegmentMagnitudes
 
@@ -40,6 +41,7 @@ class TaskProducts:
     parts: tuple[TaskPart, ...]
     dropout: float
     magnitudes: tuple[GroupMagnitudes, ...] = ()
+    experts: Mapping[str, ExpertsPart] = field(default_factory=dict)  # by their path in the whole model
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,18 @@ class BoundGroups(Sequence[Sequence[GroupSegment]]):
             for own in placed.task.magnitudes:
                 made[own.group].append(SegmentMagnitudes(placed.rows, own, placed.weight))
         return made
+
+    def experts(self) -> Mapping[str, Sequence[SegmentAdditions | None]]:
+        """What each segment adds to the routed experts of a layer, by their path; those that none adds to are left out."""
+        paths = dict.fromkeys(path for placed in self.placed for path in placed.task.experts)
+        return {
+            path: tuple(
+                SegmentAdditions(part, placed.weight) if part is not None else None
+                for placed in self.placed
+                for part in (placed.task.experts.get(path),)
+            )
+            for path in paths
+        }
 
     @cached_property
     def _made(self) -> list[list[GroupSegment]]:

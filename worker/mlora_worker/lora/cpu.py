@@ -55,7 +55,7 @@ class CpuProducts:
                 _add_b(grad_b, grad_y, low[:, columns], strength)
             own, own_grad = x[segment.rows], None if grad_x is None else grad_x[segment.rows]
             dropped = _dropped(own, segment) if own_grad is None else _back(own, grad_low, own_grad, segment)
-            _accumulate(segment.grad_a, grad_low.T, dropped, strength)
+            accumulate(segment.grad_a, grad_low.T, dropped, strength)
 
 
 def _back(x: Tensor, grad_low: Tensor, grad_x: Tensor, segment: GroupSegment) -> Tensor:
@@ -91,10 +91,10 @@ def _add_b(buffer: Tensor, grad_y: Tensor, low: Tensor, strength: float) -> None
     if buffer.dtype == low.dtype == torch.float32 and low.device.type == "cpu":
         buffer.add_(torch.mm(low.T.contiguous(), grad_y).T, alpha=strength)
     else:
-        _accumulate(buffer, grad_y.T, low, strength)
+        accumulate(buffer, grad_y.T, low, strength)
 
 
-def _accumulate(buffer: Tensor, left: Tensor, right: Tensor, strength: float) -> None:
+def accumulate(buffer: Tensor, left: Tensor, right: Tensor, strength: float) -> None:
     """``buffer += strength * left @ right``; sums of half-precision products are kept in float32 where they
     can be.
     """

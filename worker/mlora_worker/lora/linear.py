@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from mlora_worker.frozen.experts import Additions
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.lora.function import GroupedLinears
 from mlora_worker.lora.groups import GroupSegment, Products
@@ -16,17 +17,20 @@ from mlora_worker.lora.magnitudes import SegmentMagnitudes
 
 @dataclass(slots=True)
 class Bound:
-    """The microbatch whose products are added now: per input group its segments, and what multiplies outputs. Set before
-    each forward.
+    """The microbatch whose products are added now: per input group its segments, and what multiplies outputs; and
+    what is added to routed experts. Set before each forward.
 
     Backward uses what forward saw, so microbatches may be in flight at the same time.
     """
 
     groups: Sequence[Sequence[GroupSegment]] = ()
     magnitudes: Sequence[Sequence[SegmentMagnitudes]] = ()
+    experts: Mapping[str, Sequence[Additions | None]] = field(
+        default_factory=dict
+    )  # of each segment, by path
 
     def clear(self) -> None:
-        self.groups, self.magnitudes = (), ()
+        self.groups, self.magnitudes, self.experts = (), (), {}
 
 
 class InputGroup:

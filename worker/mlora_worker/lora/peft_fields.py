@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlora_worker.protocol import WEIGHT
+from mlora_worker.protocol import is_parameter
 
 # They say what the adapter computes.
 WITH_MEANING = frozenset(
@@ -32,12 +32,12 @@ def unknown_field(config: Mapping[str, Any]) -> str | None:
     """The first field that says something and is none of these."""
     known = WITH_MEANING | WITHOUT_MEANING
     for name, value in config.items():
-        if name == "target_parameters" and _are_weights(value):
-            continue  # of linear modules, as their tensors' names say; stacked experts are no weights
+        if name == "target_parameters" and _are_known(value):
+            continue  # weights of linear modules, or routed experts; their tensors' names say so
         if value and (name not in known or (name == "megatron_core" and value != _MEGATRON)):
             return name
     return None
 
 
-def _are_weights(names: object) -> bool:
-    return isinstance(names, list) and all(isinstance(name, str) and name.endswith(WEIGHT) for name in names)
+def _are_known(names: object) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) and is_parameter(name) for name in names)

@@ -92,6 +92,16 @@ class ExpertStack:
     in_peft: tuple[str, ...] = ()  # see ExpertNames
 
     @property
+    def inside(self) -> str:
+        """The path in its layer, such as mlp.experts."""
+        return self.path.partition(f".{self.layer}.")[2]
+
+    @property
+    def pattern(self) -> str:
+        """The path with * for the layer."""
+        return f"{self.path.removesuffix(f'.{self.layer}.{self.inside}')}.*.{self.inside}"
+
+    @property
     def matrices(self) -> tuple[tuple[int, int], ...]:
         """[out, in] of one expert's."""
         return ((self.width, self.hidden_size),) * 2 + ((self.hidden_size, self.width),)
@@ -212,7 +222,7 @@ def freeze_experts(layer: nn.Module, names: ExpertNames, parts: Parts, segments:
     block = layer.get_submodule(names.block)
     theirs: Any = block.experts
     block.experts = FrozenExperts(
-        parts.gate, parts.up, parts.down, _gated(theirs, names), segments, parts.biases
+        parts.gate, parts.up, parts.down, _gated(theirs, names), segments, parts.biases, names.in_turns
     )
     setattr(block, names.router, CutRouter(getattr(block, names.router), segments))
 

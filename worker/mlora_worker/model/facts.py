@@ -171,6 +171,7 @@ def _expert_shapes(architecture: Architecture, stage: int, layers: range) -> lis
             active=stack.active,
             width=stack.width,
             in_peft=stack.in_peft,
+            path=stack.pattern,
         )
         last = shapes[-1] if shapes else own
         if last == own.model_copy(update={"first_layer": stack.layer - last.count, "count": last.count}):

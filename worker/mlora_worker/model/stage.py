@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mlora_worker.frozen.experts import SegmentTokens
+from mlora_worker.frozen.experts import FrozenExperts, SegmentTokens
 from mlora_worker.frozen.linear import FrozenLinear
 from mlora_worker.frozen.quantised import QuantisedWeight
 from mlora_worker.frozen.weight import FrozenWeight
@@ -55,6 +55,16 @@ class Stage:
     @property
     def last(self) -> bool:
         return self.index == self.stages - 1
+
+    @property
+    def experts(self) -> dict[str, FrozenExperts]:
+        """Routed experts of these layers, by their path in the whole model."""
+        first = self.layer_range.start
+        return {
+            stack.path: self.layers[stack.layer - first].get_submodule(stack.inside)  # type: ignore[misc]
+            for stack in self.architecture.experts
+            if stack.layer in self.layer_range
+        }
 
     @property
     def products(self) -> str:

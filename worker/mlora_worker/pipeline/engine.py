@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mlora_worker.lora.experts import adapt_experts
 from mlora_worker.lora.groups import Products
 from mlora_worker.lora.linear import Bound, adapt_linears
 from mlora_worker.lora.select import products_for
@@ -62,6 +63,7 @@ class StageEngine:
         self._groups = adapt_linears(
             stage.layers, stage.linears, stage.input_groups(), self._products, self._bound
         )
+        adapt_experts(stage.experts, self._bound)
         self._facts = facts_of(stage.architecture, stage.stages, stage.dtype)
         self._tasks: dict[str, LoadedTask] = {}
         self._flights: dict[int, _Flight] = {}
@@ -74,7 +76,9 @@ class StageEngine:
         if load.task in self._tasks:
             raise OutOfOrder(f"task {load.task} is already loaded")
         stage = self.stage
-        self._tasks[load.task] = load_task(load, state, self._groups, self._facts, stage.dtype, stage.device)
+        self._tasks[load.task] = load_task(
+            load, state, self._groups, stage.experts, self._facts, stage.dtype, stage.device
+        )
 
     def unload(self, task: str) -> None:
         """A task leaves; its microbatches in flight may still come back. All that it held is free then."""
@@ -258,9 +262,10 @@ class StageEngine:
         """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
         groups = bound_groups(self._groups, segments, tasks, evaluating=evaluating)
         prepared, magnitudes = self._products.prepare(groups), groups.magnitudes()
+        experts = groups.experts()
 
         def bind() -> None:
-            self._bound.groups, self._bound.magnitudes = prepared, magnitudes
+            self._bound.groups, self._bound.magnitudes, self._bound.experts = prepared, magnitudes, experts
 
         return bind
 

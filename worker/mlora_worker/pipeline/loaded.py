@@ -8,19 +8,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mlora_worker.frozen.experts import FrozenExperts
 from mlora_worker.lora.adapter import Adapter
 from mlora_worker.lora.bound import TaskPart, TaskProducts
+from mlora_worker.lora.experts import ExpertsPart, StackedPart
 from mlora_worker.lora.linear import InputGroup
 from mlora_worker.lora.magnitudes import GroupMagnitudes, Magnitude
 from mlora_worker.lora.optimizer import TaskOptimizer
+from mlora_worker.lora.stacked import Stacked
 from mlora_worker.lora.vera import AnyAdapter, VeraAdapter, projections
 from mlora_worker.model.facts import resolve_targets
 from mlora_worker.pipeline.results import OutOfOrder, StageState
-from mlora_worker.protocol import AdapterType, LoRAConfig, ModelFacts, Objective
+from mlora_worker.protocol import STACKED, AdapterType, LoRAConfig, ModelFacts, Objective
 from mlora_worker.storage.artifacts.aside import Aside
 from mlora_worker.storage.artifacts.task_state import PREFIXES
 from mlora_worker.stream.items import Load
-from mlora_worker.stream.targets import widest
+from mlora_worker.stream.targets import Target, widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class LoadedTask:
 
     def exported(self, aside: Aside) -> dict[str, Tensor]:
         """The adapter: float32 on the CPU, by PEFT's names with global layer indices."""
-        return self.adapter.named(aside.copy(self.adapter.parameters.detach()))
+        adapter = self.adapter
+        return adapter.named(adapter.to_files(aside.copy(adapter.parameters.detach())))
 
     def snapshot(self, aside: Aside) -> StageState:
         """A copy, on the CPU, of all that is needed to take the task up again after its last update."""
@@ -60,7 +64,7 @@ class LoadedTask:
             {
                 prefix + name: view
                 for prefix, flat in _flats(self.adapter, self.optimizer).items()
-                for name, view in self.adapter.named(aside.copy(flat)).items()
+                for name, view in self.adapter.named(self.adapter.to_files(aside.copy(flat))).items()
             },
         )
 
@@ -69,6 +73,7 @@ def load_task(
     load: Load,
     state: Mapping[str, Tensor] | None,
     groups: Sequence[InputGroup],
+    experts: Mapping[str, FrozenExperts],
     facts: ModelFacts,
     dtype: torch.dtype,
     device: torch.device,
@@ -79,11 +84,12 @@ def load_task(
     Raises UnknownTargetModule, InvalidTarget, OutOfOrder.
     """
     targets = adapted_of(groups, facts, load.lora)
-    adapter = _adapter(load, targets, groups, facts, dtype, device)
-    products = _products(adapter, targets, groups, load.lora)
+    stacked = stacked_of(experts, facts, load.lora)
+    adapter = _adapter(load, targets, [target for target, _ in stacked], groups, facts, dtype, device)
+    products = _products(adapter, targets, stacked, groups, load.lora)
     optimizer = TaskOptimizer(adapter, load.training, load.lora.loraplus_lr_ratio)
     if load.updates is not None:
-        if state is None and not targets:
+        if state is None and not targets and not stacked:
             state = {}  # nothing of it lies on this stage
         if state is None:
             raise OutOfOrder(f"task {load.task} is to be resumed, but its state is missing")
@@ -105,6 +111,7 @@ def load_task(
 def _adapter(
     load: Load,
     targets: Sequence[Adapted],
+    stacked: Sequence[Target],
     groups: Sequence[InputGroup],
     facts: ModelFacts,
     dtype: torch.dtype,
@@ -125,11 +132,26 @@ def _adapter(
         device=device,
         start=lora.init_lora_weights,
         magnitudes=lora.use_dora,
+        stacked=[
+            Stacked(
+                one.path,
+                one.file_path,
+                one.module.experts,
+                one.module.in_features,
+                one.module.out_features,
+                one.rank,
+            )
+            for one in stacked
+        ],
     )
 
 
 def _products(
-    adapter: AnyAdapter, targets: Sequence[Adapted], groups: Sequence[InputGroup], lora: LoRAConfig
+    adapter: AnyAdapter,
+    targets: Sequence[Adapted],
+    stacked: Sequence[tuple[Target, FrozenExperts]],
+    groups: Sequence[InputGroup],
+    lora: LoRAConfig,
 ) -> TaskProducts:
     parts = tuple(
         TaskPart(
@@ -145,7 +167,26 @@ def _products(
         )
         for own, stack, gradient in zip(targets, adapter.compute, adapter.gradients, strict=True)
     )
-    return TaskProducts(parts, lora.dropout, _magnitudes(adapter, parts, groups))
+    return TaskProducts(parts, lora.dropout, _magnitudes(adapter, parts, groups), _experts(adapter, stacked))
+
+
+def _experts(
+    adapter: AnyAdapter, stacked: Sequence[tuple[Target, FrozenExperts]]
+) -> Mapping[str, ExpertsPart]:
+    if isinstance(adapter, VeraAdapter):
+        return {}
+    parts: dict[str, dict[str, StackedPart]] = {}
+    modules: dict[str, FrozenExperts] = {}
+    pairs = zip(stacked, adapter.stacked_values, adapter.stacked_gradients, strict=True)
+    for (target, module), values, gradient in pairs:
+        path, _, name = target.path.rpartition(".")
+        parts.setdefault(path, {})[name] = StackedPart(values, gradient, target.scale)
+        modules[path] = module
+    gate_up, down = STACKED
+    return {
+        path: ExpertsPart(own.get(gate_up), own.get(down), *modules[path].halves)
+        for path, own in parts.items()
+    }
 
 
 def _magnitudes(
@@ -190,12 +231,21 @@ def adapted_of(groups: Sequence[InputGroup], facts: ModelFacts, lora: LoRAConfig
     return tuple(adapted)
 
 
+def stacked_of(
+    experts: Mapping[str, FrozenExperts], facts: ModelFacts, lora: LoRAConfig
+) -> tuple[tuple[Target, FrozenExperts], ...]:
+    """Parameters of ``experts`` that ``lora`` adapts, each with its module. Raises UnknownTargetModule, InvalidTarget."""
+    found = ((target, target.path.rpartition(".")[0]) for target in resolve_targets(facts, lora))
+    return tuple(
+        (target, experts[path]) for target, path in found if target.module.experts and path in experts
+    )
+
+
 def _take_up(
     adapter: AnyAdapter, optimizer: TaskOptimizer, updates: int, state: Mapping[str, Tensor]
 ) -> None:
     for prefix, flat in _flats(adapter, optimizer).items():
-        for name, view in adapter.named(flat).items():
-            view.copy_(state[prefix + name])
+        adapter.fill(flat, state, prefix)
     adapter.refresh()
     optimizer.restore(updates, *optimizer.moments)
 

@@ -12,7 +12,7 @@ from pydantic import (
 from mlora_worker.protocol.message import FolderUri, Message
 
 Entry = Annotated[str, Field(min_length=1, max_length=256)]  # name or pattern of modules: stream/targets.py
-Modules = Annotated[tuple[Entry, ...], Field(min_length=1, max_length=64)]
+Modules = Annotated[tuple[Entry, ...], Field(max_length=64)]
 _MODULES = (
     "The linear modules that get an adapter, as names such as q_proj, ends of paths such as self_attn.q_proj; patterns, "
     "which must match a whole path such as model.layers.3.self_attn.q_proj; or the single entry all-linear: every linear "
@@ -21,6 +21,10 @@ _MODULES = (
 WEIGHT = (
     ".weight"  # how the published name of a module ends that PEFT knows as a parameter (stream/targets.py)
 )
+EXPERTS, STACKED = (
+    "experts",
+    ("gate_up_proj", "down_proj"),
+)  # a module, and its parameters: one for all experts
 Rank = Annotated[int, Field(strict=True, ge=1, le=512)]
 Alpha = Annotated[float, Field(strict=True, gt=0, le=4096)]
 
@@ -59,6 +63,18 @@ DORA_WITH_DROPOUT = (
     "0, or remove useDora"
 )
 
+NO_TARGETS = (
+    "targetModules is empty: name modules such as q_proj, write all-linear, or name the experts' parameters in "
+    "targetParameters"
+)
+PLAIN_PARAMETERS = (
+    "targetParameters needs type lora, dropout 0, no useDora and no orthogonal start, since PEFT has no other adapters of "
+    "parameters: remove what differs, or remove targetParameters"
+)
+PARAMETERS_BY_LAYER = (
+    "layersToTransform says nothing of targetParameters in PEFT: remove it, and name the layers there, such as "
+    "layers.3.mlp.experts.down_proj"
+)
 VERA_ALONE = (
     "type vera has rank, dropout, dInitial and the choice of modules only: remove alpha, rankPattern, alphaPattern, "
     "useRslora, useDora, initLoraWeights and loraplusLrRatio"
@@ -87,6 +103,11 @@ class LoRAConfig(Message):
         description="Probability that an element of the adapter's input is zeroed while training.",
     )
     target_modules: Modules = Field(default=("q_proj", "v_proj"), description=_MODULES)
+    target_parameters: Modules = Field(
+        default=(),
+        description="Parameters of routed experts that get an adapter for each expert, as ends of paths: "
+        "mlp.experts.gate_up_proj, mlp.experts.down_proj. dropout must be 0.",
+    )
     exclude_modules: Annotated[tuple[Entry, ...], Field(max_length=64)] = Field(
         default=(),
         description="Names or patterns of modules that targetModules selects but that get no adapter.",
@@ -137,6 +158,14 @@ class LoRAConfig(Message):
         """Why no model can have such an adapter."""
         if self.init_lora_weights not in STARTS:
             return OTHER_START
+        if not self.target_modules and not self.target_parameters:
+            return NO_TARGETS
+        if self.target_parameters:
+            orthogonal = self.init_lora_weights is InitialWeights.ORTHOGONAL
+            if self.type is not AdapterType.LORA or self.use_dora or self.dropout > 0 or orthogonal:
+                return PLAIN_PARAMETERS
+            if self.layers_to_transform:
+                return PARAMETERS_BY_LAYER
         if self.init_lora_weights is InitialWeights.ORTHOGONAL and any(
             rank % 2 for rank in (self.rank, *self.rank_pattern.values())
         ):
@@ -164,6 +193,8 @@ class LoRAConfig(Message):
         what vLLM does not serve."""
         if self.use_dora or self.type is AdapterType.VERA:
             return None
+        if {name.rpartition(".")[2] for name in self.target_parameters} not in (set(), set(STACKED)):
+            return None  # of experts, both parameters or none
         largest = max((self.rank, *self.rank_pattern.values()))
         return next(rank for rank in SERVED_RANKS if rank >= largest)
 
@@ -171,8 +202,19 @@ class LoRAConfig(Message):
         """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
         by one."""
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
-        modules = (self.target_modules, self.exclude_modules, self.layers_to_transform)
+        modules = (
+            self.target_modules,
+            self.target_parameters,
+            self.exclude_modules,
+            self.layers_to_transform,
+        )
         return hash((self.rank, self.alpha, self.dropout, modules, figures))
+
+
+def is_parameter(name: str) -> bool:
+    """Whether a published name is one of PEFT's ``target_parameters``, and not of its ``target_modules``."""
+    *_, module, own = ("", *name.split("."))
+    return name.endswith(WEIGHT) or (module == EXPERTS and own in STACKED)
 
 
 _FIELDS = tuple(LoRAConfig.model_fields)

@@ -19,7 +19,8 @@ PROTOCOL_VERSION = 1
 # 5: Report.held; 6: DataCounts.first_dropped_in; 7: StageReport.parameters, products, quantized
 # 8: DataCounts.format, TaskReport.preference, EvaluationRecord.preference; 9: ModelFacts.experts
 # 10: PreferenceRecord.kl and what it may leave out, DatasetFormat.UNPAIRED_PREFERENCE
-REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 10
+# 11: ExpertShape.path
+REPORT_HEADER, REPORT_FORMAT = "X-MLoRA-Report", 11
 
 
 class Message(BaseModel):

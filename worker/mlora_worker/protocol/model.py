@@ -61,6 +61,14 @@ class ExpertShape(Message):
     in_peft: Annotated[tuple[Word, ...], Field(max_length=16, fail_fast=True)] = Field(
         default=(), description="Names in target modules that PEFT takes for them and for their router."
     )
+    # From report format 11 on, or left out:
+    path: LongName | None = Field(
+        default=None, description="Their path, with * for the layer: model.layers.*.mlp.experts."
+    )
+
+    def path_in(self, layer: int) -> str | None:
+        """None: nothing is known of it, so no adapter can be on them."""
+        return None if self.path is None else self.path.replace("*", str(layer), 1)
 
 
 class ModelFacts(Message):
@@ -92,6 +100,11 @@ class ModelFacts(Message):
             raise ValueError(f"modules: more than {MOST_MODULES} in all layers together")
         if sum(module.count * len(module.path) for module in self.modules) > MOST_PATHS:
             raise ValueError(f"modules: their paths have more than {MOST_PATHS} characters together")
+        stacks = [shape for shape in self.experts or () if shape.path is not None]
+        if sum(stack.count for stack in stacks) > self.layers:
+            raise ValueError(f"experts: more than one block in some of {self.layers} layers")
+        if any(stack.first_layer + stack.count > self.layers for stack in stacks):
+            raise ValueError(f"experts: some would be in a layer beyond the last of {self.layers}")
         for module in self.modules:
             if module.path.count(".") >= MOST_PARTS or module.name.count(".") >= MOST_PARTS:
                 raise ValueError(f"modules: a path has more than {MOST_PARTS} parts")

@@ -309,6 +309,9 @@ class Report(Message):
             known = known.model_copy(update={"stages": stages})
         if format < 9 and known.facts is not None and known.facts.experts is not None:
             known = known.model_copy(update={"facts": known.facts.model_copy(update={"experts": None})})
+        elif format < 11 and known.facts is not None and known.facts.experts is not None:
+            nameless = tuple(shape.model_copy(update={"path": None}) for shape in known.facts.experts)
+            known = known.model_copy(update={"facts": known.facts.model_copy(update={"experts": nameless})})
         return known.model_copy(update={"tasks": tuple(_understood_by(format, task) for task in self.tasks)})
 
 

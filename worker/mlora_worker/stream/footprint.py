@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 
-from mlora_worker.protocol import ModelFacts
-from mlora_worker.stream.targets import Module, modules_of
+from mlora_worker.protocol import STACKED, ModelFacts
+from mlora_worker.stream.modules import Module, modules_of, parameters_of
 
 # Numbers that a token leaves in each module that an adapter adapts, by its path (``targets.kept_of``).
 Ranks = Mapping[str, int]
@@ -64,7 +64,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ModuleGroup:
-    """Modules of one decoder layer that read the same input."""
+    """Modules of one decoder layer that read the same input; or a parameter of its routed experts."""
 
     layer: int
     inputs: int  # length of the input
@@ -76,7 +76,9 @@ def input_groups(
     facts: ModelFacts, stage: int, names: Sequence[Sequence[str]] = ()
 ) -> tuple[ModuleGroup, ...]:
     """The groups of ``stage``, layer by layer, in the order of their calls. ``names``: those of a layer as the stage
-    reports them; what is not named there is taken to read an input of its own, which is never too little."""
+    reports them; what is not named there is taken to read an input of its own, which is never too little. Behind them are
+    the parameters of the layer's routed experts: for what goes into gate and up, the hidden states are kept; what goes into
+    down is made again."""
     return _input_groups(facts, stage, tuple(map(tuple, names)))
 
 
@@ -86,6 +88,9 @@ def _input_groups(
 ) -> tuple[ModuleGroup, ...]:
     groups = []
     own = (module for module in modules_of(facts) if module.stage == stage)
+    experts: defaultdict[int, list[Module]] = defaultdict(list)
+    for parameter in parameters_of(facts):
+        experts[parameter.layer].append(parameter)
     for layer, members in groupby(own, key=lambda module: module.layer):
         left = {module.path: module for module in members}
         ends = _by_end(left.values())
@@ -99,6 +104,10 @@ def _input_groups(
         groups += [
             ModuleGroup(layer, module.in_features, module.out_features, (module.path,))
             for module in left.values()
+        ]
+        groups += [
+            ModuleGroup(layer, one.in_features if one.name == STACKED[0] else 0, 0, (one.path,))
+            for one in experts[layer]
         ]
     return tuple(groups)
 

@@ -9,8 +9,9 @@ that one counts is the memory that the other takes.
 2. ``excludeModules`` takes away, by the same rules; ``layersToTransform`` keeps those layers alone.
 3. ``rankPattern`` and ``alphaPattern`` give other figures to the modules whose path ends with a key, which may be a
    pattern.
-4. Only linear modules of the decoder layers count: never the head, never the embeddings, nor routed experts and their
-   router. Where PEFT's ``all-linear`` means these, too, it is refused: it would train less here than there.
+4. ``targetParameters`` names the parameters of routed experts (``parameters``).
+5. Nothing else counts: never the head, never the embeddings, nor routers. Where PEFT's ``all-linear`` means experts and
+   routers, too, it is refused: it would train less here than there.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TypeVar
 
-from mlora_worker.protocol import WEIGHT, AdapterType, FailureReason, LoRAConfig, ModelFacts
+from mlora_worker.protocol import STACKED, WEIGHT, AdapterType, FailureReason, LoRAConfig, ModelFacts
 from mlora_worker.stream.entries import MOST_WORK, Chosen, Entries, Paths, check_work, entries_of, shown
 from mlora_worker.stream.entries import Misfit as Misfit
+from mlora_worker.stream.modules import Module, adaptable_of, file_path, modules_of, parameters_of
+from mlora_worker.stream.parameters import chosen_parameters
 from mlora_worker.stream.patterns import is_name
 
 ALL_LINEAR = "all-linear"
@@ -38,24 +41,8 @@ _Figure = TypeVar("_Figure", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """A linear module of a decoder layer."""
-
-    path: str  # in the whole model, such as model.layers.3.self_attn.q_proj
-    inside: str  # in its layer: self_attn.q_proj
-    stage: int
-    layer: int
-    in_features: int
-    out_features: int
-
-    @property
-    def name(self) -> str:
-        return self.inside.rpartition(".")[2]
-
-
-@dataclass(frozen=True, slots=True)
 class Target:
-    """A module that gets an adapter."""
+    """A module that gets an adapter, or a parameter of routed experts, of which each expert gets one."""
 
     module: Module
     rank: int
@@ -63,10 +50,16 @@ class Target:
     scale: float  # what its product is multiplied by
     dora: bool  # a magnitude for each output
     vera: bool  # two vectors are trained, and no matrix
+    file_path: str  # what the names of its tensors begin with in PEFT's files
 
     @property
     def path(self) -> str:
         return self.module.path
+
+    @property
+    def rows(self) -> int:
+        """Of A, and columns of B, as PEFT's files have them: those of all experts are one matrix."""
+        return self.rank * self.module.matrices
 
     @property
     def parameters(self) -> int:
@@ -74,18 +67,7 @@ class Target:
         if self.vera:
             return self.rank + self.module.out_features
         magnitudes = self.module.out_features if self.dora else 0
-        return self.rank * (self.module.in_features + self.module.out_features) + magnitudes
-
-
-@lru_cache(maxsize=64)
-def modules_of(facts: ModelFacts) -> tuple[Module, ...]:
-    """All linear modules of the decoder layers, layer by layer, in the order of a layer's own."""
-    found = [
-        Module(shape.path_in(layer), shape.inside, shape.stage, layer, shape.in_features, shape.out_features)
-        for shape in facts.modules
-        for layer in range(shape.first_layer, shape.first_layer + shape.count)
-    ]
-    return tuple(sorted(found, key=lambda module: module.layer))
+        return self.rows * (self.module.in_features + self.module.out_features) + magnitudes
 
 
 @lru_cache(maxsize=16)  # megabytes each
@@ -93,22 +75,42 @@ def _paths_of(facts: ModelFacts) -> Paths:
     return Paths(tuple(module.path for module in modules_of(facts)))
 
 
+@lru_cache(maxsize=16)
+def _adaptable_paths(facts: ModelFacts) -> Paths:
+    """Of parameters, too, which figures of their own may be for."""
+    return Paths(tuple(one.path for one in adaptable_of(facts))) if parameters_of(facts) else _paths_of(facts)
+
+
 @lru_cache(maxsize=64)
 def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
-    """The modules that ``lora`` adapts, layer by layer. Raises Misfit."""
+    """The modules and parameters that ``lora`` adapts, layer by layer. Raises Misfit."""
     if lora.refusal is not None:
         raise Misfit(FailureReason.INVALID_SPEC, f"lora: {lora.refusal}")
     modules, paths, entries = modules_of(facts), _paths_of(facts), entries_of(lora)
-    check_work(entries, paths)
+    adaptable, all_paths = adaptable_of(facts), _adaptable_paths(facts)
+    check_work(entries, all_paths)
     asked = entries.targets.matched(paths)
     chosen = _in_layers(lora, facts, _asked(lora, facts, asked, modules), asked, modules)
     chosen = _excluded(chosen, entries.excluded.matched(paths), modules)
-    ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, modules, paths)
-    alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, modules, paths)
+    chosen |= chosen_parameters(facts, lora) << len(modules)
+    ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, adaptable, all_paths)
+    alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, adaptable, all_paths)
     vera = lora.type is AdapterType.VERA
+    picked = _picked(adaptable, chosen)
+    blocks = Counter(one.path.rpartition(".")[0] for one in picked if one.experts)
     targets = tuple(
-        Target(module, rank, alpha, 1.0 if vera else _scale(lora, rank, alpha), lora.use_dora, vera)
-        for module, rank, alpha in zip(_picked(modules, chosen), ranks, alphas, strict=True)
+        Target(
+            module,
+            rank,
+            alpha,
+            1.0 if vera else _scale(lora, rank, alpha),
+            lora.use_dora,
+            vera,
+            file_path(module.path, blocks[module.path.rpartition(".")[0]] > 1)
+            if module.experts
+            else module.path,
+        )
+        for module, rank, alpha in zip(picked, ranks, alphas, strict=True)
     )
     for target in targets:
         side = min(target.module.in_features, target.module.out_features)
@@ -120,14 +122,14 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
                 "out by excludeModules",
             )
     _check_whole_weights(lora, facts, targets)
-    return targets
+    return tuple(sorted(targets, key=lambda target: target.module.layer))
 
 
 def _check_whole_weights(lora: LoRAConfig, facts: ModelFacts, targets: Iterable[Target]) -> None:
     """What PEFT can say of modules that it knows by their weight alone."""
     expert_names = _expert_names(facts, lora.type)
     for target in targets:
-        if target.module.name not in expert_names:
+        if target.module.name not in expert_names or target.module.experts:
             continue
         own = target.rank != lora.rank or target.alpha != lora.alpha
         if lora.dropout or lora.use_dora or own:
@@ -147,7 +149,7 @@ def _scale(lora: LoRAConfig, rank: int, alpha: float) -> float:
 def steps_of(facts: ModelFacts, lora: LoRAConfig) -> int:
     """That it takes at most to find the targets: what patterns cost, see ``entries.MOST_WORK``."""
     try:
-        return min(entries_of(lora).size * _paths_of(facts).characters, MOST_WORK)
+        return min(entries_of(lora).size * _adaptable_paths(facts).characters, MOST_WORK)
     except Misfit:
         return MOST_WORK
 
@@ -159,14 +161,18 @@ def ranks_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
         return {target.path: target.rank for target in targets_of(facts, lora)}
     except Misfit:
         found = _union(map(_paths_of(facts).ending_with, lora.target_modules))
-        return {module.path: lora.rank for module in _picked(modules_of(facts), found)}
+        experts = [one for one in parameters_of(facts) if one.inside.endswith(tuple(lora.target_parameters))]
+        return {module.path: lora.rank for module in (*_picked(modules_of(facts), found), *experts)}
 
 
 @lru_cache(maxsize=256)
 def kept_of(facts: ModelFacts, lora: LoRAConfig) -> Mapping[str, int]:
-    """Numbers that a token leaves in each adapted module for the backward, by path: the low-rank activations, and with DoRA
-    the outputs before they are multiplied."""
+    """Numbers that a token leaves in each adapted module for the backward, by path: the low-rank activations, of each
+    expert that it goes through, and with DoRA the outputs before they are multiplied."""
     ranks = ranks_of(facts, lora)
+    if lora.target_parameters:
+        active = {one.path: one.active for one in parameters_of(facts)}
+        ranks = {path: rank * active.get(path, 1) for path, rank in ranks.items()}
     if not lora.use_dora:
         return ranks
     outputs = {module.path: module.out_features for module in modules_of(facts)}
@@ -187,24 +193,25 @@ def published_names(
     A module's bare name where all modules of that name are adapted; else its path in the layer where it is adapted in every
     layer; else its whole path. ``is_part``: the whole model has other modules, too, whose names nobody knows here, so
     whole paths alone are sure. Where PEFT takes a name for routed experts, it is the module's weight: a
-    ``target_parameters``.
+    ``target_parameters``. So are the parameters of experts, by their path in the layer, or whole ones.
     """
-    modules = modules_of(facts)
+    modules = adaptable_of(facts)
     targets = tuple(targets)
     paths = {target.path for target in targets}
     if is_part:
         return tuple(sorted(paths))
-    names = Counter(module.name for module in modules)
+    names = Counter(module.name for module in modules if not module.experts)
     insides = Counter(module.inside for module in modules)
     own = [module for module in modules if module.path in paths]
-    own_names, own_insides = Counter(m.name for m in own), Counter(m.inside for m in own)
+    own_names = Counter(module.name for module in own if not module.experts)
+    own_insides = Counter(module.inside for module in own)
     kind = AdapterType.VERA if any(target.vera for target in targets) else AdapterType.LORA
     expert_names = _expert_names(facts, kind)
     entries = {
         _whole_weight(module, insides[module.inside] == own_insides[module.inside])
-        if module.name in expert_names
+        if module.name in expert_names and not module.experts
         else module.name
-        if own_names[module.name] == names[module.name]
+        if not module.experts and own_names[module.name] == names[module.name]
         else module.inside
         if own_insides[module.inside] == insides[module.inside] and _is_unambiguous(module.inside, insides)
         else module.path
@@ -242,15 +249,16 @@ def _asked(
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"targetModules: in PEFT, {ALL_LINEAR} adapts the routed experts and the router of this model, too, and "
-                f"those get no adapter here: name the modules, such as [{', '.join(names)}]",
+                f"a router gets no adapter here: name the modules, such as [{', '.join(names)}], and the experts in "
+                "targetParameters",
             )
         return (1 << len(modules)) - 1
     expert_names = _expert_names(facts, lora.type)
     routed = [entry for entry in asked if is_name(entry) and entry.rpartition(".")[2] in expert_names]
     if routed:
         there = _picked(modules, _union(asked[entry] for entry in routed))
-        told = f"targetModules: in PEFT, {shown(routed)} means the routed experts and the router of this model, and those "
-        told += "get no adapter here: remove it"
+        told = f"targetModules: in PEFT, {shown(routed)} means the routed experts or the router of this model: remove it, "
+        told += f"and name experts in targetParameters ({' or '.join(STACKED)}); a router gets no adapter"
         if there:
             told += (
                 f", or write a pattern, which matches linear modules alone, such as .*\\.{there[0].inside}"
@@ -260,7 +268,7 @@ def _asked(
     if unknown:
         told = _unknown("targetModules", unknown, modules)
         if facts.experts:
-            told += "; routed experts and their router get no adapter"
+            told += "; routed experts belong in targetParameters, and a router gets no adapter"
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, told)
     return _union(asked.values())
 
@@ -304,7 +312,7 @@ def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], modules: Sequence[
             )
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
     kept = chosen & ~_union(excluded.values())
-    if not kept:
+    if chosen and not kept:
         raise Misfit(FailureReason.INVALID_SPEC, "excludeModules excludes all of targetModules")
     return kept
 

@@ -52,7 +52,17 @@ def _head(task: JSON, now: datetime) -> Iterator[Line]:
         yield "pipeline", status["pipeline"]
 
 
-_LORA = ("type", "rank", "alpha", "dropout", "useRslora", "useDora", "loraplusLrRatio", "targetModules")
+_LORA = (
+    "type",
+    "rank",
+    "alpha",
+    "dropout",
+    "useRslora",
+    "useDora",
+    "loraplusLrRatio",
+    "targetModules",
+    "targetParameters",
+)
 
 
 def _spec(spec: JSON) -> Iterator[Line]:

@@ -79,7 +79,16 @@ class ModelRequests:
 def text_of(lora: LoRAConfig) -> int:
     """Characters of all names and patterns."""
     return sum(
-        map(len, (*lora.target_modules, *lora.exclude_modules, *lora.rank_pattern, *lora.alpha_pattern))
+        map(
+            len,
+            (
+                *lora.target_modules,
+                *lora.target_parameters,
+                *lora.exclude_modules,
+                *lora.rank_pattern,
+                *lora.alpha_pattern,
+            ),
+        )
     )
 
 

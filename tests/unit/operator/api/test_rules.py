@@ -37,6 +37,10 @@ GOOD_TASKS: dict[str, dict[str, Any]] = {
         "evaluation": {"everySteps": 5},
         "dataset": {"uri": "s3://data/a.jsonl", "heldOut": 0.1},
     },
+    "experts alone": {
+        "lora": {"targetModules": [], "targetParameters": ["experts.down_proj"], "useRslora": True}
+    },
+    "experts with LoRA+": {"lora": {"targetParameters": ["experts.down_proj"], "loraplusLrRatio": 4}},
     "DoRA": {"lora": {"useDora": True, "useRslora": True, "loraplusLrRatio": 4}},
     "VeRA": {"lora": {"type": "vera", "rank": 256, "dropout": 0.1, "dInitial": 0.2}},
     "Lion with its own betas": {"training": {"optimizer": {"type": "lion", "beta1": 0.95, "beta2": 0.98}}},
@@ -197,6 +201,25 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         {"lora": {"useDora": True, "dropout": 0.1}},
         "lora",
         "set dropout to 0, or remove useDora",
+    ),
+    "no module": ({"lora": {"targetModules": []}}, "lora", "targetModules is empty"),
+    **{
+        f"experts with {name}": (
+            {"lora": {"targetParameters": ["experts.down_proj"], name: value}},
+            "lora",
+            "targetParameters needs type lora, dropout 0, no useDora",
+        )
+        for name, value in {
+            "dropout": 0.1,
+            "useDora": True,
+            "type": "vera",
+            "initLoraWeights": "orthogonal",
+        }.items()
+    },
+    "experts of some layers": (
+        {"lora": {"targetParameters": ["experts.down_proj"], "layersToTransform": [1]}},
+        "lora",
+        "name the layers there",
     ),
     **{
         f"VeRA with {name}": ({"lora": {"type": "vera", name: value}}, "lora", "type vera has rank, dropout")

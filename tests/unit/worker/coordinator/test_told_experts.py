@@ -8,7 +8,18 @@ from pydantic import ValidationError
 from mlora_worker.protocol import REPORT_FORMAT, ExpertShape, Report
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
-EXPERTS = (ExpertShape(stage=1, first_layer=2, count=2, experts=8, active=2, width=16, in_peft=("gate",)),)
+EXPERTS = (
+    ExpertShape(
+        stage=1,
+        first_layer=2,
+        count=2,
+        experts=8,
+        active=2,
+        width=16,
+        in_peft=("gate",),
+        path="model.layers.*.mlp.experts",
+    ),
+)
 
 
 def report(experts: tuple[ExpertShape, ...] | None) -> Report:
@@ -18,6 +29,13 @@ def report(experts: tuple[ExpertShape, ...] | None) -> Report:
 
 def test_a_reader_of_a_former_format_is_told_nothing_of_them() -> None:
     assert "experts" not in report(EXPERTS).as_understood_by(8).to_json()
+
+
+def test_a_reader_of_a_former_format_is_not_told_their_path() -> None:
+    said = report(EXPERTS).as_understood_by(10)
+    assert said.facts is not None
+    assert said.facts.experts == (EXPERTS[0].model_copy(update={"path": None}),)
+    assert '"path":"model.layers.*.mlp.experts"' not in said.to_json()
 
 
 def test_a_reader_of_this_format_is_told() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softmax
 
-from mlora_worker.frozen.experts import CutRouter, FrozenExperts, SegmentTokens
+from mlora_worker.frozen.experts import MOST_ROWS, CutRouter, FrozenExperts, SegmentTokens, _at_once
 from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.linear import Freeze
@@ -95,8 +95,15 @@ if available(torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("freeze", FREEZES)
-@pytest.mark.parametrize("own", [1, 3, 10, 70])
-def test_a_segment_has_the_bits_of_itself_alone(freeze: str, dtype: torch.dtype, own: int) -> None:
+@pytest.mark.parametrize(
+    "own", [1, 3, 10, 70, -70], ids=lambda own: f"{own} rows" if own > 0 else "in pieces"
+)
+def test_a_segment_has_the_bits_of_itself_alone(
+    freeze: str, dtype: torch.dtype, own: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own < 0:
+        monkeypatch.setattr("mlora_worker.frozen.experts.MOST_ROWS", 8)
+        own = -own
     if freeze == "oneDNN" and not available(dtype):
         pytest.skip("oneDNN does not multiply this type here")
     module = experts(dtype, FREEZES[freeze])
@@ -140,6 +147,21 @@ def test_rows_that_nobody_cuts_are_multiplied_together() -> None:
     module.segments.counts = ()
     module(random(9, 1), chosen, torch.ones(9, 1))
     assert seen == [9] * 3
+
+
+def test_no_more_rows_of_an_expert_are_worked_on_at_a_time_than_a_bound() -> None:
+    """However many tokens choose it; and what is cut, is cut by its own rows alone."""
+    for counts in ((3, 0, 1000, 40, 250), (257,), (256, 256), (1, 255, 1)):
+        groups = list(_at_once(counts))
+        assert all(sum(rows for _, rows in parts) <= MOST_ROWS for parts in groups)
+        own = [
+            [rows for parts in groups for segment, rows in parts if segment == at]
+            for at in range(len(counts))
+        ]
+        assert [sum(each) for each in own] == list(counts)
+        for count, each in zip(counts, own, strict=True):
+            alone = [rows for parts in _at_once((count,)) for _, rows in parts]
+            assert each == alone
 
 
 def test_experts_that_nobody_chose_cost_nothing() -> None:

@@ -21,9 +21,9 @@ def expected_tensors(targets: Iterable[Target]) -> dict[str, tuple[int, ...]]:
             inward, outward = vera_keys(target.path)
             shapes[inward], shapes[outward] = (target.rank,), (target.module.out_features,)
             continue
-        name_a, name_b = peft_keys(target.path)
-        shapes[name_a] = (target.rank, target.module.in_features)
-        shapes[name_b] = (target.module.out_features, target.rank)
+        name_a, name_b = peft_keys(target.file_path)
+        shapes[name_a] = (target.rows, target.module.in_features)
+        shapes[name_b] = (target.module.out_features, target.rows)
         if target.dora:
             shapes[magnitude_key(target.path)] = (target.module.out_features,)
     return shapes

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from mlora_worker.protocol import (
     MANIFEST_NAME,
-    WEIGHT,
     AdapterDtype,
     AdapterInfo,
     AdapterManifest,
@@ -33,6 +32,7 @@ from mlora_worker.protocol import (
     ManifestFile,
     ModelSource,
     TaskPlan,
+    is_parameter,
 )
 from mlora_worker.storage.artifacts.existing_output import check_free, remove_mark, set_mark
 from mlora_worker.storage.artifacts.model_card import model_card
@@ -71,7 +71,7 @@ def adapter_config(
 ) -> dict[str, Any]:
     """PEFT's adapter_config.json. ``base_model`` is what the user wrote, never a path in a pod;
     ``target_modules`` are resolved module names or paths, never ``all-linear`` or patterns, so nothing is left to exclude.
-    Those that are weights (they end with ``WEIGHT``) become ``target_parameters``, which PEFT 0.17 and later know.
+    Those that are parameters (``is_parameter``) become ``target_parameters``, which PEFT 0.17 and later know.
     ``fan_in_fan_out``: the base has its weights transposed (GPT-2). ``seed``: what VeRA's random matrices follow from.
 
     PEFT refuses a file with a field that its version does not know. So what came after 0.5 stands there only where it is
@@ -79,7 +79,7 @@ def adapter_config(
     """
     if not base_model.strip() or not target_modules:
         raise ValueError("the configuration of an adapter needs a base model and target modules")
-    parameters = sorted({name for name in target_modules if name.endswith(WEIGHT)})
+    parameters = sorted({name for name in target_modules if is_parameter(name)})
     every = {
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,

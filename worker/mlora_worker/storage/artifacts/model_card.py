@@ -61,7 +61,8 @@ def model_card(
     """
     name, revision = config["base_model_name_or_path"], config["revision"]
     base = json.dumps(name, ensure_ascii=False)
-    within = any(path.startswith(_TEXT_PART) for path in config["target_modules"])
+    adapted = (*config["target_modules"], *config.get("target_parameters", ()))
+    within = any(path.startswith(_TEXT_PART) for path in adapted)
     loader = "AutoModelForImageTextToText" if within else "AutoModelForCausalLM"
     pinned = f", revision={json.dumps(revision, ensure_ascii=False)}" if revision else ""
     parts = [
@@ -89,7 +90,8 @@ def model_card(
         "smallest --max-lora-rank of vLLM": task.lora.served_rank,
         "dropout": task.lora.dropout,
         "kind": _kind(task),
-        "target modules": _listed(config["target_modules"]),
+        "target modules": _listed(config["target_modules"]) or None,
+        "target parameters": _listed(config.get("target_parameters", ())) or None,
         "weights' type": task.output_dtype.value,
         "base model revision": revision,
         "base model quantisation": quantization,

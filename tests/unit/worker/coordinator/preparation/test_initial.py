@@ -169,7 +169,7 @@ def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, co
     [
         {"lora_bias": True},
         {"layer_replication": [[0, 2]]},
-        {"target_parameters": ["mlp.experts.down_proj"]},
+        {"target_parameters": ["embed_tokens"]},
         {"trainable_token_indices": [1]},
         {"alora_invocation_tokens": [1, 2]},
         {"use_qalora": True},
@@ -186,10 +186,10 @@ def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_name(
         read_initial(folder, URI, LORA, TARGETS)
 
 
-def test_weights_of_linear_modules_among_its_parameters_are_taken(folder: MemoryStore) -> None:
-    """So PEFT knows modules that share a name with routed experts; which they are, the tensors' names say."""
+def test_weights_of_linear_modules_and_experts_among_its_parameters_are_taken(folder: MemoryStore) -> None:
+    """So PEFT knows experts, and modules that share a name with them; which they are, the tensors' names say."""
     config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
-    change = {"target_parameters": ["mlp.shared_experts.up_proj.weight"]}
+    change = {"target_parameters": ["mlp.shared_experts.up_proj.weight", "mlp.experts.down_proj"]}
     folder.write(f"{URI}/adapter_config.json", json.dumps(config | change).encode())
     assert read_initial(folder, URI, LORA, TARGETS)
 
