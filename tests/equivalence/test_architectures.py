@@ -108,12 +108,12 @@ _QWEN3_5 = ["qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"]
 _DELTA_NETS = [*_QWEN3_5, "qwen3_next"]
 _MAMBAS = ["granitemoehybrid", "granitemoehybrid without experts, with positions"]
 _WITH_STATES = [*_DELTA_NETS, *_MAMBAS]
-_HYBRIDS = ["lfm2", "lfm2 with biases", "lfm2_moe", *_WITH_STATES]
+_HYBRIDS = ["lfm2", "lfm2 with biases", "lfm2_vl", "lfm2_moe", *_WITH_STATES]
 _NORMS_OF_HEADS = [
     "cohere", "exaone4", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "glm4_moe", "lfm2_moe", "olmo2", "olmo3",
     "olmoe", "qwen3",
     "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", *_DELTA_NETS, "apertus", "dots1", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "minimax_m2",
+    "internvl", "minimax_m2",
 ]  # fmt: skip
 _GEMMA4_MOE = ["gemma4 of experts", "gemma4_text of experts"]
 _MIXTURES = [*MIXTURES, *_GEMMA4_MOE]
@@ -125,7 +125,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "llava of mistral", "ministral",
         "mistral", "mistral3", "gpt_oss", "mixtral", "olmo3", "phi3, partly rotated, windows", "qwen2",
         "qwen2_5_vl with windows", "qwen3 with windows", "qwen3_moe, experts in each second layer, windows",
-        "smollm3 with windows", "starcoder2", "dots1"]),
+        "smollm3 with windows", "starcoder2", "dots1", "aya_vision", "cohere2_vision"]),
     (without.capped_scores, EACH, ["gemma2"]),
     (without.scale_of_scores, EACH, [
         "gemma2", "gemma3", "gemma3_text", "gpt2", "gpt2, scores not scaled, a head of its own", "granite",
@@ -137,7 +137,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
         "glm4_moe", "gpt2", "gpt_bigcode", "gpt_neox", "gpt_oss",
         "granitemoehybrid", "lfm2 with biases", "llama with biases", "llava of qwen2", "llava_onevision", "qwen2",
         "qwen2_5_vl",
-        "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe"]),
+        "qwen2_vl", "seed_oss", "starcoder2", "hunyuan_v1_dense", "qwen2_moe", "glm4v", "internvl of qwen2"]),
     (without.further_experts, EACH, _MIXTURES),
     (without.weights_of_experts, EACH, _MIXTURES),
     (without.norm_of_experts_weights, EACH, [
@@ -167,7 +167,7 @@ FEATURES: list[tuple[Callable[[Stage], Stage], tuple[int, ...], list[str]]] = [
     (without.turned_weights, EACH, ["gpt2"]),
     (without.parallel_residuals, EACH, ["gpt_neox"]),
     (without.factor_of_residuals, EACH, ["granite", "granitemoe", "granitemoehybrid", "granitemoeshared"]),
-    (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3"]),
+    (without.layers_without_positions, EACH, ["cohere2", "exaone4", "smollm3", "aya_vision", "cohere2_vision"]),
     (without.scaled_frequencies, EACH, [
         "deepseek_v3", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "llama", "llama, linear", "llama, yarn",
         "olmo3", "deepseek_v2", "hunyuan_v1_dense", "hunyuan_v1_moe"]),

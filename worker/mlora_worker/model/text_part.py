@@ -41,13 +41,19 @@ _STORED: Final = (
 _PLAIN = Family()
 _LLAVA = {kind: FAMILIES[kind] for kind in ("llama", "mistral", "qwen2")}
 
+_COHERE2 = replace(FAMILIES["cohere2"], logit_factor=None)  # nor are logits scaled, whatever it says
 _QWEN3_VL_MOE = Family(experts=ExpertNames(turned=True), without=("output_router_logits",))
 
 # By the type of the whole model and that of its text part. Some have no type of their own for that.
 TEXT_PARTS: Final[Mapping[str, Mapping[str, Family]]] = {
+    "aya_vision": {"cohere2": _COHERE2},
+    "cohere2_vision": {"cohere2": _COHERE2},
     # The whole model does not cap logits, whatever its text part's configuration says.
     "gemma3": {"gemma3_text": replace(FAMILIES["gemma3_text"], logit_cap=None)},
     "gemma4": {"gemma4_text": FAMILIES["gemma4_text"]},
+    "glm4v": {"glm4v_text": _PLAIN},
+    "internvl": {kind: FAMILIES[kind] for kind in ("llama", "qwen2", "qwen3")},
+    "lfm2_vl": {"lfm2": FAMILIES["lfm2"]},
     "llava": _LLAVA,
     "llava_next": _LLAVA,
     "llava_onevision": {"qwen2": FAMILIES["qwen2"]},
