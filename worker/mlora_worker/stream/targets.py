@@ -364,7 +364,10 @@ def _unknown(field: str, entries: Sequence[str], modules: Sequence[Module]) -> s
     names = tuple(dict.fromkeys(module.name for module in modules))
     told = f"{field}: {shown(entries)} is not a linear module of the model's decoder layers"
     if any(entry.rpartition(".")[2] in _OUTSIDE for entry in entries):
-        told += " (the head and the embeddings never get an adapter: they hold for all tasks as they are)"
+        told += (
+            " (the head and the embeddings never get an adapter: they hold for all tasks as they are; for new tokens train "
+            "the base's embeddings first, and serve that base)"
+        )
     near = [
         near
         for entry in entries[:_COMPARED]

@@ -115,7 +115,7 @@ def test_modules_are_chosen_layer_by_layer(
             {"target_modules": ("lm_head",)},
             "lm_head .*the head and the embeddings never get an adapter",
         ),
-        ("the embeddings", {"target_modules": ("wte",)}, "never get an adapter"),
+        ("the embeddings", {"target_modules": ("wte",)}, "for new tokens train the base.s embeddings first"),
         ("a norm", {"target_modules": ("ln_1",)}, "ln_1 is not a linear module"),
         ("half of a name", {"target_modules": ("proj",)}, "proj is not a linear module"),
         ("a layer", {"target_modules": ("h.0",)}, "h.0 is not a linear module"),

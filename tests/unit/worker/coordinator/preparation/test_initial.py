@@ -155,6 +155,13 @@ def test_an_adapter_that_changed_its_base_is_refused(folder: MemoryStore, start:
         read_initial(folder, URI, LORA, TARGETS)
 
 
+@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "eva"])
+def test_an_adapter_that_left_its_base_alone_is_taken(folder: MemoryStore, start: bool | str) -> None:
+    config = json.loads(folder.read(f"{URI}/adapter_config.json", MOST))
+    folder.write(f"{URI}/adapter_config.json", json.dumps(config | {"init_lora_weights": start}).encode())
+    assert read_initial(folder, URI, LORA, TARGETS).state
+
+
 @pytest.mark.parametrize("content", [b"\xff", b"{", b"[" * 100_000, b"[]"])
 def test_a_configuration_that_is_none_is_refused_by_name(folder: MemoryStore, content: bytes) -> None:
     folder.write(f"{URI}/adapter_config.json", content)
