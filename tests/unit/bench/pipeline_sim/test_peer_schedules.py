@@ -12,6 +12,7 @@ from bench.pipeline_sim import formulae
 from bench.pipeline_sim.peer_schedules import Schedule, gpipe, one_f_one_b, run_schedule
 from bench.pipeline_sim.simulate import EvenCosts, Microbatch
 from mlora_worker.stream.timeline import bubble, makespan, peak_microbatches
+from tests.fixtures.stories import stories
 
 BOTH = {"gpipe": gpipe, "1f1b": one_f_one_b}
 
@@ -20,7 +21,7 @@ def microbatches(count: int, first: int = 1, task: str = "a") -> list[Microbatch
     return [Microbatch(first + n, (task,), 1) for n in range(count)]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=stories(40), deadline=None)
 @given(st.sampled_from(sorted(BOTH)), st.integers(1, 8), st.integers(1, 10), st.sampled_from([1.0, 2.0]))
 def test_the_bubble_of_a_flushed_step_is_the_formula(
     name: str, stages: int, count: int, backward: float
@@ -29,7 +30,7 @@ def test_the_bubble_of_a_flushed_step_is_the_formula(
     assert bubble(timeline) == pytest.approx(formulae.flushed_bubble(stages, count), abs=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=stories(40), deadline=None)
 @given(st.integers(1, 8), st.integers(1, 10))
 def test_what_stages_hold_is_the_formula(stages: int, count: int) -> None:
     costs = EvenCosts(1e-3, 2e-3)

@@ -21,6 +21,7 @@ from mlora_worker.stream.timeline import (
     peak_tokens,
     window_of_microbatches,
 )
+from tests.fixtures.stories import stories
 
 rows = st.lists(st.integers(1, 300), min_size=1, max_size=6)
 steps = st.lists(rows, min_size=1, max_size=4)
@@ -48,7 +49,7 @@ def runs(draw: st.DrawFn) -> tuple[list[Workload], Timeline]:
     return work, simulate(work, stages, draw(st.integers(50, 1000)), costs, patience=patience)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=stories(15), deadline=None)
 @given(runs())
 def test_every_row_goes_forward_and_back_once_on_every_stage(run: tuple[list[Workload], Timeline]) -> None:
     work, timeline = run
@@ -61,7 +62,7 @@ def test_every_row_goes_forward_and_back_once_on_every_stage(run: tuple[list[Wor
         assert tokens == sum(sum(map(sum, one.steps)) for one in work)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=stories(15), deadline=None)
 @given(runs())
 def test_a_stage_does_one_thing_at_a_time_and_microbatches_keep_their_order(
     run: tuple[list[Workload], Timeline],
@@ -75,7 +76,7 @@ def test_a_stage_does_one_thing_at_a_time_and_microbatches_keep_their_order(
             assert numbers == sorted(numbers)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=stories(15), deadline=None)
 @given(runs())
 def test_a_microbatch_moves_from_stage_to_stage_and_back(run: tuple[list[Workload], Timeline]) -> None:
     _, timeline = run
@@ -89,7 +90,7 @@ def test_a_microbatch_moves_from_stage_to_stage_and_back(run: tuple[list[Workloa
         )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=stories(20), deadline=None)
 @given(workloads, st.integers(1, 4), st.integers(1, 3))
 def test_a_step_enters_only_when_the_former_one_is_back(
     work: list[Workload], stages: int, microbatches: int
@@ -121,7 +122,7 @@ def steady_bubble(timeline: Timeline, each: int) -> float:
 shapes = st.tuples(st.integers(1, 7), st.integers(1, 7), st.integers(1, 5))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=stories(15), deadline=None)
 @given(shapes, st.sampled_from([1.0, 2.0]))
 def test_the_steady_bubble_is_the_formula(shape: tuple[int, int, int], backward: float) -> None:
     _, groups, microbatches = shape

@@ -19,6 +19,7 @@ from mlora_operator.scheduling.policy import Policy
 from mlora_operator.scheduling.priority import Priority
 from mlora_operator.scheduling.schedule import schedule
 from mlora_operator.scheduling.shortest_remaining import ShortestRemaining
+from tests.fixtures.stories import stories
 
 HOLD_BACK = 50.0
 BUDGET = 100
@@ -116,7 +117,7 @@ def watch_ranks(now: float, lives: Mapping[str, Life], places: Mapping[str, Admi
 
 
 @given(tasks_, st.sampled_from(POLICIES))
-@settings(max_examples=60)
+@settings(max_examples=stories(60))
 def test_every_task_ends_and_memory_is_never_exceeded(tasks: list[SimTask], policy: Policy) -> None:
     lives = pipeline(tasks, policy, watch=watch_memory).run()
     for life in lives.values():
@@ -127,13 +128,13 @@ def test_every_task_ends_and_memory_is_never_exceeded(tasks: list[SimTask], poli
 
 
 @given(tasks_)
-@settings(max_examples=60)
+@settings(max_examples=stories(60))
 def test_no_lower_priority_trains_while_a_higher_one_that_fits_waits(tasks: list[SimTask]) -> None:
     pipeline(tasks, Priority(), watch=watch_ranks).run()
 
 
 @given(tasks_, st.sampled_from(POLICIES), st.randoms())
-@settings(max_examples=30)
+@settings(max_examples=stories(30))
 def test_the_same_tasks_always_live_the_same_lives(
     tasks: list[SimTask], policy: Policy, rng: random.Random
 ) -> None:
@@ -143,14 +144,14 @@ def test_the_same_tasks_always_live_the_same_lives(
 
 
 @given(tasks_)
-@settings(max_examples=30)
+@settings(max_examples=stories(30))
 def test_of_equal_priority_nobody_is_ever_displaced(tasks: list[SimTask]) -> None:
     equal = [SimTask(one.uid, one.arrival, one.steps, one.step_tokens, one.own, one.shared) for one in tasks]
     assert not any(life.preemptions for life in pipeline(equal, Priority()).run().values())
 
 
 @given(tasks_, st.sampled_from(POLICIES))
-@settings(max_examples=30)
+@settings(max_examples=stories(30))
 def test_a_displacement_is_always_for_a_task_that_came_later_or_came_back(
     tasks: list[SimTask], policy: Policy
 ) -> None:

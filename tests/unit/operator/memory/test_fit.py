@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlora_operator.memory.fit import FEWEST, WINDOW, Coefficients, FittedLine, StageFit, fit_stage, shape_of
 from mlora_operator.memory.learned import from_status, is_steady, to_status
 from mlora_worker.protocol import MemorySample
+from tests.fixtures.stories import stories
 
 PRIOR = StageFit(
     kept=FittedLine(Coefficients(b1=90_000.0)),
@@ -49,7 +50,7 @@ def samples(count: int, seed: int = 0, truth: Coefficients = TRUTH, noise: float
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=stories(40), deadline=None)
 @given(st.floats(0, 1e6), st.floats(1e3, 1e6), st.floats(0, 1e3), st.integers(0, 1000))
 def test_ten_samples_tell_what_made_them(b0: float, b1: float, b2: float, seed: int) -> None:
     truth = Coefficients(b0=b0, b1=b1, b2=b2)
@@ -60,7 +61,7 @@ def test_ten_samples_tell_what_made_them(b0: float, b1: float, b2: float, seed: 
         assert fit.expected_peak(shape_of(other)) == pytest.approx(other.peak_bytes, rel=5e-3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=stories(40), deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, 10**9)), min_size=FEWEST, max_size=12))
 def test_whatever_was_measured_no_coefficient_is_negative_and_wider_never_takes_less(
     measured: list[tuple[int, int]],

@@ -16,6 +16,7 @@ from mlora_operator.memory.model import Demand, MemoryModel
 from mlora_operator.memory.reckoning import layouts, reckonings, reported_groups
 from mlora_operator.memory.scheduler_memory import DemandKinds, MemoryAnswers, scheduler_memory
 from mlora_worker.protocol import AdapterType, LoRAConfig
+from tests.fixtures.stories import stories
 from tests.fixtures.toy_facts import toy_facts, toy_stages
 
 loras = st.builds(
@@ -85,7 +86,7 @@ def test_sums_are_the_models_bytes_to_the_last_one(each: list[Demand], shape: An
 
 
 @given(st.lists(demands, min_size=1, max_size=5), st.floats(0.2, 1.2), shapes, st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=stories(40))
 def test_answers_are_those_of_the_model(each: list[Demand], part: float, shape: Any, data: Any) -> None:
     """Whatever was asked before, in whatever order tasks are added."""
     by_uid = {str(number): demand for number, demand in enumerate(each)}

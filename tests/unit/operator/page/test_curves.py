@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlora_operator.page.curves import COLOURS, CURVES, EVALUATIONS, POINTS, Curve, Curves, Drawn, thinned
+from tests.fixtures.stories import stories
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=stories(40), deadline=None)
 @given(jumps=st.lists(st.integers(1, 400), min_size=1, max_size=3000))
 def test_a_curve_keeps_its_first_and_its_newest_point_however_long_it_gets(jumps: list[int]) -> None:
     curve, step = Curve(0), 0

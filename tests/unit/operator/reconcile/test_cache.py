@@ -16,6 +16,7 @@ from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Snapshot, Task, WorkerGroup
 from mlora_worker.protocol import TaskReport
+from tests.fixtures.stories import stories
 
 NAMESPACES = ("team-a", "team-b")
 TOY, OTHER = Key("team-a", "toy"), Key("team-a", "other")
@@ -222,7 +223,9 @@ STORIES = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99), st.bool
 
 
 @given(STORIES)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=stories(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_a_decision_is_the_same_with_what_is_remembered_of_those_before(
     make: Any, story: list[tuple[Callable[[World, int], None], int, bool]]
 ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mlora_worker.frozen import joining as module
 from mlora_worker.frozen.joining import FEWEST, MOST, JoiningWeight, freeze_joining, joining
 from mlora_worker.frozen.plain import DenseMultiplier, PlainWeight
+from tests.fixtures.stories import stories
 
 SHAPES = ((576, 576), (192, 576), (1536, 576), (576, 1536), (17, 33))
 ROWS = MOST + 200
@@ -38,7 +39,7 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(shape: tuple[int, i
     y, with_bias = multiplier.times(x), multiplier.times(x, bias)
     back, added = multiplier.back(grad), multiplier.back(grad, onto=onto.clone())
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=stories(40), deadline=None)
     @given(cut())
     def alone(own: slice) -> None:
         assert torch.equal(multiplier.times(x[own]), y[own])

@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mlora_worker.model import attention
 from mlora_worker.model.attention import PackedRows, packed_attention
+from tests.fixtures.stories import stories
 
 
 def dense(
@@ -30,7 +31,7 @@ def dense(
     return scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=stories(25), deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple),
     heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (3, 3)]),

@@ -25,6 +25,7 @@ from mlora_worker.frozen.linear import Freeze, FrozenLinear, freeze_linears
 from mlora_worker.frozen.plain import PlainWeight
 from mlora_worker.runtime.kernel_compiler import launch
 from tests.fixtures.interpreted import DEVICE, elementwise, fused_on_gpu
+from tests.fixtures.stories import stories
 
 SIZES: dict[str, Any] = {
     "hidden_size": 40,
@@ -193,7 +194,9 @@ def test_a_layout_that_the_kernel_does_not_know_is_left_to_transformers() -> Non
         assert torch.equal(found, one)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=stories(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     size=st.integers(1, 70),
     rows=st.integers(0, 5),

@@ -16,6 +16,7 @@ from mlora_worker.stream.entries import MOST_TEXT, MOST_WORK, Misfit, Paths, ent
 from mlora_worker.stream.fit import misfit
 from mlora_worker.stream.patterns import LARGEST, Automaton, Pattern
 from mlora_worker.stream.targets import modules_of, ranks_of, targets_of
+from tests.fixtures.stories import stories
 
 INSIDES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 INSIDES = (*INSIDES, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -166,7 +167,7 @@ KEYS = st.tuples(CUT, st.integers(0, 40), st.sampled_from("._-x")).map(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=stories(200), deadline=None)
 @given(st.lists(st.one_of(CUT, KEYS), min_size=1, max_size=6, unique=True))
 def test_names_match_as_in_peft(names: list[str]) -> None:
     """As targets to the letter; as keys of a pattern, where a dot stands for any character."""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlora_worker.stream.patterns import LARGEST, Automaton, InvalidPattern, compile_pattern, is_name
+from tests.fixtures.stories import stories
 
 PATH = "model.layers.13.self_attn.q_proj"
 
@@ -58,7 +59,7 @@ def known(text: str) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=stories(300), deadline=None)
 @given(pattern=st.lists(TOKENS, max_size=9).map("".join).filter(known), paths=PATHS)
 def test_patterns_mean_what_they_mean_in_re(pattern: str, paths: list[str]) -> None:
     for path in paths:

@@ -18,6 +18,7 @@ from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.snapshot import Key
 from mlora_operator.reconcile.workers.gang import Applicant, GangTurn, Lack, Shortage, applicant, turns
 from mlora_operator.scheduling.order import Candidate
+from tests.fixtures.stories import stories
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 QUOTA = Shortage(Lack.QUOTA, "exceeded quota: three, requested: pods=1, used: pods=3, limited: pods=3")
@@ -274,7 +275,7 @@ class World:
     spare=st.integers(0, 3),
     draw=st.randoms(use_true_random=False),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=stories(30), deadline=None)
 def test_every_group_that_fits_the_quota_alone_trains_in_the_end(
     sizes: list[int], spare: int, draw: Any
 ) -> None:

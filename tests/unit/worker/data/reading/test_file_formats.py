@@ -167,10 +167,10 @@ def test_nested_columns_of_parquet_are_turns(tmp_path: Path) -> None:
 
 def gzip_of_zeros() -> bytes:
     packer = zlib.compressobj(9, wbits=31)
-    return b"".join(packer.compress(bytes(2**20)) for _ in range(256)) + packer.flush()
+    return b"".join(packer.compress(bytes(2**20)) for _ in range(128)) + packer.flush()
 
 
-@pytest.mark.parametrize("packed", [gzip_of_zeros, lambda: zstd(bytes(2**28))], ids=["gzip", "zstd"])
+@pytest.mark.parametrize("packed", [gzip_of_zeros, lambda: zstd(bytes(2**27))], ids=["gzip", "zstd"])
 def test_a_file_that_unpacks_to_very_much_more_than_it_has_is_given_up(packed: Callable[[], bytes]) -> None:
     made: list[int] = []
     with pytest.raises(Undecodable, match="unpacks to more than 400 times its size"):
@@ -178,10 +178,10 @@ def test_a_file_that_unpacks_to_very_much_more_than_it_has_is_given_up(packed: C
     assert sum(made) <= 80 * 2**20
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstd], ids=["gzip", "zstd"])
-def test_rows_that_repeat_themselves_are_unpacked(pack: Callable[[bytes], bytes]) -> None:
-    """To a hundredth, which the ratio of no file of rows comes near."""
-    text = b"".join(b'{"prompt": "%d?", "completion": "yes"}\n' % (number % 1000) for number in range(10**6))
+@pytest.mark.parametrize(("pack", "rows"), [(gzip.compress, 10**5), (zstd, 10**6)], ids=["gzip", "zstd"])
+def test_rows_that_repeat_themselves_are_unpacked(pack: Callable[[bytes], bytes], rows: int) -> None:
+    """Whatever the ratio, which a file of few MiB is not judged by: of these with zstd it is thousands."""
+    text = b"".join(b'{"prompt": "%d?", "completion": "yes"}\n' % (number % 1000) for number in range(rows))
     packed = pack(text)
     assert b"".join(unpacked([packed])) == text
 
