@@ -7,7 +7,7 @@
 ``choose``   which of the two a stage takes
 ``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``, ``mxfp4``: how it is packed
 ``linear``   the module that has such a weight; puts it in the place of torch's own
-``experts``  the module of many such weights, of which each token takes some
+``experts``  the module of many such weights, of which each token takes some; ``grouped``: all of them in one product
 
 Knows nothing of models nor of adapters: ``model`` makes the weights, ``lora`` and the loss multiply with them.
 """

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from mlora_worker.frozen.experts import Biases, CutRouter, FrozenExperts, Gated, SegmentTokens
+from mlora_worker.frozen.grouped import grouped_where_it_can
 from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.errors import UnsupportedModel
 
@@ -221,9 +222,10 @@ def freeze_experts(layer: nn.Module, names: ExpertNames, parts: Parts, segments:
     """Put frozen experts in the place of those of ``layer``, and have its router see each segment by itself."""
     block = layer.get_submodule(names.block)
     theirs: Any = block.experts
-    block.experts = FrozenExperts(
+    frozen = FrozenExperts(
         parts.gate, parts.up, parts.down, _gated(theirs, names), segments, parts.biases, names.in_turns
     )
+    block.experts = grouped_where_it_can(frozen)
     setattr(block, names.router, CutRouter(getattr(block, names.router), segments))
 
 
