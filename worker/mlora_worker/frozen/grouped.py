@@ -120,7 +120,7 @@ def _of_tokens(rows: Tensor, order: Order, chosen: torch.Size) -> Tensor:
 
 def _stacked(weights: nn.ModuleList) -> Tensor:
     """[experts, out, in]; the weights become views of it."""
-    stack = torch.stack([weight.matrix.detach() for weight in weights])  # type: ignore[misc]
+    stack = torch.stack([weight.get_parameter("matrix").detach() for weight in weights])
     for weight, own in zip(weights, stack, strict=True):
         weight.matrix = nn.Parameter(own, requires_grad=False)
     return stack
@@ -152,7 +152,9 @@ def grouped_if_equal(experts: FrozenExperts, dtype: torch.dtype, device: torch.d
     """What ``experts`` become if both compute the same of random tokens, else they themselves."""
     made = GroupedExperts(experts)
     generator = torch.Generator().manual_seed(0)
-    count, size = len(experts.gate), experts.gate[0].shape[1]  # type: ignore[index]
+    count, first = len(experts.gate), experts.gate[0]
+    assert isinstance(first, PlainWeight)
+    size = first.shape[1]
     k = min(2, count)
     hidden, upstream = (
         torch.randn(_TRIED_TOKENS, size, generator=generator).to(device, dtype) for _ in range(2)

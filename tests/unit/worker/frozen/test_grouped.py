@@ -86,9 +86,10 @@ def test_rows_lie_by_experts_and_each_ends_where_the_next_one_begins() -> None:
 
 def test_the_weights_become_views_of_the_stacks_and_the_loop_still_has_them() -> None:
     loop = experts(torch.float32, biases=False)
-    kept = loop.up[2].matrix.detach().clone()  # type: ignore[union-attr]
+    own = loop.up[2].get_parameter
+    kept = own("matrix").detach().clone()
     made = GroupedExperts(loop)
-    assert made.stacks["up"][2].data_ptr() == loop.up[2].matrix.data_ptr()  # type: ignore[union-attr]
+    assert made.stacks["up"][2].data_ptr() == own("matrix").data_ptr()
     assert torch.equal(made.stacks["up"][2], kept)
     assert sum(one.numel() for one in made.parameters()) == 3 * EXPERTS * SIZE * WIDTH
 
