@@ -31,7 +31,7 @@ from mlora_worker.storage.versioned_json import read_document
 
 log = logging.getLogger(__name__)
 
-LAYOUT = 5  # of the files, and of the rules by which rows become tokens: another number, other folders
+LAYOUT = 6  # of the files, and of the rules by which rows become tokens: another number, other folders
 DEFAULT_BYTES = 20 * 2**30
 _META = "meta.json"
 _UNFINISHED = ".partial"
