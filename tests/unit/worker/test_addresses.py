@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import socket
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def accepted(kind: str, text: str) -> bool:
     return True
 
 
+@functools.cache
+def botocores_session() -> Any:
+    """Made once: it reads the certificates of a hundred authorities."""
+    return URLLib3Session()
+
+
 def sites() -> st.SearchStrategy[str]:
     return st.one_of(hostile(), st.from_regex(re.compile(addresses.ENDPOINT, re.ASCII)))
 
@@ -101,7 +108,7 @@ def test_the_host_that_is_judged_is_the_host_that_clients_connect_to(text: str) 
     with urllib3.PoolManager() as pools:
         pool = pools.connection_from_url(text)
         assert judged == (pool.scheme, pool.host.strip("[]"), pool.port)
-    of_botocore = URLLib3Session()._get_connection_manager(text).connection_from_url(text)
+    of_botocore = botocores_session()._get_connection_manager(text).connection_from_url(text)
     assert judged == (of_botocore.scheme, of_botocore.host.strip("[]"), of_botocore.port)
     assert split.username is None
     assert parsed.auth is None
