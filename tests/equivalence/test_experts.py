@@ -125,20 +125,27 @@ TRAINING = Training(batch_size=3, learning_rate=2e-3, seed=5)
 
 def wider(small_model: Any, model_type: str = "qwen3_moe") -> Base:
     """Wide enough for products whose bits depend on the number of rows."""
-    sizes = {"hidden_size": 96, "head_dim": 24, "num_experts": 4, "moe_intermediate_size": 64}
+    own = FAMILY[model_type]
+    sizes = {"hidden_size": 96, "head_dim": 32, "intermediate_size": 64}
+    sizes["num_local_experts" if "num_local_experts" in own else "num_experts"] = 4
+    inner = ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size")
+    sizes |= {name: 64 for name in inner if name in own}
     saved = small_model(model_type, **(FAMILY[model_type] | sizes))
     return Base(saved.folder, saved.model)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    ("model_type", "recompute"),
+    [("qwen3_moe", False), ("qwen3_moe", True), ("qwen3_next", False), ("granitemoehybrid", False)],
+)
 def test_a_task_has_the_bits_of_itself_alone_beside_any_neighbour(
-    small_model: Any, rows: Callable[..., list[Row]], recompute: bool
+    small_model: Any, rows: Callable[..., list[Row]], model_type: str, recompute: bool
 ) -> None:
-    """Tokens of both go through the same experts in the same microbatches."""
-    base = wider(small_model)
-    own = Task("own", lora("qwen3_moe", dropout=0.1), TRAINING, rows(11, 1, vocabulary=97), 6)
+    """Tokens of both go through the same experts in the same microbatches, and some through layers with a state."""
+    base = wider(small_model, model_type)
+    own = Task("own", lora(model_type, dropout=0.1), TRAINING, rows(11, 1, vocabulary=97), 6)
     others = [
-        Task(f"other-{n}", lora("qwen3_moe", rank=n + 1), TRAINING, rows(5 + n, n + 2, vocabulary=97), 6)
+        Task(f"other-{n}", lora(model_type, rank=n + 1), TRAINING, rows(5 + n, n + 2, vocabulary=97), 6)
         for n in range(2)
     ]
     alone = train(base, 1, [own], recompute=recompute)["own"]

@@ -10,6 +10,8 @@ from torch.nn.functional import linear
 
 from mlora_worker.frozen.weight import FrozenWeight, Multiplier
 
+_FEWEST_OUTPUTS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class DenseMultiplier:
@@ -22,6 +24,9 @@ class DenseMultiplier:
         return False
 
     def times(self, x: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        if len(self.matrix) == 1:
+            y = _one_output(x, self.matrix, bias)
+            return y if out is None else out.copy_(y)
         if bias is None:
             return torch.mm(x, self.matrix.T, out=out)
         return torch.addmm(bias, x, self.matrix.T, out=out)
@@ -48,4 +53,11 @@ class PlainWeight(FrozenWeight):
         return DenseMultiplier(self.dense(dtype))
 
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return linear(x, self.matrix, bias)
+        return linear(x, self.matrix, bias) if len(self.matrix) > 1 else _one_output(x, self.matrix, bias)
+
+
+def _one_output(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """The product with a single row, among copies of it: alone it would be one with a vector, which libraries add up in an
+    order that depends on how many tokens there are."""
+    y = linear(x, matrix.expand(_FEWEST_OUTPUTS, -1))[..., :1]
+    return y if bias is None else y + bias

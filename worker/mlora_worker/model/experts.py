@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from mlora_worker.frozen.weight import FrozenWeight
 from mlora_worker.model.errors import UnsupportedModel
 
 _BIAS = "_bias"
+_SHARED_GATE = "shared_expert_gate"
 MOST_EXPERTS = 4096  # of a layer: each of them is a module
 
 
@@ -227,6 +229,19 @@ def freeze_experts(layer: nn.Module, names: ExpertNames, parts: Parts, segments:
     )
     block.experts = grouped_where_it_can(frozen)
     setattr(block, names.router, CutRouter(getattr(block, names.router), segments))
+    if hasattr(block, _SHARED_GATE):
+        block.forward = partial(_beside_shared, block, segments)
+
+
+def _beside_shared(block: Any, segments: SegmentTokens, hidden: Tensor) -> Tensor:
+    """What a block with a shared expert and a gate for it computes; the gate's sigmoid of each segment by itself: how torch
+    computes the last elements of a tensor depends on how many there are."""
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    shared = block.shared_expert(flat)
+    _, weights, chosen = block.gate(flat)
+    routed = block.experts(flat, chosen, weights)
+    logits = block.shared_expert_gate(flat).split(segments.cut(len(flat), flat.device))
+    return (routed + torch.cat([each.sigmoid() for each in logits]) * shared).reshape(hidden.shape)
 
 
 def _gated(theirs: Any, names: ExpertNames) -> Gated:

@@ -37,14 +37,10 @@ class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformer
     """Gated delta net: [1, tokens, size] -> the same."""
 
     def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
-        mixed, gate, a, b = self._projected(hidden_states)
-        beta = b.sigmoid()
-        decay = -self.A_log.float().exp() * softplus(a.float() + self.dt_bias)
-        parts = (torch.split(one, list(packed.lengths), dim=1) for one in (mixed, decay, beta))
-        outs = [_delta_rule(self, *part) for part in zip(*parts, strict=True)]
-        heads = torch.cat(outs, dim=1).reshape(-1, self.head_v_dim)
-        normed: Tensor = self.norm(heads, gate.reshape(-1, self.head_v_dim))
-        out: Tensor = self.out_proj(normed.reshape(1, packed.tokens, -1))
+        parts = (one.split(list(packed.lengths), dim=1) for one in self._projected(hidden_states))
+        out: Tensor = self.out_proj(
+            torch.cat([_of_row(self, *row) for row in zip(*parts, strict=True)], dim=1)
+        )
         return out
 
     def _projected(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,8 +65,9 @@ class PackedNextDeltaNet(Qwen3NextGatedDeltaNet):  # type: ignore[misc]
         return torch.cat([one.flatten(2) for one in heads], dim=-1), gate, a, b
 
 
-def _delta_rule(net: Any, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """[1, length, ...] of one row -> [1, length, value heads, size]."""
+def _of_row(net: Any, mixed: Tensor, gate: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """[1, length, ...] of one row -> [1, length, inner size]. What is done element by element, too: how torch computes the
+    last elements of a tensor depends on how many there are."""
     # [1, length, heads, size] each.
     seen = silu(_looking_back(net.conv1d, mixed))
     query, key, value = torch.split(seen, [net.key_dim, net.key_dim, net.value_dim], dim=-1)
@@ -78,11 +75,12 @@ def _delta_rule(net: Any, mixed: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         query.reshape(*seen.shape[:2], -1, net.head_k_dim),
         key.reshape(*seen.shape[:2], -1, net.head_k_dim),
         value.reshape(*seen.shape[:2], -1, net.head_v_dim),
-        g=decay,
-        beta=beta,
+        g=-net.A_log.float().exp() * softplus(a.float() + net.dt_bias),
+        beta=b.sigmoid(),
         use_qk_l2norm_in_kernel=True,
     )
-    return out
+    normed: Tensor = net.norm(out.reshape(-1, net.head_v_dim), gate.reshape(-1, net.head_v_dim))
+    return normed.reshape(1, mixed.shape[1], -1)
 
 
 class PackedMamba(GraniteMoeHybridMambaLayer):  # type: ignore[misc]
@@ -90,13 +88,11 @@ class PackedMamba(GraniteMoeHybridMambaLayer):  # type: ignore[misc]
 
     def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
         sizes = [self.intermediate_size, self.conv_dim, self.num_heads]
-        gate, mixed, step = self.in_proj(hidden_states).split(sizes, dim=-1)
-        rows = zip(*(one.split(list(packed.lengths), dim=1) for one in (mixed, step)), strict=True)
-        scanned = torch.cat([self._row(*row) for row in rows], dim=1)
-        out: Tensor = self.out_proj(self.norm(scanned, gate).to(hidden_states.dtype))
+        rows = self.in_proj(hidden_states).split(list(packed.lengths), dim=1)
+        out: Tensor = self.out_proj(torch.cat([self._row(*row.split(sizes, dim=-1)) for row in rows], dim=1))
         return out
 
-    def _row(self, mixed: Tensor, step: Tensor) -> Tensor:
+    def _row(self, gate: Tensor, mixed: Tensor, step: Tensor) -> Tensor:
         """[1, length, ...] of one row -> [1, length, inner size]."""
         length, state = mixed.shape[1], self.n_groups * self.ssm_state_size
         seen = self.act(_looking_back(self.conv1d, mixed))
@@ -113,7 +109,8 @@ class PackedMamba(GraniteMoeHybridMambaLayer):  # type: ignore[misc]
             dt_softplus=True,
             dt_limit=self.time_step_limit,
         )
-        return scanned.reshape(1, length, -1)
+        normed: Tensor = self.norm(scanned.reshape(1, length, -1), gate)
+        return normed.to(mixed.dtype)
 
 
 class PackedShortConv(Lfm2ShortConv):  # type: ignore[misc]
