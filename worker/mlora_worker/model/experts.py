@@ -241,7 +241,8 @@ def _beside_shared(block: Any, segments: SegmentTokens, hidden: Tensor) -> Tenso
     _, weights, chosen = block.gate(flat)
     routed = block.experts(flat, chosen, weights)
     logits = block.shared_expert_gate(flat).split(segments.cut(len(flat), flat.device))
-    return (routed + torch.cat([each.sigmoid() for each in logits]) * shared).reshape(hidden.shape)
+    y: Tensor = routed + torch.cat([each.sigmoid() for each in logits]) * shared
+    return y.reshape(hidden.shape)
 
 
 def _gated(theirs: Any, names: ExpertNames) -> Gated:

@@ -37,7 +37,7 @@ class PackedDeltaNet(Qwen3_5GatedDeltaNet):  # type: ignore[misc]  # transformer
     """Gated delta net: [1, tokens, size] -> the same."""
 
     def forward(self, hidden_states: Tensor, *, packed: PackedRows, **_: Any) -> Tensor:
-        parts = (one.split(list(packed.lengths), dim=1) for one in self._projected(hidden_states))
+        parts = (torch.split(one, list(packed.lengths), dim=1) for one in self._projected(hidden_states))
         out: Tensor = self.out_proj(
             torch.cat([_of_row(self, *row) for row in zip(*parts, strict=True)], dim=1)
         )
