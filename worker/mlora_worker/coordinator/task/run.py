@@ -151,8 +151,9 @@ class TaskRun:
 
     @property
     def may_step(self) -> bool:
-        """It may enter the pipeline with its next step."""
-        if self._needs_divergence and not self.flight.knows_divergence(of_evaluation=False):
+        """It may enter the pipeline with its next step, or with one that came back void, which has its divergence."""
+        waits = self._needs_divergence and self.flight.step is None
+        if waits and not self.flight.knows_divergence(of_evaluation=False):
             return False
         return self._next_is_known
 

@@ -14,8 +14,8 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.prepare import TokenRow
 from mlora_worker.pipeline.faults import Fault, Phase
 from mlora_worker.protocol import FailureReason, TaskPhase
-from mlora_worker.stream.items import Evaluate, Item, Train
-from tests.unit.worker.coordinator.dispatch.test_dispatcher import Play, prepared_task
+from mlora_worker.stream.items import Evaluate, Item, Segment, Train
+from tests.unit.worker.coordinator.dispatch.test_dispatcher import Play, come_back, fault, prepared_task
 
 ROWS, STEPS = 4, 2  # two rows a step
 
@@ -145,6 +145,58 @@ def test_a_task_that_leaves_meanwhile_asks_again_when_it_is_back() -> None:
     assert [item.reference for item in again] == ["adapter", "base"]
     assert task.flight.divergence is not None
     assert not task.flight.divergence.complete
+
+
+def to_shared_step(play: Play) -> Train:
+    """Of a task that estimates and a neighbour that waits for nothing."""
+    while True:
+        entry = play.dispatcher.supply()
+        assert entry is not None
+        if isinstance(entry.item, Evaluate):
+            reply(play, entry.item, adapter=-1.0, base=-1.5)
+        elif isinstance(entry.item, Train):
+            if len(entry.item.segments) == 2:
+                return entry.item
+            come_back(play, entry.item)
+
+
+def next_train_of(play: Play, task: TaskRun) -> Segment:
+    while entry := play.dispatcher.supply():
+        if isinstance(entry.item, Evaluate):
+            reply(play, entry.item)
+        elif isinstance(entry.item, Train):
+            come_back(play, entry.item)
+            for segment in entry.item.segments:
+                if segment.task == task.uid:
+                    return segment
+    raise AssertionError("it makes no further step")
+
+
+def test_a_step_that_a_neighbours_fault_voided_is_repeated_with_the_same_estimate() -> None:
+    task, neighbour = kto("a"), prepared_task("b", max_steps=50)
+    play = Play(task, neighbour)
+    void = to_shared_step(play)
+    play.dispatcher.faulted(fault(void.number, Phase.UPDATE, neighbour.uid))
+    come_back(play, void, faults=1)
+    assert neighbour.failure is not None
+    assert task.may_step
+    again = next_train_of(play, task)
+    assert again.unpaired is not None
+    assert (again.step, again.unpaired.kl, again.discard) == (1, 0.5, True)
+    while asked := asked_of(play.run()):
+        reply(play, *asked)
+    assert task.phase is TaskPhase.SAVING
+
+
+def test_a_step_on_trial_is_repeated_with_the_same_estimate() -> None:
+    task, neighbour = kto("a"), prepared_task("b", max_steps=50)
+    play = Play(task, neighbour)
+    void = to_shared_step(play)
+    play.dispatcher.faulted(fault(void.number))
+    come_back(play, void, faults=1)
+    again = next_train_of(play, task)
+    assert again.unpaired is not None
+    assert (again.step, again.unpaired.kl, again.discard) == (1, 0.5, True)
 
 
 @pytest.mark.parametrize("loss", ["apo_zero_unpaired"])
