@@ -66,7 +66,8 @@ def look(question: LookQuestion) -> LookAnswer:
             look_only=True,
         )
         if question.training.preference is not None:
-            check_labels(prepared.rows, "rows")
+            check_labels(prepared.rows)
+            check_labels(prepared.held_out, of_evaluation=True)
     except (DataError, ModelError, StorageError) as error:
         return LookAnswer(failure=failure_of(error))
     rows, labels = prepared.rows, prepared.rows.desirable

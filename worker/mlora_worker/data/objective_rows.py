@@ -35,14 +35,17 @@ _OBJECTIVE_OF = {
 }
 
 
-def check_labels(rows: TokenRows, what: str) -> None:
+def check_labels(rows: TokenRows, *, of_evaluation: bool = False) -> None:
     """Raises DataError where answers with a label all have the same one: there is nothing to tell apart."""
     labels = rows.desirable
     if labels is None or labels.any() != labels.all():
         return
     found, other = ("true", "false") if labels.any() else ("false", "true")
+    what, advice = "rows", f"add rows with the label {other}, or check dataset.fields.label"
+    if of_evaluation:
+        what = "rows of the evaluation"
+        advice = "evaluate on more of them (a larger dataset.heldOut or evaluation.limit), or on others (evaluation.uri)"
     raise DataError(
         FailureReason.INVALID_SPEC,
-        f"all {len(rows)} {what} have the label {found}, so there are no other answers to compare them with: add "
-        f"rows with the label {other}, or check dataset.fields.label",
+        f"all {len(rows)} {what} have the label {found}, so there are no other answers to compare them with: {advice}",
     )

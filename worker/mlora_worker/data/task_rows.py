@@ -59,14 +59,14 @@ def task_rows(
         )
 
     prepared = rows_of(task.dataset)
-    check_labels(prepared.rows, "rows")
+    check_labels(prepared.rows)
     evaluation = None
     if task.evaluation is not None:
         rows = prepared.held_out
         if task.evaluation.uri is not None:
             rows = rows_of(_evaluation_dataset(task, prepared.counts.format)).rows
         evaluation = _limited(rows, task.evaluation.limit)
-        check_labels(evaluation, "rows of the evaluation")
+        check_labels(evaluation, of_evaluation=True)
         evaluation.digest()
     prepared.rows.digest()
     load = load_of(prepared.rows.lengths.tolist(), rows_per_step(task.training))

@@ -68,12 +68,14 @@ def test_each_part_of_a_pair_says_whose_answer_it_is(tiny_model: Path) -> None:
     assert rejected.text.startswith(" Three.")
 
 
-def labelled(tiny_model: Path, objective: Objective | None, *labels: bool) -> LookAnswer:
+def labelled(
+    tiny_model: Path, objective: Objective | None, *labels: bool, held_out: float | None = None
+) -> LookAnswer:
     rows = [{"prompt": "How many?", "completion": " Two.", "label": label} for label in labels]
     return look(
         LookQuestion(
             model=ModelSource(name="org/tiny", uri=tiny_model.as_uri()),
-            dataset=DatasetSpec(inline="\n".join(map(json.dumps, rows))).for_plan(),
+            dataset=DatasetSpec(inline="\n".join(map(json.dumps, rows)), held_out=held_out).for_plan(),
             training=TrainingSpec(max_seq_length=512, objective=objective),
         )
     )
@@ -95,6 +97,14 @@ def test_answers_of_one_label_are_refused_where_they_shall_be_learnt(tiny_model:
     assert failure.message.startswith("all 2 rows have the label true")
     assert labelled(tiny_model, None, True, True).failure is None
     assert labelled(tiny_model, kto, True, False).failure is None
+
+
+def test_answers_of_one_label_are_refused_where_they_are_held_out(tiny_model: Path) -> None:
+    kto = Objective.model_validate({"type": "kto"})
+    failure = labelled(tiny_model, kto, *(True, False) * 5, held_out=0.05).failure
+    assert failure is not None
+    assert failure.message.startswith("all 1 rows of the evaluation have the label")
+    assert "a larger dataset.heldOut" in failure.message
 
 
 def test_what_would_fail_the_task_is_the_answer(tiny_model: Path, tmp_path: Path) -> None:

@@ -97,10 +97,12 @@ def test_answers_that_all_have_one_label_are_refused_by_it(
     rows = run(tokenizer, row, row, objective=KTO).rows
     message = f"all 2 rows have the label {label}, .* add rows with the label {other}"
     with pytest.raises(DataError, match=message) as caught:
-        check_labels(rows, "rows")
+        check_labels(rows)
     assert caught.value.reason is FailureReason.INVALID_SPEC
-    check_labels(run(tokenizer, GOOD, BAD, objective=KTO).rows, "rows")
-    check_labels(run(tokenizer, TURNS).rows, "rows")
+    check_labels(run(tokenizer, GOOD, BAD, objective=KTO).rows)
+    check_labels(run(tokenizer, TURNS).rows)
+    with pytest.raises(DataError, match=r"all 2 rows of the evaluation have .*a larger dataset\.heldOut"):
+        check_labels(rows, of_evaluation=True)
 
 
 def test_a_csv_has_words_for_labels(tokenizer: Any) -> None:
