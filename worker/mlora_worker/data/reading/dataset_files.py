@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -106,11 +107,13 @@ class DatasetFiles:
 
     def _first_records(self, most: int) -> Iterator[tuple[str, Generator[Record]]]:
         if self._text is not None:
-            yield self.name, _generated(records_of_text(*self._own_text()))
+            own = self._own_text()
+            yield self.name, _generated(lambda: records_of_text(*own))
             return
         for uri in self._uris:
             format = format_of(uri, self._dataset.file_format)
-            yield uri, _generated(records_of_file(self._source, uri, format, None, at_once=most))
+            opened = partial(records_of_file, self._source, uri, format, None, at_once=most)
+            yield uri, _generated(opened)
 
     def _own_text(self) -> tuple[list[bytes], FileFormat]:
         assert self._text is not None
@@ -166,6 +169,6 @@ class DatasetFiles:
             yield row
 
 
-def _generated(records: Iterator[Record]) -> Generator[Record]:
-    """What was opened for them is closed with it."""
-    yield from records
+def _generated(opened: Callable[[], Iterator[Record]]) -> Generator[Record]:
+    """Opened once the first is asked for, so that a file that holds none says so there; and closed with it."""
+    yield from opened()

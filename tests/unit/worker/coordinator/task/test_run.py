@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
+from mlora_worker.coordinator.task.divergence import MismatchedRows, begun
 from mlora_worker.coordinator.task.evaluation import Best, EvaluationInFlight
 from mlora_worker.coordinator.task.history import History
 from mlora_worker.coordinator.task.in_flight import InFlight
@@ -56,6 +57,7 @@ def training_task() -> TaskRun:
     run.flight.assessment, run.flight.keep_is_due = EvaluationInFlight(3, [], 8, 8.0), True
     run.flight.parts = dict(PARTS)
     run.begin_step()
+    run.flight.divergence = begun(MismatchedRows([row], 8), [(0,)])
     state = TaskState(run.saved_progress(), {"parameters.q": torch.ones(1)})
     restoration = Restoration(state.progress, {}, {})
     run.checkpoint = CheckpointState(PendingCheckpoint(4, state.progress), state, restoration, 3, 2, 1)
