@@ -2,7 +2,6 @@
 
 ``weight``   the one type behind which plain and quantised weights stand, and how such a weight multiplies
 ``plain``    an ordinary tensor, and products with one
-``joining``  the same, with rows of all tasks together where it is shown that none sees another
 ``onednn``   the same tensor, and products by oneDNN
 ``choose``   which of the two a stage takes
 ``quantised`` what becomes dense for a pass; ``int8``, ``four_bits`` (nf4), ``fp8``, ``mxfp4``: how it is packed

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mlora_worker.frozen.joining import freeze_joining, joining
 from mlora_worker.frozen.linear import Freeze
 from mlora_worker.frozen.onednn import OneDnnWeight, available
 from mlora_worker.frozen.plain import PlainWeight
@@ -48,9 +47,7 @@ def choose(
     if why is not None:
         return plainly(why)
     if not room:
-        return _torch(
-            shapes, dtype, "oneDNN's kernels would take too much of the memory, or there are few weights"
-        )
+        return plainly("oneDNN's kernels would take too much of the memory, or there are few weights")
     seconds = {PLAIN: 0.0, ONEDNN: 0.0}
     for (outputs, inputs), count in shapes.items():
         matrix, x, wanted = _example(min(outputs, _LARGEST), min(inputs, _LARGEST), dtype)
@@ -58,13 +55,12 @@ def choose(
         plain, other = PlainWeight(matrix), OneDnnWeight(matrix)
         error = _error(other.multiplier(dtype).times(x), wanted)
         if error > _EXACT[dtype]:
-            return _torch(shapes, dtype, f"oneDNN's products differ by {error:.1e} here")
+            return plainly(f"oneDNN's products differ by {error:.1e} here")
         for name, once in _seconds({PLAIN: plain, ONEDNN: other}, x, clock).items():
             seconds[name] += whole * once
     gain = seconds[PLAIN] / seconds[ONEDNN]
     if gain < _FASTER:
-        why = f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory"
-        return _torch(shapes, dtype, why)
+        return plainly(f"oneDNN's are {gain:.2f} times as fast here, which is not worth their memory")
     return Chosen(ONEDNN, OneDnnWeight, f"they are {gain:.2f} times as fast here as torch's own")
 
 
@@ -79,12 +75,6 @@ def no_choice(dtype: torch.dtype, device: torch.device) -> str | None:
 
 def plainly(why: str) -> Chosen:
     return Chosen(PLAIN, PlainWeight, why)
-
-
-def _torch(shapes: Shapes, dtype: torch.dtype, why: str) -> Chosen:
-    joined = joining(shapes, dtype)
-    together = f"rows of all tasks go together through {len(joined)} of its {len(shapes)} shapes of matrices"
-    return Chosen(PLAIN, freeze_joining(joined), f"{why}; {together}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -43,30 +43,12 @@ class GroupedLinears(torch.autograd.Function):
         weights: Sequence[FrozenWeight],
         biases: Sequence[Tensor | None],
         magnitudes: Sequence[SegmentMagnitudes] = (),
+        tasks: Sequence[slice] = (),
     ) -> tuple[Tensor, ...]:
         del anchor
         flat = x.reshape(-1, x.shape[-1])
-        wide = product_dtype(flat.dtype, flat.device)
-        multipliers = [weight.multiplier(wide) for weight in weights]
-        wide_biases = [None if bias is None else bias.to(wide) for bias in biases]
-        blocks = tuple(row_blocks(len(flat), segments, products.rows_per_block))
-        joined = wide == flat.dtype and all(multiplier.joins_rows for multiplier in multipliers)
-        outputs = [
-            multiplier.times(flat, bias) if joined else flat.new_empty(len(flat), weight.shape[0])
-            for multiplier, weight, bias in zip(multipliers, weights, wide_biases, strict=True)
-        ]
-        saved = []
-        for rows, own in blocks:
-            some = flat[rows].to(wide)
-            targets = [output[rows] for output in outputs]
-            parts = targets if wide == flat.dtype else [target.to(wide) for target in targets]
-            if not joined:
-                for part, multiplier, bias in zip(parts, multipliers, wide_biases, strict=True):
-                    multiplier.times(some, bias, out=part)
-            saved.append(products.forward(some, parts, own) if own else ())
-            if wide != flat.dtype:
-                for target, part in zip(targets, parts, strict=True):
-                    target.copy_(part)
+        blocks = tuple(row_blocks(len(flat), segments, products.rows_per_block, tasks))
+        outputs, saved = _multiplied(flat, products, blocks, weights, biases)
         ctx.counts = [len(lows) for lows in saved]
         saved += [segment.scale(outputs, biases) for segment in magnitudes]
         ctx.save_for_backward(x if segments else None, *(low for lows in saved for low in lows))
@@ -104,7 +86,52 @@ class GroupedLinears(torch.autograd.Function):
                 ctx.products.backward(flat[rows].to(wide), parts, part_x, own, saved)
             if grad_x is not None and part_x is not None and wide != dtype:
                 grad_x[rows].copy_(part_x)
-        return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None, None
+        return None if grad_x is None else grad_x.view(ctx.inputs), None, None, None, None, None, None, None
+
+
+def frozen_product(
+    x: Tensor, products: Products, weight: FrozenWeight, bias: Tensor | None, tasks: Sequence[slice]
+) -> Tensor:
+    """[..., out] of a module that no segment adapts and no gradient passes: with the bits that the rows of each of
+    ``tasks`` get where somebody else adapts it."""
+    if products.rows_per_block is None:
+        plain: Tensor = weight(x, bias)
+        return plain
+    flat = x.reshape(-1, x.shape[-1])
+    blocks = tuple(row_blocks(len(flat), (), products.rows_per_block, tasks))
+    [output], _ = _multiplied(flat, products, blocks, (weight,), (bias,))
+    return output.view(*x.shape[:-1], output.shape[-1])
+
+
+def _multiplied(
+    flat: Tensor,
+    products: Products,
+    blocks: Sequence[Block],
+    weights: Sequence[FrozenWeight],
+    biases: Sequence[Tensor | None],
+) -> tuple[list[Tensor], list[Any]]:
+    """Of each module its output, the low-rank products added; of each block what these keep for the backward."""
+    wide = product_dtype(flat.dtype, flat.device)
+    multipliers = [weight.multiplier(wide) for weight in weights]
+    wide_biases = [None if bias is None else bias.to(wide) for bias in biases]
+    joined = wide == flat.dtype and all(multiplier.joins_rows for multiplier in multipliers)
+    outputs = [
+        multiplier.times(flat, bias) if joined else flat.new_empty(len(flat), weight.shape[0])
+        for multiplier, weight, bias in zip(multipliers, weights, wide_biases, strict=True)
+    ]
+    saved: list[Any] = []
+    for rows, own in blocks:
+        some = flat[rows].to(wide)
+        targets = [output[rows] for output in outputs]
+        parts = targets if wide == flat.dtype else [target.to(wide) for target in targets]
+        if not joined:
+            for part, multiplier, bias in zip(parts, multipliers, wide_biases, strict=True):
+                multiplier.times(some, bias, out=part)
+        saved.append(products.forward(some, parts, own) if own else ())
+        if wide != flat.dtype:
+            for target, part in zip(targets, parts, strict=True):
+                target.copy_(part)
+    return outputs, saved
 
 
 def _back(multipliers: Sequence[Multiplier], grads: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
@@ -115,13 +142,15 @@ def _back(multipliers: Sequence[Multiplier], grads: Sequence[Tensor], out: Tenso
     return total
 
 
-def row_blocks(tokens: int, segments: Sequence[GroupSegment], rows_per_block: int | None) -> Iterator[Block]:
+def row_blocks(
+    tokens: int, segments: Sequence[GroupSegment], rows_per_block: int | None, tasks: Sequence[slice] = ()
+) -> Iterator[Block]:
     """Rows to work on at a time, with the segments that lie there; their ``rows`` then count from the block's start.
 
     None: everything at once, for a device whose launches cost more than its memory. Else blocks of about that many rows,
     each of one segment, or of those on the same rows: what the base's product has just written is still in the cache when
-    the segment's are added. A segment is cut by its own length alone, so that it is computed in the same way beside any
-    neighbours.
+    the segment's are added. Rows are cut at each task (``tasks``: the rows of each), and a task's by their own number
+    alone, so that they are computed in the same way beside any neighbours, whoever adapts the modules.
     """
     if rows_per_block is None:
         yield slice(0, tokens), segments
@@ -129,13 +158,19 @@ def row_blocks(tokens: int, segments: Sequence[GroupSegment], rows_per_block: in
     position = 0
     for (start, stop), same in groupby(segments, key=lambda segment: (segment.rows.start, segment.rows.stop)):
         own = tuple(same)
-        for rows in _pieces(position, start, rows_per_block):
-            yield rows, ()
+        yield from _uncovered(position, start, rows_per_block, tasks)
         for rows in _pieces(start, stop, rows_per_block):
             yield rows, tuple(_restricted(segment, rows) for segment in own)
         position = stop
-    for rows in _pieces(position, tokens, rows_per_block):
-        yield rows, ()
+    yield from _uncovered(position, tokens, rows_per_block, tasks)
+
+
+def _uncovered(start: int, stop: int, wanted: int, tasks: Sequence[slice]) -> Iterator[Block]:
+    """Blocks of rows that no segment has."""
+    inner = sorted({one.start for one in tasks if start < one.start < stop})
+    for first, last in pairwise((start, *inner, stop)):
+        for rows in _pieces(first, last, wanted):
+            yield rows, ()
 
 
 def _pieces(start: int, stop: int, wanted: int) -> Iterator[slice]:

@@ -10,19 +10,20 @@ from torch import Tensor, nn
 
 from mlora_worker.frozen.experts import Additions
 from mlora_worker.frozen.linear import FrozenLinear
-from mlora_worker.lora.function import GroupedLinears
+from mlora_worker.lora.function import GroupedLinears, frozen_product
 from mlora_worker.lora.groups import GroupSegment, Products
 from mlora_worker.lora.magnitudes import SegmentMagnitudes
 
 
 @dataclass(slots=True)
 class Bound:
-    """The microbatch whose products are added now: per input group its segments, and what multiplies outputs; and
-    what is added to routed experts. Set before each forward.
+    """The microbatch whose products are added now: the rows of each task; per input group its segments, and what
+    multiplies outputs; and what is added to routed experts. Set before each forward.
 
     Backward uses what forward saw, so microbatches may be in flight at the same time.
     """
 
+    tasks: Sequence[slice] = ()
     groups: Sequence[Sequence[GroupSegment]] = ()
     magnitudes: Sequence[Sequence[SegmentMagnitudes]] = ()
     experts: Mapping[str, Sequence[Additions | None]] = field(
@@ -30,7 +31,7 @@ class Bound:
     )  # of each segment, by path
 
     def clear(self) -> None:
-        self.groups, self.magnitudes, self.experts = (), (), {}
+        self.tasks, self.groups, self.magnitudes, self.experts = (), (), (), {}
 
 
 class InputGroup:
@@ -67,11 +68,18 @@ class InputGroup:
             return y
         segments = self._bound.groups[self._index] if self._bound.groups else ()
         if not segments and not (torch.is_grad_enabled() and x.requires_grad):
-            plain: Tensor = self.weights[position](x, self.biases[position])
-            return plain
+            weight, bias = self.weights[position], self.biases[position]
+            return frozen_product(x, self._products, weight, bias, self._bound.tasks)
         magnitudes = self._bound.magnitudes[self._index] if self._bound.magnitudes else ()
         outputs = GroupedLinears.apply(
-            x, self._anchor, self._products, segments, self.weights, self.biases, magnitudes
+            x,
+            self._anchor,
+            self._products,
+            segments,
+            self.weights,
+            self.biases,
+            magnitudes,
+            self._bound.tasks,
         )
         self._ready = dict(enumerate(outputs))
         y = self._ready.pop(position)

@@ -7,7 +7,7 @@ for the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ def segment_losses(
     head_weight: FrozenWeight,
     logit_cap: float | None = None,
     weights: Tensor | None = None,
+    task_tokens: Sequence[int] | None = None,
 ) -> Tensor:
     """[segments] float64: each segment's sum of cross entropies, differentiable with regard to ``hidden``. What is called
     a segment here may be any part of one, such as a row: each has a sum of its own.
@@ -37,8 +38,8 @@ def segment_losses(
     hidden [tokens, size]: output of the last decoder layer. labels [tokens] int64, in the host's memory: the
     target at each position, ``IGNORED`` where nothing is predicted. segment_tokens: tokens of each segment, in
     order. head_weight [vocabulary, size]. logit_cap: logits become ``cap * tanh(logits / cap)``. weights [tokens] float64,
-    in the host's memory: what each position's cross entropy is multiplied by; None: nothing. A segment without supervised
-    positions has loss 0 and gradient 0.
+    in the host's memory: what each position's cross entropy is multiplied by; None: nothing. task_tokens: tokens of each
+    task, where a task has several segments. A segment without supervised positions has loss 0 and gradient 0.
 
     Which positions are supervised is found out on the host, where the labels are: shapes that depended on what
     a GPU holds would stop the host until the GPU has come so far.
@@ -54,6 +55,7 @@ def segment_losses(
         to_device(labels[positions], device),
         to_device(owners, device),
         counts,
+        counts if task_tokens is None else supervised_of_parts(labels, task_tokens),
         chunk_rows(head_weight.shape[0], device.type),
         logit_cap,
         None if weights is None else to_device(weights[positions], device),
@@ -70,7 +72,8 @@ def supervised_of_parts(labels: Tensor, part_tokens: Sequence[int]) -> list[int]
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """[positions, size] -> [segments]: sums of cross entropies per owner; ``counts``: positions of each owner.
+    """[positions, size] -> [segments]: sums of cross entropies per owner; ``counts``: positions of each owner;
+    ``task_counts``: of each task, whose positions are multiplied by themselves unless the head joins rows.
 
     Saves the gradient [positions, size] of each position's own loss; backward multiplies it by the owner's
     gradient.
@@ -84,6 +87,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         owners: Tensor,
         counts: Sequence[int],
+        task_counts: Sequence[int],
         chunk: int,
         logit_cap: float | None,
         weights: Tensor | None = None,
@@ -94,11 +98,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         losses = torch.empty(
             len(normed), dtype=torch.promote_types(normed.dtype, torch.float32), device=normed.device
         )
-        for start in range(0, len(normed), chunk):
-            stop = min(start + chunk, len(normed))
-            losses[start:stop], gradient[start:stop] = _chunk(
-                normed[start:stop].to(wide), head, targets[start:stop], logit_cap
-            )
+        joined = normed.is_cuda or (head.joins_rows and wide == normed.dtype)
+        for rows in _chunks((len(normed),) if joined else task_counts, chunk):
+            losses[rows], gradient[rows] = _chunk(normed[rows].to(wide), head, targets[rows], logit_cap)
         ctx.save_for_backward(gradient, owners, weights)
         if weights is not None:
             losses = losses * weights
@@ -115,7 +117,16 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         # Rounded to the gradient's type once, at the end.
         exact = factors.to(torch.promote_types(gradient.dtype, torch.float32))
         weighted = torch.mul(gradient, exact[:, None], out=torch.empty_like(gradient))
-        return weighted, None, None, None, None, None, None, None
+        return weighted, None, None, None, None, None, None, None, None
+
+
+def _chunks(counts: Sequence[int], most: int) -> Iterator[slice]:
+    """At most ``most`` positions at a time, and of one of ``counts`` each."""
+    start = 0
+    for count in counts:
+        for first in range(start, start + count, most):
+            yield slice(first, min(first + most, start + count))
+        start += count
 
 
 def _chunk(

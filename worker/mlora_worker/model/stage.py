@@ -176,13 +176,13 @@ class Stage:
         labels: Tensor,
         segment_tokens: tuple[int, ...],
         weights: Tensor | None = None,
+        task_tokens: tuple[int, ...] | None = None,
     ) -> Tensor:
         """[segments] float64: sums of cross entropies over each segment's supervised positions, or over those of any other
         parts; see ``segment_losses``."""
         assert self.head_weight is not None
-        return segment_losses(
-            hidden, labels, segment_tokens, self.normed, self.head_weight, self.logit_cap, weights
-        )
+        end = self.normed, self.head_weight, self.logit_cap
+        return segment_losses(hidden, labels, segment_tokens, *end, weights, task_tokens)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """What the head multiplies; a factor of the logits is one of its input."""

@@ -156,7 +156,8 @@ class StageEngine:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
         assert labels is not None
-        sums = stage.losses(output, labels, summed_parts(item.segments), position_weights(item.segments))
+        parts, tokens = summed_parts(item.segments), tuple(segment.tokens for segment in item.segments)
+        sums = stage.losses(output, labels, parts, position_weights(item.segments), tokens)
         found = segment_losses_of(item.segments, [task.preference for task in tasks], sums, labels)
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
         self._flights[item.number] = _Flight(source, found.losses.sum(), item.segments, tasks)
@@ -262,10 +263,11 @@ class StageEngine:
         """What gives the linear modules the products of this microbatch. ``evaluating``: without dropout."""
         groups = bound_groups(self._groups, segments, tasks, evaluating=evaluating)
         prepared, magnitudes = self._products.prepare(groups), groups.magnitudes()
-        experts = groups.experts()
+        experts, rows = groups.experts(), [placed.rows for placed in groups.placed]
 
         def bind() -> None:
-            self._bound.groups, self._bound.magnitudes, self._bound.experts = prepared, magnitudes, experts
+            bound = self._bound
+            bound.tasks, bound.groups, bound.magnitudes, bound.experts = rows, prepared, magnitudes, experts
 
         return bind
 

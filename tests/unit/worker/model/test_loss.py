@@ -95,7 +95,7 @@ def test_the_gradient_passes_gradcheck(cap: float | None) -> None:
     hidden, labels, _, weight = example(torch.float64)
     positions = (labels != IGNORED).nonzero().squeeze(1)[:10]
     owners = torch.tensor([0, 0, 0, 1, 1, 1, 1, 3, 3, 3])
-    arguments = (PlainWeight(weight), labels[positions], owners, [3, 4, 0, 3], 16, cap)
+    arguments = (PlainWeight(weight), labels[positions], owners, [3, 4, 0, 3], [7, 3], 16, cap)
     assert torch.autograd.gradcheck(
         lambda normed: ChunkedCrossEntropy.apply(normed, *arguments),
         hidden[positions].detach().requires_grad_(),
