@@ -64,7 +64,7 @@ DORA_WITH_DROPOUT = (
 )
 
 NO_TARGETS = (
-    "targetModules is empty: name modules such as q_proj, write all-linear, or name the experts' parameters in "
+    "targetModules must name modules such as q_proj, or all-linear; or name parameters of routed experts in "
     "targetParameters"
 )
 PLAIN_PARAMETERS = (

@@ -121,7 +121,8 @@ def dense_numbers(facts: ModelFacts, stage: int, names: Sequence[Sequence[str]] 
     modules = {module.path: module for module in modules_of(facts) if module.stage == stage}
 
     def numbers(paths: Iterable[str]) -> int:
-        return sum(modules[path].in_features * modules[path].out_features for path in paths)
+        known = (modules[path] for path in paths if path in modules)  # stacked experts count as ``expert``
+        return sum(module.in_features * module.out_features for module in known)
 
     if names:
         return max((expert, *(numbers(group.paths) for group in input_groups(facts, stage, names))))

@@ -112,7 +112,8 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
         )
         for module, rank, alpha in zip(picked, ranks, alphas, strict=True)
     )
-    for target in targets:
+    # Who asks for all linear modules does not know that one of them, such as the gate of a shared expert, is narrow.
+    for target in targets if ALL_LINEAR not in lora.target_modules else ():
         side = min(target.module.in_features, target.module.out_features)
         if target.rank > side and not target.vera:
             raise Misfit(

@@ -202,7 +202,7 @@ BAD_TASKS: dict[str, tuple[dict[str, Any], str, str]] = {
         "lora",
         "set dropout to 0, or remove useDora",
     ),
-    "no module": ({"lora": {"targetModules": []}}, "lora", "targetModules is empty"),
+    "no module": ({"lora": {"targetModules": []}}, "lora", "targetModules must name"),
     **{
         f"experts with {name}": (
             {"lora": {"targetParameters": ["experts.down_proj"], name: value}},

@@ -135,8 +135,8 @@ BAD: dict[str, tuple[str, int, str, str]] = {
     "no target modules": (
         changed("{rank: 16}", "{targetModules: []}"),
         7,
-        "spec.lora.targetModules",
-        "must have at least 1 of them",
+        "spec.lora",
+        "targetModules must name modules such as q_proj",
     ),
     "a name in the place of a list": (
         changed("{rank: 16}", "{targetModules: q_proj}"),

@@ -14,7 +14,7 @@ TASK, PIPELINE = Key("team-a", "t1"), Key("team-a", "toy")
 MISFITS = [
     (
         "a rank above a module's smaller side",
-        {"lora": {"rank": 65}},
+        {"lora": {"rank": 65, "targetModules": ["q_proj"]}},
         "InvalidSpec",
         "rank 65 is larger than the smaller side of q_proj (64 x 64): use at most 64",
     ),
@@ -64,14 +64,14 @@ def test_a_task_that_fits_starts_the_workers(make: Any) -> None:
 
 
 def test_before_the_shape_is_known_nothing_is_refused(make: Any) -> None:
-    task = make.task(lora={"rank": 65})
+    task = make.task(lora={"rank": 65, "targetModules": ["q_proj"]})
     decision = decide(make.snapshot(task), make.settings(), make.now)
     assert decision.task_statuses[TASK].state == "Pending"
 
 
 def test_a_live_coordinator_is_not_asked_either(make: Any) -> None:
     contact = Contact(report=make.report())
-    bad = make.task(lora={"rank": 65})
+    bad = make.task(lora={"rank": 65, "targetModules": ["q_proj"]})
     good = make.task("t2")
     decision = decide(
         make.snapshot(bad, good, group=make.group(), contact=contact), make.settings(), make.now
@@ -83,7 +83,7 @@ def test_a_live_coordinator_is_not_asked_either(make: Any) -> None:
 def test_a_task_that_trains_is_left_alone(make: Any) -> None:
     """What a running coordinator took is its word, whatever a shape says."""
     contact = Contact(report=make.report(make.reported("Training", step=3)))
-    task = make.task(lora={"rank": 65})
+    task = make.task(lora={"rank": 65, "targetModules": ["q_proj"]})
     decision = decide(make.snapshot(task, group=make.group(), contact=contact), make.settings(), make.now)
     assert decision.task_statuses[TASK].state == "Training"
 

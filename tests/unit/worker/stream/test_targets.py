@@ -250,3 +250,12 @@ def test_a_config_that_does_not_fit_is_counted_by_what_it_names() -> None:
     """The memory of a task is asked for before anybody has refused it."""
     lora = LoRAConfig(rank=4, target_modules=("c_fc", "nope", ".*x"))
     assert ranks_of(FACTS, lora) == dict.fromkeys(every("mlp.c_fc"), 4)
+
+
+def test_all_linear_may_meet_a_module_that_is_narrower_than_the_rank() -> None:
+    """Such as the gate of a shared expert, which has one output; who names it is told."""
+    assert {
+        target.rank for target in targets_of(FACTS, LoRAConfig(rank=33, target_modules=("all-linear",)))
+    } == {33}
+    with pytest.raises(Misfit, match="rank 33 is larger than the smaller side of c_fc"):
+        targets_of(FACTS, LoRAConfig(rank=33, target_modules=("c_fc",)))
