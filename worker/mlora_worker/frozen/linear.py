@@ -15,6 +15,8 @@ Freeze = Callable[[Tensor], FrozenWeight]  # of a matrix [out, in], which nobody
 class FrozenLinear(nn.Module):
     """What ``nn.Linear`` computes, with a weight of any kind."""
 
+    bias: Tensor | None
+
     def __init__(self, weight: FrozenWeight, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
