@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,25 +28,54 @@ from mlora_operator.download import Access
 from mlora_operator.local.adapt import RunInputs, RunOptions
 from mlora_operator.local.ending import End
 from mlora_operator.local.machine import this_machine
-from mlora_operator.local.manifests import FileContents, Manifests, read_file, together
+from mlora_operator.local.manifests import (
+    FileContents,
+    Manifest,
+    Manifests,
+    TaskManifest,
+    read_file,
+    together,
+)
 from mlora_operator.local.run_environment import RunEnvironment, models_folder
 from mlora_operator.reconcile.state.decision import Event
 
 _KEPT_EVENTS = 1_000  # of all tasks together
+
+_Object = tuple[str, str, str]  # kind, namespace and name
 
 
 @dataclass(frozen=True)
 class _Given:
     """A manifest by name and content, read once, however many come after it."""
 
-    text: tuple[str, str]
+    text: tuple[str, str] | None  # None: some of it was deleted or replaced
     file: FileContents = field(repr=False)
     names: Sequence[str]  # of its tasks
 
     @staticmethod
     def read(text: tuple[str, str]) -> _Given:
         file = read_file(*text)
-        return _Given(text, file, [one.place.name for one in together([file]).tasks])
+        return _Given(text, file, _names(file))
+
+    def without(self, tasks: Collection[str], objects: Collection[_Object]) -> _Given | None:
+        """What is left of it without these, such as Secrets and other tasks. None where that is nothing."""
+        found = tuple(
+            one
+            for one in self.file.found
+            if _object(one) not in objects and not (isinstance(one, TaskManifest) and one.place.name in tasks)
+        )
+        if found == self.file.found:
+            return self
+        file = FileContents(found, self.file.others, self.file.problems)
+        return _Given(None, file, _names(file)) if found or file.others else None
+
+
+def _names(file: FileContents) -> list[str]:
+    return [one.place.name for one in together([file]).tasks]
+
+
+def _object(one: Manifest) -> _Object:
+    return one.place.kind, one.place.namespace, one.place.name
 
 
 class LocalBackend:
@@ -70,7 +99,7 @@ class LocalBackend:
         if former and not replace:
             message = f"loratask/{former[0]} was submitted already with another spec: give replace=True"
             raise CommandError(message, exit_codes.REFUSED)
-        all_given = [*self._without(former), *new]
+        all_given = [*self._without(former, new if replace else ()), *new]
         self._world(all_given, names)
         self._given = all_given
         for name in names:
@@ -124,7 +153,7 @@ class LocalBackend:
         for name in names:
             self._submitted(name)
         self._given = self._without(names)
-        for name in names:
+        for name in dict.fromkeys(names):
             self._tasks.pop(name)
             self._ended.pop(name, None)
 
@@ -138,8 +167,11 @@ class LocalBackend:
         former = {task.place.name: task.spec for task in _together(self._given).tasks}
         return all(former.get(task.place.name) == task.spec for task in new.tasks)
 
-    def _without(self, names: Sequence[str]) -> list[_Given]:
-        return [one for one in self._given if not set(one.names) & set(names)]
+    def _without(self, names: Sequence[str], instead: Sequence[_Given] = ()) -> list[_Given]:
+        """All but these tasks, and the objects that others come ``instead`` of."""
+        objects = {_object(one) for new in instead for one in new.file.found}
+        left = [one.without(names, objects) for one in self._given]
+        return [one for one in left if one is not None]
 
     def _submitted(self, name: str) -> dict[str, Any]:
         if name not in self._tasks:

@@ -269,6 +269,43 @@ def test_on_this_machine_a_task_is_checked_when_it_is_submitted(tmp_path: Path) 
         client.list("a=b")
 
 
+def test_of_a_file_of_several_objects_each_is_replaced_and_deleted_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    client = Client.local({"acme/base": tmp_path}, state=tmp_path / "state")
+    specs = {
+        name: SPEC | {"output": {"uri": f"s3://adapters/{name}"}, "storage": {"secretRef": {"name": "keys"}}}
+        for name in ("one", "two")
+    }
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "keys"},
+        "stringData": {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+    }
+    file = tmp_path / "both.yaml"
+    file.write_text(
+        "\n---\n".join([json.dumps(secret), *(task_text(*one, None)[1] for one in specs.items())])
+    )
+    assert client.submit_files(file) == ["one", "two"] == client.submit_files(file)
+    backend = client._backend
+    assert isinstance(backend, LocalBackend)
+
+    def left() -> dict[str, int]:
+        found = backend._world(backend._given, ("one", "two"))
+        assert [key.name for key in found.secrets] == ["keys"]
+        return {task["metadata"]["name"]: task["spec"]["priority"] for task in found.tasks}
+
+    client.submit("one", specs["one"] | {"priority": 3}, replace=True)
+    assert left() == {"one": 3, "two": 0}
+    client.submit_files(file, replace=True)
+    assert left() == {"one": 0, "two": 0}
+    client.delete("one", "one")
+    assert left() == {"two": 0}
+    client.delete("two")
+    client.submit("one", specs["one"])
+    assert left() == {"one": 0}
+
+
 def test_what_does_not_make_a_run_is_said_at_once() -> None:
     with pytest.raises(mlora.InvalidInput, match="is not the folder of a model"):
         Client.local({"acme/base": "/m"})
