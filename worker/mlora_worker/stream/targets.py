@@ -91,7 +91,7 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     check_work(entries, all_paths)
     asked = entries.targets.matched(paths)
     chosen = _in_layers(lora, facts, _asked(lora, facts, asked, modules), asked, modules)
-    chosen = _excluded(chosen, entries.excluded.matched(paths), modules)
+    chosen = _excluded(chosen, entries.excluded.matched(paths), facts)
     chosen |= chosen_parameters(facts, lora) << len(modules)
     ranks = _figures(entries.ranks, lora.rank_pattern, lora.rank, chosen, adaptable, all_paths)
     alphas = _figures(entries.alphas, lora.alpha_pattern, lora.alpha, chosen, adaptable, all_paths)
@@ -116,11 +116,15 @@ def targets_of(facts: ModelFacts, lora: LoRAConfig) -> tuple[Target, ...]:
     for target in targets if ALL_LINEAR not in lora.target_modules else ():
         side = min(target.module.in_features, target.module.out_features)
         if target.rank > side and not target.vera:
+            otherwise = (
+                "remove it from targetParameters"
+                if target.module.experts
+                else "leave the module out by excludeModules"
+            )
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"rank {target.rank} is larger than the smaller side of {target.module.name} "
-                f"({target.module.in_features} x {target.module.out_features}): use at most {side}, or leave the module "
-                "out by excludeModules",
+                f"({target.module.in_features} x {target.module.out_features}): use at most {side}, or {otherwise}",
             )
     _check_whole_weights(lora, facts, targets)
     return tuple(sorted(targets, key=lambda target: target.module.layer))
@@ -301,7 +305,8 @@ def _in_layers(
     return kept
 
 
-def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], modules: Sequence[Module]) -> Chosen:
+def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], facts: ModelFacts) -> Chosen:
+    modules = modules_of(facts)
     for entry, found in excluded.items():
         if found & chosen:
             continue
@@ -310,6 +315,17 @@ def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], modules: Sequence[
                 FailureReason.INVALID_SPEC,
                 f"excludeModules: {shown([entry])} has no effect, because targetModules does not contain it: remove "
                 f"it",
+            )
+        experts = [
+            one.path
+            for one in parameters_of(facts)
+            if f".{one.path}".endswith(f".{entry}") or f".{one.path.rpartition('.')[0]}".endswith(f".{entry}")
+        ]
+        if experts:
+            raise Misfit(
+                FailureReason.INVALID_SPEC,
+                f"excludeModules: {shown([entry])} is of the routed experts, of which only those in targetParameters get "
+                f"an adapter: remove it, and name there what shall have one, such as {experts[0]}",
             )
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
     kept = chosen & ~_union(excluded.values())

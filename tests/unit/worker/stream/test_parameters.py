@@ -114,8 +114,15 @@ def test_a_model_without_experts_and_a_worker_that_tells_no_path_are_refused() -
 
 
 def test_a_rank_above_the_smaller_side_is_refused() -> None:
-    with pytest.raises(Misfit, match="rank 17 is larger than the smaller side of down_proj"):
+    words = "rank 17 is larger than the smaller side of down_proj .*, or remove it from targetParameters$"
+    with pytest.raises(Misfit, match=words):
         targets_of(FACTS, lora("down_proj", rank=17))
+
+
+@pytest.mark.parametrize("entry", ["experts.down_proj", "layers.2.mlp.experts"])
+def test_experts_are_not_excluded_but_named(entry: str) -> None:
+    with pytest.raises(Misfit, match="is of the routed experts, of which only those in targetParameters"):
+        targets_of(FACTS, lora(*BOTH, target_modules=("q_proj",), exclude_modules=(entry,)))
 
 
 def test_a_token_leaves_low_rank_activations_in_each_expert_that_it_goes_through() -> None:
