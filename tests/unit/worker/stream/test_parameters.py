@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlora_worker.protocol import ExpertShape, FailureReason, LoRAConfig, is_parameter
-from mlora_worker.stream.footprint import exact_parts, input_groups
+from mlora_worker.stream.footprint import dense_numbers, exact_parts, input_groups
 from mlora_worker.stream.targets import Misfit, kept_of, published_names, ranks_of, targets_of
 from tests.fixtures.toy_facts import toy_facts
 
@@ -123,6 +123,15 @@ def test_a_rank_above_the_smaller_side_is_refused() -> None:
 def test_experts_are_not_excluded_but_named(entry: str) -> None:
     with pytest.raises(Misfit, match="is of the routed experts, of which only those in targetParameters"):
         targets_of(FACTS, lora(*BOTH, target_modules=("q_proj",), exclude_modules=(entry,)))
+
+
+def test_on_a_quantised_base_one_matrix_of_an_expert_is_dense_at_a_time() -> None:
+    for groups in ((), (("q_proj", "k_proj"), ("o_proj",))):
+        assert dense_numbers(FACTS, 1, groups) == dense_numbers(toy_facts(), 1, groups)
+    wide = FACTS.model_copy(
+        update={"experts": tuple(one.model_copy(update={"width": 1024}) for one in EXPERTS)}
+    )
+    assert dense_numbers(wide, 1, (("q_proj",),)) == FACTS.hidden_size * 1024
 
 
 def test_a_token_leaves_low_rank_activations_in_each_expert_that_it_goes_through() -> None:
