@@ -116,7 +116,13 @@ def test_people_read_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("story", "spec", "state", "reason", "words"),
     [
-        ("a rank above a module's side", {"lora": {"rank": 65}}, "Failed", "InvalidSpec", "use at most 64"),
+        (
+            "a rank above a module's side",
+            {"lora": {"rank": 65, "targetModules": ["q_proj"]}},
+            "Failed",
+            "InvalidSpec",
+            "use at most 64",
+        ),
         (
             "a module that is not there",
             {"lora": {"targetModules": ["c_attn"]}},
