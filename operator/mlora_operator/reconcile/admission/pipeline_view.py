@@ -123,7 +123,11 @@ class PipelineView:
         report, status = self.present_report, self.pipeline.status
         if report is not None and report.facts is not None:
             facts, stages = report.facts, report.stages
-        elif status.facts is not None and status.observed_generation == self.pipeline.generation:
+        elif (
+            status.facts is not None
+            and status.observed_generation == self.pipeline.generation
+            and _tells_of_experts(status.facts)
+        ):
             facts, stages = status.facts, status.stages
         else:
             return None
@@ -143,6 +147,11 @@ class PipelineView:
             "from 0 on, each once: no task can be admitted. Delete the pods of its workers; if the new "
             "ones report the same, worker.image does not go with this operator"
         )
+
+
+def _tells_of_experts(facts: ModelFacts) -> bool:
+    """Workers before report format 11 did not say where a model's experts are, and those that come now do."""
+    return all(shape.path is not None for shape in facts.experts or ())
 
 
 def _are_all(stages: Sequence[StageReport], count: int) -> bool:

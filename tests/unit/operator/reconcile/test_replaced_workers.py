@@ -12,7 +12,7 @@ from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.decide import decide
 from mlora_operator.reconcile.state.decision import Decision
 from mlora_operator.reconcile.state.snapshot import Contact, Key, Pipeline, Task, WorkerGroup, condition
-from mlora_worker.protocol import Plan
+from mlora_worker.protocol import ExpertShape, Plan
 from tests.fixtures.toy_facts import toy_facts
 
 TOY = Key("team-a", "toy")
@@ -123,6 +123,27 @@ def test_a_task_is_not_judged_by_the_model_that_was_replaced(make: Any) -> None:
     decision = decided(make, long, group=make.group(), contact=contact, pipeline=changed)
     assert decision.task_statuses[long.key].state == "Failed", "it is judged by the model that it has now"
     assert decision.pipeline_statuses[TOY].facts == former
+
+
+@pytest.mark.parametrize("path", [None, "model.layers.*.mlp.experts"])
+def test_an_adapter_of_experts_is_not_judged_by_what_workers_told_that_knew_none(
+    make: Any, path: str | None
+) -> None:
+    """Between two starts of the workers came an upgrade. The task would be failed for good."""
+    experts = ExpertShape(stage=0, first_layer=0, count=1, experts=8, active=2, width=64, path=path)
+    former = make.facts().model_copy(update={"experts": (experts,)})
+    known = {
+        "observedGeneration": 1,
+        "facts": former.model_dump(mode="json", by_alias=True),
+        "stages": [stage.model_dump(mode="json", by_alias=True) for stage in make.stages()],
+    }
+    lora = {"targetParameters": ["experts.down_proj"], "targetModules": []}
+    task = make.task("t1", lora=lora)
+    decision = decided(
+        make, task, group=make.group(ready=0), contact=Contact(starting=True),
+        pipeline=make.pipeline(status=known),
+    )  # fmt: skip
+    assert decision.task_statuses[task.key].state == "Pending"
 
 
 def test_what_is_known_of_a_model_stays_known_while_only_the_image_is_replaced(make: Any) -> None:
