@@ -48,7 +48,6 @@ from mlora_worker.protocol import (
     Report,
     TaskPhase,
     TaskPlan,
-    WireReport,
 )
 from mlora_worker.storage.artifacts.adapter import FinishedAdapter, fingerprint
 from mlora_worker.storage.artifacts.task_state import TaskState
@@ -374,7 +373,6 @@ class Coordinator:
             self._note_change()
 
     def _report(self) -> Report:
-        payload, descriptors = self._parts.wire()
         reports = [safe_report(task) for task in self._tasks.values()]
         if any(failed for _, failed in reports):
             self._note_change()
@@ -393,11 +391,5 @@ class Coordinator:
             held=held if any(held := self._parts.held()) else None,
             exhausted=self._dispatcher.exhausted,
             lacks=self._texts.lacks,
-            wire=WireReport(
-                payload_bytes=payload,
-                descriptor_bytes=descriptors,
-                tokens=self._dispatcher.tokens,
-                microbatches=self._dispatcher.microbatches,
-                concurrent_tasks=self._dispatcher.concurrent_tasks,
-            ),
+            wire=self._dispatcher.wire(*self._parts.wire()),
         )

@@ -41,7 +41,7 @@ from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.pipeline.faults import Fault
 from mlora_worker.pipeline.mailbox import Entry
-from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase
+from mlora_worker.protocol import FailureReason, MemoryExhausted, TaskPhase, WireReport
 from mlora_worker.runtime.log_lines import fields_of
 from mlora_worker.stream.costs import StageCost
 from mlora_worker.stream.grouping import Part
@@ -198,6 +198,16 @@ class Dispatcher:
             self._finish_step(self._run(uid))
         self._judge()
         self._on_change()
+
+    def wire(self, payload: int, descriptors: int) -> WireReport:
+        """What went through the pipeline so far; the bytes are those of its links."""
+        return WireReport(
+            payload_bytes=payload,
+            descriptor_bytes=descriptors,
+            tokens=self.tokens,
+            microbatches=self.microbatches,
+            concurrent_tasks=self.concurrent_tasks,
+        )
 
     def evaluated(self, number: int, scores: Tensor) -> None:
         """A microbatch of an evaluation, of a reference or of a divergence has come to the end with its scores."""
