@@ -325,7 +325,7 @@ def _excluded(chosen: Chosen, excluded: Mapping[str, Chosen], facts: ModelFacts)
             raise Misfit(
                 FailureReason.INVALID_SPEC,
                 f"excludeModules: {shown([entry])} is of the routed experts, of which only those in targetParameters get "
-                f"an adapter: remove it, and name there what shall have one, such as {experts[0]}",
+                f"an adapter: remove it, and name there what should have one, such as {experts[0]}",
             )
         raise Misfit(FailureReason.UNKNOWN_TARGET_MODULE, _unknown("excludeModules", [entry], modules))
     kept = chosen & ~_union(excluded.values())
