@@ -157,7 +157,7 @@ BAD: list[tuple[dict[str, Any], str, Any, str]] = [
     (TASK, "lora.alpha", 0, "spec.lora.alpha"),
     (TASK, "lora.alpha", -16, "spec.lora.alpha"),
     (TASK, "lora.dropout", 1, "spec.lora.dropout"),
-    (TASK, "lora.targetModules", [], "spec.lora.targetModules"),
+    (TASK, "lora.targetModules", [], "targetModules must name modules"),
     (TASK, "lora.targetModules", ["q_proj", "all-linear"], "must be the only entry of targetModules"),
     (TASK, "dataset.uri", "/tmp/x", "spec.dataset.uri"),
     (TASK, "output.uri", "adapters/x", "must be an address such as s3://bucket/prefix"),
