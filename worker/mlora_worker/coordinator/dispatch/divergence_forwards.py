@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
+from mlora_worker.coordinator.dispatch.on_the_way import OnTheWay
 from mlora_worker.coordinator.task.divergence import DivergenceInFlight, MismatchedRows, Side, begun
 from mlora_worker.coordinator.task.evaluation import cut_rows
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason
 from mlora_worker.stream.rule import IssueRule
-
-_AHEAD = 2  # microbatches of them in the pipeline, for each stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +26,12 @@ class _Asked:
 
 class DivergenceForwards:
     def __init__(self, stages: int, rule: IssueRule, inside: InStream, issuer: Issuer) -> None:
-        self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
-        self._out: dict[int, _Asked] = {}  # by number of the item
+        self._out = OnTheWay[_Asked](stages)
 
     def next(self) -> Entry | None:
         """None when nothing is wanted, or enough of them are on their way."""
-        if len(self._out) >= self._most:
+        if self._out.full:
             return None
         for task in self._inside:
             if task.leaving or not self._rule.is_idle(task.uid):
@@ -46,13 +44,13 @@ class DivergenceForwards:
                 found.outstanding += 1
                 rows = [found.rows[index] for index in indices]
                 entry = self._issuer.refer(task, rows, side, task.flight.take_update())
-                self._out[entry.item.number] = _Asked(task, found, side)
+                self._out.sent(entry.item.number, _Asked(task, found, side))
                 return entry
         return None
 
     def returned(self, number: int, values: Tensor) -> bool:
         """With [rows] log-probabilities. False for what is none of these."""
-        asked = self._out.pop(number, None)
+        asked = self._out.back(number)
         if asked is None:
             return False
         task, found = asked.task, asked.found
@@ -71,7 +69,7 @@ class DivergenceForwards:
 
     def lost(self, number: int) -> None:
         """It met a fault, so no values may come: they are asked for again."""
-        asked = self._out.pop(number, None)
+        asked = self._out.back(number)
         if asked is not None and asked.task.flight.divergence is asked.found:
             asked.task.flight.divergence = None
 

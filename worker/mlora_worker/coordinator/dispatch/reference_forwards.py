@@ -17,6 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from mlora_worker.coordinator.dispatch.issuing import InStream, Issuer
+from mlora_worker.coordinator.dispatch.on_the_way import OnTheWay
 from mlora_worker.coordinator.task.references import References, ReferenceTable
 from mlora_worker.coordinator.task.run import TaskRun
 from mlora_worker.data.training_rows.reference_files import ReferenceFiles
@@ -24,8 +25,6 @@ from mlora_worker.data.training_rows.token_rows import TokenRow, digest_of
 from mlora_worker.pipeline.mailbox import Entry
 from mlora_worker.protocol import FailureReason, TaskPhase
 from mlora_worker.stream.rule import IssueRule
-
-_AHEAD = 2  # microbatches of them in the pipeline, for each stage
 
 _MOST_ROWS = 4_000_000  # of all tables that are kept after their tasks; of pairs 17 bytes each
 
@@ -57,11 +56,10 @@ class ReferenceForwards:
         go."""
         self._files, self._later = files if files is not None else ReferenceFiles(), later
         self._with_lock = with_lock
-        self._most = _AHEAD * stages
         self._rule, self._inside, self._issuer = rule, inside, issuer
         self._most_rows = most_rows
         self._tables: dict[Key, ReferenceTable] = {}  # the one that was asked for last is the last
-        self._out: dict[int, _Asked] = {}  # by number of the item
+        self._out = OnTheWay[_Asked](stages)
 
     def join(self, task: TaskRun) -> None:
         """Before it is loaded: what is known of its rows already."""
@@ -92,7 +90,7 @@ class ReferenceForwards:
 
     def next(self) -> Entry | None:
         """None when nothing is wanted, or enough of them are on their way."""
-        if len(self._out) >= self._most:
+        if self._out.full:
             return None
         for task in self._inside:
             if task.phase is not TaskPhase.TRAINING or task.leaving or task.references is None:
@@ -107,13 +105,13 @@ class ReferenceForwards:
             entry = self._issuer.refer(
                 task, [rows[place] for place in some], "adapter" if of_adapter else "base"
             )
-            self._out[entry.item.number] = _Asked(task, table, some)
+            self._out.sent(entry.item.number, _Asked(task, table, some))
             return entry
         return None
 
     def returned(self, number: int, values: Tensor) -> bool:
         """With [rows] log-probabilities. False for what is none of these."""
-        asked = self._out.pop(number, None)
+        asked = self._out.back(number)
         if asked is None:
             return False
         found: list[float] = values.tolist()
@@ -133,7 +131,7 @@ class ReferenceForwards:
 
     def lost(self, number: int) -> None:
         """It met a fault, so no values may come: they are asked for again."""
-        asked = self._out.pop(number, None)
+        asked = self._out.back(number)
         if asked is not None:
             self._give_up(asked)
 
