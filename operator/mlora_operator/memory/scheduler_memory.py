@@ -255,7 +255,6 @@ def _with(kinds: tuple[int, ...], number: int) -> tuple[int, ...]:
 
 def _kind(demand: Demand) -> Kind:
     lora = demand.lora
-    chosen = lora.target_modules, lora.target_parameters, lora.exclude_modules, lora.layers_to_transform
     ranks = lora.rank, tuple(sorted(lora.rank_pattern.items()))
     held = lora.type, lora.use_dora, demand.moments
-    return demand.step_tokens, demand.longest_row, lora.dropout, chosen, ranks, held
+    return demand.step_tokens, demand.longest_row, lora.dropout, lora.choice, ranks, held

@@ -182,7 +182,7 @@ class _Parts(NamedTuple):
     spec: LoRATaskSpec
     generation: (
         int | None
-    )  # None: workers of a former version know no such field, and would refuse the whole plan
+    )  # None: workers of a former version do not know it, and would refuse the whole plan
     admitted: bool
     started: bool
     keys: SecretData | None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -93,9 +93,8 @@ class FrozenExperts(nn.Module):
         self.halves = (
             (slice(0, None, 2), slice(1, None, 2)) if in_turns else (slice(both // 2), slice(both // 2, both))
         )
-        self._anchor = torch.zeros(
-            (), requires_grad=True
-        )  # adapters learn, also where ``hidden`` needs no gradient
+        # Adapters learn, also where ``hidden`` needs no gradient.
+        self._anchor = torch.zeros((), requires_grad=True)
 
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """hidden [tokens, size], chosen [tokens, k] of each token the experts, weights [tokens, k] -> [tokens, size]."""
@@ -212,14 +211,15 @@ class _Routed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,), (hidden, weights, *kept) = grads, ctx.saved_tensors
+        (grad,), (hidden, weights, *all_kept) = grads, ctx.saved_tensors
+        kept = iter(all_kept)
         experts, wide, dtype = ctx.experts, ctx.wide, grad.dtype
         onward_too, router_too, *_ = ctx.needs_input_grad
         grad_x = torch.zeros(grad.shape, dtype=_summed(dtype), device=grad.device)
         grad_weights = torch.zeros(weights.shape, dtype=_summed(dtype), device=grad.device)
         for one in ctx.choices:
-            tokens, places, *parts = (kept.pop(0) for _ in range(4))
-            wide_lows, lows = ([kept.pop(0) for _ in one.added] for _ in range(2))
+            tokens, places, *parts = islice(kept, 4)
+            wide_lows, lows = ([*islice(kept, len(one.added))] for _ in range(2))
             with torch.enable_grad():
                 gate, up = (part.detach().requires_grad_() for part in parts)
                 inner = experts.gated(gate, up)

@@ -26,9 +26,8 @@ class Bound:
     tasks: Sequence[slice] = ()
     groups: Sequence[Sequence[GroupSegment]] = ()
     magnitudes: Sequence[Sequence[SegmentMagnitudes]] = ()
-    experts: Mapping[str, Sequence[Additions | None]] = field(
-        default_factory=dict
-    )  # of each segment, by path
+    # By path, of each segment.
+    experts: Mapping[str, Sequence[Additions | None]] = field(default_factory=dict)
 
     def clear(self) -> None:
         self.tasks, self.groups, self.magnitudes, self.experts = (), (), (), {}

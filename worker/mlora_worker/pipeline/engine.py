@@ -156,8 +156,8 @@ class StageEngine:
             self._flights[item.number] = _Flight(source, output, item.segments, tasks)
             return Forwarded(hidden=output.detach())
         assert labels is not None
-        parts, tokens = summed_parts(item.segments), tuple(segment.tokens for segment in item.segments)
-        sums = stage.losses(output, labels, parts, position_weights(item.segments), tokens)
+        parts = summed_parts(item.segments)
+        sums = stage.losses(output, labels, parts, position_weights(item.segments), rows.segments)
         found = segment_losses_of(item.segments, [task.preference for task in tasks], sums, labels)
         # Plain sums: each adapter weighs its own gradients (lora/function.py).
         self._flights[item.number] = _Flight(source, found.losses.sum(), item.segments, tasks)

@@ -31,9 +31,8 @@ from mlora_worker.stream.items import Segment
 @dataclass(frozen=True, slots=True)
 class SegmentLosses:
     losses: Tensor  # [segments] float64, differentiable with regard to the sums
-    rewards: Tensor | None = (
-        None  # [segments, REWARDS] float64, sums over pairs or answers; None: nobody learns to prefer
-    )
+    # [segments, REWARDS] float64, sums over pairs or answers; None: no task of them learns to prefer.
+    rewards: Tensor | None = None
 
 
 def summed_parts(segments: Sequence[Segment]) -> tuple[int, ...]:

@@ -202,13 +202,12 @@ class LoRAConfig(Message):
         """Of all by which users tell many tasks apart: answers are remembered by it, and those of one hash are compared one
         by one."""
         figures = (frozenset(self.rank_pattern.items()), frozenset(self.alpha_pattern.items()))
-        modules = (
-            self.target_modules,
-            self.target_parameters,
-            self.exclude_modules,
-            self.layers_to_transform,
-        )
-        return hash((self.rank, self.alpha, self.dropout, modules, figures))
+        return hash((self.rank, self.alpha, self.dropout, self.choice, figures))
+
+    @property
+    def choice(self) -> tuple[tuple[str, ...] | tuple[int, ...], ...]:
+        """All that says what of a model is adapted."""
+        return self.target_modules, self.target_parameters, self.exclude_modules, self.layers_to_transform
 
 
 def is_parameter(name: str) -> bool:

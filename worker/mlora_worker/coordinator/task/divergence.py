@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from mlora_worker.bounds import is_within
+from mlora_worker.data.training_rows.pairs import prompt_labels
 from mlora_worker.data.training_rows.token_rows import IGNORED, TokenRow
 
 Side = Literal["adapter", "base"]
@@ -51,7 +52,7 @@ class MismatchedRows(Sequence[TokenRow]):
 
 def _answer_of(row: TokenRow) -> int:
     """The first token of its answer."""
-    return 1 + int(np.argmax(row.labels >= 0))
+    return 1 + prompt_labels(row)
 
 
 @dataclass(slots=True)

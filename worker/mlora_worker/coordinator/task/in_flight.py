@@ -23,7 +23,7 @@ class InFlight:
     discard: bool = False  # its step is issued again; the next segment says so
     assessment: EvaluationInFlight | None = None  # the evaluation that is in the pipeline
     divergence: DivergenceInFlight | None = (
-        None  # before its next step or evaluation, where its objective needs it
+        None  # of its next step or evaluation, where its objective needs it
     )
     keep_is_due: bool = False  # the stages shall send their parts of the best adapter
     parts: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # stage -> its tensors of the adapter

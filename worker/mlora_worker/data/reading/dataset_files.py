@@ -16,13 +16,9 @@ from mlora_worker.data.reading.compression import Undecodable
 from mlora_worker.data.reading.file_formats import format_of, records_of_file, records_of_text, unit_of
 from mlora_worker.data.reading.row_formats import columns_of, read_rows
 from mlora_worker.data.reading.row_types import (
-    AnswerPair,
-    Chat,
-    Dropped,
     InvalidRow,
-    PlainText,
+    ReadRow,
     Record,
-    UnpairedAnswer,
 )
 from mlora_worker.protocol import Dataset, FailureReason, FileFormat
 from mlora_worker.storage.remote.dataset_source import DatasetSource
@@ -32,7 +28,7 @@ from mlora_worker.storage.remote.dataset_source import DatasetSource
 class DatasetFile:
     name: str  # for messages
     unit: str  # what the numbers of its rows count: line or row
-    rows: Callable[[], Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]]
+    rows: Callable[[], Iterator[ReadRow]]
 
 
 class DatasetFiles:
@@ -145,7 +141,7 @@ class DatasetFiles:
     def _file(self, name: str, format: FileFormat, records: Callable[[], Iterator[Record]]) -> DatasetFile:
         unit = unit_of(format)
 
-        def rows() -> Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]:
+        def rows() -> Iterator[ReadRow]:
             try:
                 yield from self._no_more_than_asked(
                     read_rows(
@@ -157,9 +153,7 @@ class DatasetFiles:
 
         return DatasetFile(name, unit, rows)
 
-    def _no_more_than_asked(
-        self, rows: Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]
-    ) -> Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]:
+    def _no_more_than_asked(self, rows: Iterator[ReadRow]) -> Iterator[ReadRow]:
         for row in rows:
             if self._rows_left is not None:
                 if self._rows_left == 0:

@@ -23,15 +23,14 @@ from mlora_worker.data.reading.row_types import (
     ASSISTANT,
     SYSTEM,
     USER,
-    AnswerPair,
     Chat,
     Drop,
     Dropped,
     InvalidRow,
     PlainText,
+    ReadRow,
     Record,
     Turn,
-    UnpairedAnswer,
 )
 from mlora_worker.data.reading.row_values import (
     ROLES,
@@ -56,7 +55,7 @@ _LONGEST_FLAW = 200  # characters: a column's name may be as long as the row
 
 def read_rows(
     records: Iterable[Record], format: DatasetFormat, fields: DatasetFields, source: str, unit: str = "line"
-) -> Iterator[Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped]:
+) -> Iterator[ReadRow]:
     """Rows in the file's order. ``source`` is how messages name the file, ``unit`` what its numbers count.
 
     Raises DataError (InvalidRow) that lists the first invalid rows: at the end, or once there are

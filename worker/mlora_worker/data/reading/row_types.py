@@ -107,3 +107,6 @@ class UnpairedAnswer:
 class Dropped:
     line: int
     rule: Drop
+
+
+ReadRow = Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped

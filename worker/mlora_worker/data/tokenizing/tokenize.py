@@ -10,7 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mlora_worker.data.reading.row_bounds import text_bytes
-from mlora_worker.data.reading.row_types import AnswerPair, Chat, Drop, Dropped, PlainText, UnpairedAnswer
+from mlora_worker.data.reading.row_types import (
+    AnswerPair,
+    Chat,
+    Drop,
+    Dropped,
+    PlainText,
+    ReadRow,
+    UnpairedAnswer,
+)
 from mlora_worker.data.tokenizing.chat_template import ChatEncoder, Encoded, Rendered
 from mlora_worker.data.tokenizing.chunks import batches
 from mlora_worker.data.tokenizing.text_tokens import Tokens
@@ -23,8 +31,6 @@ _BATCH_CHARACTERS = 500_000
 _MOST_TOGETHER = (
     4 * _BATCH_CHARACTERS
 )  # bytes of two batches: one long row may take all the memory that there is
-
-Row = Chat | PlainText | AnswerPair | UnpairedAnswer | Dropped
 
 
 class EncodedPair(NamedTuple):
@@ -45,13 +51,13 @@ EncodedRow = Encoded | EncodedPair | EncodedUnpaired
 
 
 class _Batch(NamedTuple):
-    rows: list[Row]
+    rows: list[ReadRow]
     rendered: list[Rendered | Drop]
     tokens: Future[list[Tokens | None]]
 
 
 def encoded_rows(
-    rows: Iterable[Row], encoder: ChatEncoder
+    rows: Iterable[ReadRow], encoder: ChatEncoder
 ) -> Generator[tuple[int, EncodedRow | Drop], None, None]:
     """Line and result of each row, in order. Raises what ``rows`` raises, and RowRejected, only after the rows before."""
     waiting: _Batch | None = None
@@ -99,7 +105,7 @@ def _to_the_end(row: Encoded) -> Encoded:
     return replace(row, supervised=np.logical_or.accumulate(row.supervised))
 
 
-def _parts(row: Row) -> tuple[Chat | PlainText, ...]:
+def _parts(row: ReadRow) -> tuple[Chat | PlainText, ...]:
     """What of it is encoded."""
     if isinstance(row, AnswerPair):
         return row.chosen, row.rejected
@@ -108,19 +114,19 @@ def _parts(row: Row) -> tuple[Chat | PlainText, ...]:
     return () if isinstance(row, Dropped) else (row,)
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[ReadRow]) -> Iterator[list[ReadRow]]:
     return batches(rows, most=_BATCH_ROWS, size=_size, most_size=_BATCH_CHARACTERS)
 
 
-def _bytes(rows: list[Row]) -> int:
+def _bytes(rows: list[ReadRow]) -> int:
     return sum(text_bytes(_texts(row)) for row in rows)
 
 
-def _texts(row: Row) -> list[str]:
+def _texts(row: ReadRow) -> list[str]:
     return [
         text for part in _parts(row) for text in ([part.text] if isinstance(part, PlainText) else part.texts)
     ]
 
 
-def _size(row: Row) -> int:
+def _size(row: ReadRow) -> int:
     return sum(map(len, _texts(row)))

@@ -13,8 +13,9 @@ from mlora_worker.protocol import Objective
 
 
 def prompt_labels(row: TokenRow) -> int:
-    """Positions of the chosen row that predict its prompt: all before the first that predicts its answer."""
-    return int(np.argmax(row.labels[: row.split] >= 0))
+    """Positions of the row, of a pair of the chosen one, that predict its prompt: all before the first that predicts its
+    answer."""
+    return int(np.argmax(row.labels[: row.split or None] >= 0))
 
 
 def labels_for(row: TokenRow, objective: Objective | None) -> npt.NDArray[np.int32]:
