@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from tests.consumers.conftest import BASE, PYTHON, task
+from tests.consumers.test_vllm import by_transformers
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 
@@ -67,21 +67,8 @@ def in_vllm(script: Path, *arguments: str) -> str:
 
 
 def by_peft(folder: Path, prompt: list[int], adapter: Path | None) -> list[int]:
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    if adapter is not None:
-        model = PeftModel.from_pretrained(model, adapter)
-    model.eval()
-    model.generation_config.eos_token_id = None
-    with torch.inference_mode():
-        made = model.generate(
-            input_ids=torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-            max_new_tokens=TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-        )
-    tokens: list[int] = made[0, len(prompt) :].tolist()
-    return tokens
+    [made] = by_transformers(folder, [prompt], adapter, kind=AutoModelForImageTextToText, tokens=TOKENS)
+    return made
 
 
 def test_an_adapter_of_a_text_part_writes_in_vllm_what_it_writes_in_peft(

@@ -30,9 +30,16 @@ def prompts(smollm2: Path) -> list[list[int]]:
     ]
 
 
-def by_transformers(base: Path, prompts: list[list[int]], adapter: Path | None = None) -> list[list[int]]:
+def by_transformers(
+    base: Path,
+    prompts: list[list[int]],
+    adapter: Path | None = None,
+    *,
+    kind: Any = AutoModelForCausalLM,
+    tokens: int = TOKENS,
+) -> list[list[int]]:
     """Greedy tokens of the base, with ``adapter`` by PEFT where there is one."""
-    model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    model: Any = kind.from_pretrained(base, dtype=torch.float32)
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter)
     model.eval()
@@ -43,7 +50,7 @@ def by_transformers(base: Path, prompts: list[list[int]], adapter: Path | None =
             made = model.generate(
                 input_ids=torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-                max_new_tokens=TOKENS,
+                max_new_tokens=tokens,
                 do_sample=False,
                 pad_token_id=0,
             )

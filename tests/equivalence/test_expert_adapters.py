@@ -11,7 +11,6 @@ import dataclasses
 import json
 import warnings
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from mlora_worker.commands.merge import merge
 from mlora_worker.coordinator.preparation.expected_tensors import expected_tensors
 from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.frozen.experts import FrozenExperts
-from mlora_worker.frozen.four_bits import nf4
 from mlora_worker.frozen.int8 import int8
 from mlora_worker.frozen.linear import Freeze
 from mlora_worker.lora.experts import SegmentAdditions
@@ -48,7 +46,7 @@ from tests.equivalence.tasks import (
     largest_difference,
     train,
 )
-from tests.equivalence.test_experts import on_its_values, wider
+from tests.equivalence.test_experts import NF4, quantised_as_plain, wider
 from tests.equivalence.test_gradients import assert_gradients_are_autograds
 from tests.equivalence.test_resume import assert_bit_identical, crash_at, play, whole
 from tests.fixtures.memory_store import MemoryStore
@@ -261,9 +259,6 @@ def test_a_task_has_the_bits_of_itself_alone_beside_any_neighbour(
             assert largest_difference(beside.adapter, alone.adapter) == 0.0
 
 
-NF4: Freeze = partial(nf4, double=True)
-
-
 @pytest.mark.parametrize("freeze", [NF4, int8], ids=["nf4", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_quantised_experts_they_equal_those_on_plain_ones_of_the_same_values_bit_for_bit(
@@ -274,11 +269,7 @@ def test_on_quantised_experts_they_equal_those_on_plain_ones_of_the_same_values_
         Task("a", lora("qwen3_moe"), TRAINING, rows(7, 1, vocabulary=97), 4),
         Task("b", lora("qwen3_moe", rank=2), TRAINING, rows(5, 2, vocabulary=97), 4),
     ]
-    found = train(base, 2, tasks, dtype=dtype, freeze=freeze)
-    wanted = train(on_its_values(base, freeze, dtype), 2, tasks, dtype=dtype)
-    for name, one in found.items():
-        assert one.losses == wanted[name].losses
-        assert largest_difference(one.adapter, wanted[name].adapter) == 0.0
+    quantised_as_plain(base, tasks, freeze, dtype)
 
 
 @pytest.mark.parametrize("stages", [1, 3])

@@ -176,6 +176,18 @@ def on_its_values(base: Base, freeze: Freeze, dtype: torch.dtype) -> Base:
     return Base(base.folder, model)
 
 
+def quantised_as_plain(
+    base: Base, tasks: list[Task], freeze: Freeze, dtype: torch.dtype
+) -> dict[str, Trained]:
+    """Trained on the quantised base: with the bits of those on the plain base that has the same values."""
+    found = train(base, 2, tasks, dtype=dtype, freeze=freeze)
+    wanted = train(on_its_values(base, freeze, dtype), 2, tasks, dtype=dtype)
+    for name, one in found.items():
+        assert one.losses == wanted[name].losses
+        assert largest_difference(one.adapter, wanted[name].adapter) == 0.0
+    return found
+
+
 @pytest.mark.parametrize("freeze", [NF4, int8], ids=["nf4", "int8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_quantised_experts_equal_plain_ones_with_the_same_values_bit_for_bit(
@@ -186,12 +198,8 @@ def test_quantised_experts_equal_plain_ones_with_the_same_values_bit_for_bit(
         Task("a", lora("qwen3_moe"), TRAINING, rows(7, 1, vocabulary=97), 4),
         Task("b", lora("qwen3_moe", rank=2), TRAINING, rows(5, 2, vocabulary=97), 4),
     ]
-    found = train(base, 2, tasks, dtype=dtype, freeze=freeze)
-    wanted = train(on_its_values(base, freeze, dtype), 2, tasks, dtype=dtype)
+    found = quantised_as_plain(base, tasks, freeze, dtype)
     plain = train(base, 2, tasks[:1], dtype=dtype)["a"]
-    for name, one in found.items():
-        assert one.losses == wanted[name].losses
-        assert largest_difference(one.adapter, wanted[name].adapter) == 0.0
     assert plain.losses != found["a"].losses
 
 

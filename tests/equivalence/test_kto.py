@@ -18,7 +18,7 @@ from mlora_worker.coordinator.task.evaluation import EvaluationRows
 from mlora_worker.coordinator.task.prepared import InitialState
 from mlora_worker.data.training_rows.token_rows import TokenRow
 from mlora_worker.pipeline.engine import StageEngine
-from mlora_worker.protocol import Evaluation, LoRAConfig, Objective, Schedule, TaskPhase, Training
+from mlora_worker.protocol import Evaluation, LoRAConfig, Objective, Schedule, Training
 from mlora_worker.stream.items import Evaluate, Train
 from tests.equivalence.tasks import (
     IGNORED,
@@ -33,10 +33,9 @@ from tests.equivalence.tasks import (
     start_of,
     train,
 )
-from tests.equivalence.test_preference_sharing import with_adapter
+from tests.equivalence.test_preference_sharing import crashed_and_whole, finished, with_adapter
 from tests.equivalence.trl_trainers import train_with_trl
-from tests.fixtures.memory_store import MemoryStore
-from tests.fixtures.threaded import Crashed, ThreadedPipeline
+from tests.fixtures.threaded import ThreadedPipeline
 
 STEPS = 15
 LORA = LoRAConfig(rank=4, alpha=8, target_modules=("q_proj", "v_proj", "down_proj"))
@@ -71,14 +70,6 @@ def company(rows: Rows) -> list[Task]:
 def played(engines: Sequence[StageEngine], tasks: Sequence[Task], **options: Any) -> ThreadedPipeline:
     runs = {task.name: task.prepared() for task in tasks}
     return finished(ThreadedPipeline(engines, runs, **options).run())
-
-
-def finished(pipeline: ThreadedPipeline) -> ThreadedPipeline:
-    if pipeline.error is not None:
-        raise pipeline.error
-    for run in pipeline.tasks.values():
-        assert run.phase is TaskPhase.SUCCEEDED, run.failure
-    return pipeline
 
 
 def lines_of(pipeline: ThreadedPipeline, name: str = "subject") -> list[dict[str, float]]:
@@ -166,24 +157,8 @@ def test_all_segments_of_a_step_are_told_one_estimate_and_each_row_is_looked_at_
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_task_that_crashed_goes_on_bit_for_bit(base: Base, stages: int) -> None:
-    def crash(pipeline: ThreadedPipeline) -> None:
-        run = pipeline.tasks["subject"]
-        if run.progress.step >= 11 and run.checkpoint.stored_step >= 9:
-            pipeline.crash()
-
-    def play(script: Callable[[ThreadedPipeline], None] | None, store: MemoryStore) -> ThreadedPipeline:
-        runs = {"subject": evaluated(answers())}
-        return ThreadedPipeline(engines_of(base, stages), runs, store=store, script=script).run(30)
-
-    whole, store = finished(play(None, MemoryStore())), MemoryStore()
-    assert isinstance(play(crash, store).error, Crashed)
-    resumed = finished(play(None, store))
-    first = resumed.tasks["subject"].checkpoint.resumed_step
-    assert first is not None
-    assert first >= 9
+    resumed, whole = crashed_and_whole(base, stages, lambda: evaluated(answers()))
     assert lines_of(resumed) == lines_of(whole)
-    wanted = whole.adapters["subject"]
-    assert all(torch.equal(tensor, wanted[name]) for name, tensor in resumed.adapters["subject"].items())
 
 
 HELD_OUT = random_answers(9, 77)

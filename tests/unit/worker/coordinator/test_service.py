@@ -17,6 +17,7 @@ from mlora_worker.coordinator.task.checkpoint_state import CheckpointState
 from mlora_worker.coordinator.task.known_plan import with_what_is_known
 from mlora_worker.coordinator.uploads.retrier import CallLater, WorkPool
 from mlora_worker.data.errors import DataError, Interrupted
+from mlora_worker.data.training_rows.reference_files import ReferenceFiles
 from mlora_worker.protocol import (
     Dataset,
     FailureReason,
@@ -52,6 +53,8 @@ def coordinator(
     later: CallLater | None = None,
     preparing: WorkPool | None = None,
     resuming: WorkPool | None = None,
+    references: ReferenceFiles | None = None,  # None: nowhere
+    changed: threading.Condition | None = None,
 ) -> Coordinator:
     stage = StageReport(
         stage=0, first_layer=0, last_layer=1, device="cpu", resident_bytes=0, capacity_bytes=0
@@ -70,8 +73,9 @@ def coordinator(
         end=pytest.fail,
         clock=lambda: 0.0,
         later=later or after(pauses.append),
+        references=references or ReferenceFiles(),
     )
-    return Coordinator(parts, threading.Condition(threading.RLock()))
+    return Coordinator(parts, changed or threading.Condition(threading.RLock()))
 
 
 def task(uid: str = "a") -> TaskPlan:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from mlora_worker.coordinator.parts import CoordinatorParts
-from mlora_worker.coordinator.preparation.prepare import BaseModel
-from mlora_worker.coordinator.service import Coordinator
+from mlora_worker.coordinator.uploads.timer import DelayedCalls
 from mlora_worker.data.training_rows.reference_files import ReferenceFiles
-from mlora_worker.protocol import StageReport
 from mlora_worker.stream.items import Evaluate, Load
-from tests.fixtures.inline import inline_pool
-from tests.fixtures.makers import NoRows
 from tests.unit.worker.coordinator.dispatch.test_reference_forwards import compared
+from tests.unit.worker.coordinator.test_service import coordinator
 
 
 class HangingDisk(ReferenceFiles):
@@ -33,31 +28,9 @@ class HangingDisk(ReferenceFiles):
         return super().read(*arguments)
 
 
-def coordinator(disk: ReferenceFiles, changed: threading.Condition) -> Coordinator:
-    stage = StageReport(
-        stage=0, first_layer=0, last_layer=1, device="cpu", resident_bytes=0, capacity_bytes=0
-    )
-    parts = CoordinatorParts(
-        base=cast(BaseModel, SimpleNamespace(facts=None)),
-        stages=(stage,),
-        run_id="run",
-        microbatch_tokens=100,
-        open_store=cast(Any, pytest.fail),
-        rows=NoRows(),
-        announce=lambda *_: None,
-        preparing=inline_pool(),
-        resuming=inline_pool(),
-        storing=inline_pool(),
-        end=pytest.fail,
-        clock=lambda: 0.0,
-        references=disk,
-    )
-    return Coordinator(parts, changed)
-
-
 def test_a_disk_that_hangs_holds_up_the_forwards_of_its_own_task_alone(tmp_path: Path) -> None:
     disk, changed = HangingDisk(tmp_path), threading.Condition(threading.RLock())
-    one = coordinator(disk, changed)
+    one = coordinator(cast(Any, pytest.fail), [], DelayedCalls(), references=disk, changed=changed)
     for task in (compared("a"), compared("b", first=40)):
         one._tasks[task.uid] = task  # as if their rows had been fetched
     loaded: list[Any] = []
