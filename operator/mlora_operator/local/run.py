@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+from mlora_operator.api import pipeline as lorapipeline
 from mlora_operator.api import task as loratask
 from mlora_operator.coordinator import Links
 from mlora_operator.local.adapt import RunInputs
 from mlora_operator.local.audience import Audience
 from mlora_operator.local.cluster import LocalCluster, LocalEnvironment
-from mlora_operator.local.ending import End, endings
+from mlora_operator.local.ending import End, Undecided, endings
 from mlora_operator.local.objects import LocalObjects
 from mlora_operator.local.ranks import HOST
 from mlora_operator.local.run_environment import PageNotServed, RunEnvironment
@@ -106,13 +109,18 @@ async def _reconcile(
         loop = Loop(cluster, links, world.settings, watchers=watchers)
         cluster.wake = wake
         running = asyncio.create_task(loop.run(), name="reconcile loop")
+        undecided = Undecided()
         try:
             while True:
                 given_up = {str(key): why for key, why in cluster.given_up.items()}
-                ended = endings(objects.of_kind(loratask.KIND), given_up)
+                tasks, now = objects.of_kind(loratask.KIND), time.monotonic()
+                lasting = undecided.lasting((*tasks, *objects.of_kind(lorapipeline.KIND)), now)
+                ended = endings(tasks, given_up, lasting)
                 if ended is not None:
                     return ended
-                await changed.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(undecided.due(now)):
+                        await changed.wait()
                 changed.clear()
         finally:
             running.cancel()

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 
 from mlora_operator.api.pipeline_status import PipelineStatus
+from mlora_operator.api.task import TaskStatus
 from mlora_operator.manifests.names import catalogue_name
 from mlora_operator.manifests.pipeline import catalogue_hash, pipeline_manifest
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView, PipelineViews
@@ -70,14 +71,23 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         for task in present
         if not task.finished and not task.deleting
     ]
-    views = PipelineViews(
-        snapshot, any_address=settings.allow_private_endpoints, now=now, rights=settings.rights
+    over = tuple(
+        task
+        for task in snapshot.tasks
+        if task.key not in again and isolation.try_task(task, partial(outlived, task, now), False)
     )
-    views.snapshot = snapshot = looked_into(views, open_tasks, memo.spec_checks)
-    memories = PipelineMemories(open_tasks, views)
+    views = PipelineViews(
+        snapshot,
+        any_address=settings.allow_private_endpoints,
+        now=now,
+        rights=settings.rights,
+        isolation=isolation,
+    )
+    views.snapshot = snapshot = looked_into(views, open_tasks, memo.spec_checks, isolation)
+    memories = PipelineMemories(open_tasks, views, isolation)
     accepted = acceptances(open_tasks, snapshot, settings, memo.assignment, memories.suits, isolation)
-    understood = [as_counted(isolation.as_judged(task), accepted[task.key]) for task in open_tasks]
-    shared = families(accepted, understood, snapshot)
+    understood = [_as_judged(task, accepted, isolation) for task in open_tasks]
+    shared = families(accepted, understood, snapshot, isolation)
     accepted = dealt(accepted, understood, shared, snapshot, memories, isolation)
     members = _members(understood, accepted)
 
@@ -109,7 +119,9 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         if not pipeline.deleting
     ]
     homeless = {
-        task.key: task.status if accepted[task.key].held else judged.status(task, None, None, None)
+        task.key: task.status
+        if accepted[task.key].held and task.key not in isolation.tasks
+        else judged.status(task, None, None, None)
         for task in understood
         if accepted[task.key].pipeline is None
     }
@@ -130,22 +142,26 @@ def decide(snapshot: Snapshot, settings: Settings, now: datetime, memo: Memo | N
         delete_pipelines=to_delete(shared, accepted, snapshot),
         workers={key: group for one in decided for key, group in one.workers.items()},
         delete_pods=tuple(pod for one in decided for pod in one.delete_pods),
-        delete_tasks=tuple(
-            task
-            for task in snapshot.tasks
-            if task.key not in again and isolation.try_task(task, partial(outlived, task, now), False)
-        ),
+        delete_tasks=over,
         plans={key: plan for one in decided for key, plan in one.plans.items()},
         plan_sizes={key: size for one in decided for key, size in one.plan_sizes.items()},
         texts={key: texts for one in decided for key, texts in one.texts.items()},
         events=(
-            *map(retry_event, again.values()),
+            *(retry_event(task) for task in again.values() if task.key not in isolation.tasks),
             *(event for task in open_tasks for event in judged.news.get(task.key, ())),
             *_events(snapshot.pipelines, pipeline_statuses),
         ),
         unjudged=snapshot.unjudged,
         faults=isolation.faults,
     )
+
+
+def _as_judged(task: Task, accepted: Mapping[Key, Acceptance], isolation: Isolation) -> Task:
+    """With the priority that counts. One that is isolated and stays where it trains keeps its spec, which says its size."""
+    found = accepted[task.key]
+    if found.pipeline is None:
+        return isolation.as_judged(task)
+    return isolation.try_task(task, partial(as_counted, task, found), task)
 
 
 def _applicants(
@@ -206,27 +222,22 @@ def _decide_pipeline(
     fares = health(seen, bool(wanting), turn.gathers or turn.given_back, now)
     wanted = size(seen, wanting, fares, turn, now)
     sources = Sources(snapshot.secrets, snapshot.config_maps, snapshot.texts_kept)
-    planned = next_plan(seen, wanting, placed, sources, plans, judged.isolation)
+    planned = next_plan(seen, wanting, demand.ordered, placed, sources, plans, judged.isolation)
     plan = planned.plan
     generation = plan.generation if plan is not None else known_generation(seen) or None
     group = workers(seen, wanted)
     waiting = len([task for task in wanting if task.uid not in seen.active])
-    here, reports = (
-        pipeline_context(seen, fares, turn, now),
-        seen.contact.tasks if seen.report is not None else {},
-    )
+    here = pipeline_context(seen, fares, turn, now)
+
+    def status_of(task: Task) -> TaskStatus:
+        if _is_unreadable(task, seen) or task.uid in seen.unjudged:
+            return judged.unread(task)
+        assert seen.pipeline.spec is not None
+        reported = explained(task, seen.reported(task), seen.pipeline.spec, judged.policy)
+        return judged.status(task, here, _place(task, placed, planned.over), reported)
+
     return Decision(
-        task_statuses={
-            task.key: judged.unread(task)
-            if _is_unreadable(task, seen) or task.uid in seen.unjudged
-            else judged.status(
-                task,
-                here,
-                _place(task, placed, planned.over),
-                explained(task, reports.get(task.uid), seen.pipeline.spec, judged.policy),
-            )
-            for task in seen.tasks
-        },
+        task_statuses={task.key: judged.of(task, partial(status_of, task)) for task in seen.tasks},
         pipeline_statuses={key: pipeline_status(seen, wanted, fares, turn, waiting, generation, now)},
         workers={key: group} if group is not None else {},
         delete_pods=pods_to_delete(seen, fares),

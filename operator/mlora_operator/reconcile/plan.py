@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 from mlora_operator.api.task import LoRATaskSpec
-from mlora_operator.reconcile.admission.admit import ordered
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView
 from mlora_operator.reconcile.memoize import Memoized
 from mlora_operator.reconcile.state.isolation import Isolation
@@ -42,6 +41,7 @@ MOST_COUNTED = 2**52  # plans: one a millisecond for 140,000 years
 def next_plan(
     view: PipelineView,
     wanting: tuple[Task, ...],
+    order: tuple[Task, ...],
     admissions: Mapping[str, Admission],
     known: Sources,
     made: Memoized[Counted],
@@ -52,29 +52,35 @@ def next_plan(
     A task stays in the plan until its status says that it is finished: whoever forgets it earlier could train
     it twice. One that trains and whose spec this operator does not understand is told what it was told last, and as it
     cannot be said which room it leaves, nobody is let in meanwhile, nor put out for another; no plan is made where this
-    operator has told it nothing. A suspended one stays as long as the coordinator has
-    its steps, so that it can write them down and take them up again. Its keys stay those that were sent last while its
-    Secret is missing or cannot be read; an operator that started anew in that time sends none, and the coordinator keeps
-    those that it has; one that the coordinator does not have either waits. A pipeline that may not serve a task's namespace
-    (any more) is sent no keys of it: the task trains on with those that are there. What ConfigMaps hold
-    stays what this operator sent first, and is named by its digest: see ``_texts``. Workers that are to be replaced hear of
-    nobody new: they would prepare it in vain, and may be too old to understand it. A plan has a size: whom the coordinator
-    knows already stays in it, and new ones come in their order, as long as there is room.
+    operator has told it nothing. One that is isolated and does not train keeps what it was told, but for its place.
+    A suspended one stays as long as the coordinator has its steps, so that it can write them down and take them up
+    again. Its keys stay those that were sent last while its Secret is missing or cannot be read; an operator that started
+    anew in that time sends none, and the coordinator keeps those that it has; one that the coordinator does not have
+    either waits. A pipeline that may not serve a task's namespace (any more) is sent no keys of it: the task trains on
+    with those that are there. What ConfigMaps hold stays what this operator sent first, and is named by its digest: see
+    ``_texts``. Workers that are to be replaced hear of nobody new: they would prepare it in vain, and may be too old to
+    understand it. A plan has a size: whom the coordinator knows already stays in it, and new ones come in their order, as
+    long as there is room.
 
-    ``made``: plans of tasks, as far as they are known. A task of which none can be made is isolated: it keeps what it
-    was told last.
+    ``order``: of all its tasks. ``made``: plans of tasks, as far as they are known. A task of which none can be made is
+    isolated: it keeps what it was told last. If that is nothing and it trains, no plan is made.
     """
     if view.report is None:
         return Planned()
     unread = {task.uid for task in view.tasks if task.spec is None}
-    if not unread <= view.contact.sent_tasks.keys():
-        return Planned()
+    anew: dict[str, Counted] = {}  # of those that train and were told nothing yet
+    for task in view.tasks:
+        if task.uid in unread and task.uid not in view.contact.sent_tasks:
+            one = _anew(isolation.whole.get(task.key), view, known, made)
+            if one is None:
+                return Planned()
+            anew[task.uid] = one
 
     def counted_of(task: Task, sent: TaskPlan | None) -> Counted | None:
         if view.stale and sent is None and view.reported(task) is None:
             return None
         if task.spec is None:
-            return _counted(sent) if sent is not None else None
+            return _counted(sent) if sent is not None else anew[task.uid]
         admitted = (
             _stays_admitted(view, task)
             if unread
@@ -82,15 +88,20 @@ def next_plan(
         )
         return _of_task(task, admitted, sent, view, known, made)
 
-    counted: list[Counted] = []
-    assert view.pipeline.spec is not None
-    for task in ordered((*wanting, *_suspended_there(view, wanting)), view.pipeline.spec.scheduling):
+    counted: list[tuple[Counted, bool]] = []  # and whether the coordinator has it
+    named = {task.uid for task in (*wanting, *_suspended_there(view, wanting))}
+    for task in order:
+        if task.uid not in named:
+            continue
         sent = view.contact.sent_tasks.get(task.uid)
         one = isolation.try_task(task, partial(counted_of, task, sent), None)
-        if task.key in isolation.tasks:
+        if one is None and task.key in isolation.tasks:
+            if sent is None and _holds_steps(view, task):
+                return Planned()
             one = _counted(sent) if sent is not None else None
         if one is not None:
-            counted.append(one)
+            counted.append((one, task.uid in view.contact.tasks or sent is not None))
+    counted += ((one, True) for one in _set_aside(isolation, named, view))
     tasks, over, size = _within(counted, view, known)
     return Planned(_if_new(tasks, view), _asked_for(view), over, size)
 
@@ -133,31 +144,55 @@ def _of_task(
     return _counted(_task_plan(task, parts, access))
 
 
+def _anew(whole: Task | None, view: PipelineView, known: Sources, made: Memoized[Counted]) -> Counted | None:
+    """The plan of one that is isolated and trains, of an operator that has told nobody anything yet."""
+    if whole is None or whole.spec is None:
+        return None
+    try:
+        return _of_task(whole, True, None, view, known, made)
+    except Exception:  # it is isolated already
+        return None
+
+
+def _holds_steps(view: PipelineView, task: Task) -> bool:
+    """The workers have what is nowhere else; a plan that does not list it takes that away."""
+    reported = view.reported(task)
+    return task.uid in view.active or (reported is not None and reported.waits_for_store)
+
+
+def _set_aside(isolation: Isolation, named: set[str], view: PipelineView) -> list[Counted]:
+    """Of those that are isolated and are out, or not in yet: whoever is not listed loses what the workers have of it."""
+    found = []
+    for fault in isolation.tasks.values():
+        sent, reported = view.contact.sent_tasks.get(fault.uid), view.contact.tasks.get(fault.uid)
+        if fault.uid in named or sent is None or reported is None:
+            continue
+        if reported.phase in (TaskPhase.PREPARING, TaskPhase.PREPARED, TaskPhase.PREEMPTED):
+            found.append(_counted(sent.model_copy(update={"admitted": False})))
+    return found
+
+
 def _counted(plan: TaskPlan) -> Counted:
     return Counted(plan, len(Plan(generation=0, tasks=(plan,)).to_json().encode("utf-8", "replace")))
 
 
 def _within(
-    counted: Sequence[Counted], view: PipelineView, known: Sources
+    counted: Sequence[tuple[Counted, bool]], view: PipelineView, known: Sources
 ) -> tuple[tuple[TaskPlan, ...], frozenset[str], int]:
     """The plans of those for whom there is room, in their order; the uids of the others; bytes of the plan."""
     in_plan = _takes_texts_in_plans(view)
     sizes = known.sizes() if in_plan else {}
     left, over = MOST_BYTES, set()
-    there = [one for one in counted if _is_there(view, one.plan)]
-    for one in (*there, *(one for one in counted if not _is_there(view, one.plan))):
+    for one, is_there in sorted(counted, key=lambda each: not each[1]):
         size = one.size
         if in_plan and one.plan.uid not in view.contact.tasks:
             size += sum(sizes.get(digest, 0) for digest in one.plan.digests)
-        if size > left and not _is_there(view, one.plan):
+        if size > left and not is_there:
             over.add(one.plan.uid)
         else:
             left -= size
-    return tuple(one.plan for one in counted if one.plan.uid not in over), frozenset(over), MOST_BYTES - left
-
-
-def _is_there(view: PipelineView, plan: TaskPlan) -> bool:
-    return plan.uid in view.contact.tasks or plan.uid in view.contact.sent_tasks
+    plans = (one.plan for one, _ in counted)
+    return tuple(plan for plan in plans if plan.uid not in over), frozenset(over), MOST_BYTES - left
 
 
 def _takes_texts_in_plans(view: PipelineView) -> bool:
@@ -304,7 +339,7 @@ def _is_admitted(view: PipelineView, admissions: Mapping[str, Admission], task: 
 def _stays_admitted(view: PipelineView, task: Task) -> bool:
     """It was admitted by the plan that was sent last, and its user has not suspended it."""
     assert task.spec is not None
-    told = view.contact.sent_admissions.get(task.uid, False)
+    told = view.contact.sent_admissions.get(task.uid, view.contact.sent is None and task.uid in view.active)
     return told and not task.spec.suspend and not _is_put_out(view, task)
 
 

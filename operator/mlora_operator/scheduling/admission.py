@@ -62,7 +62,8 @@ class Admission(NamedTuple):
 
     A waiting one does not fit beside others (``lazy_check``), or stands ``behind`` another one that has waited for long, or
     comes ``after`` one that is about to leave, or fits but for what tasks that are out still hold (``lingers``), or its
-    namespace has as many tasks inside as the ``limit`` says. A refused one has a ``failure``. One that must leave keeps its
+    namespace has as many tasks inside as the ``limit`` says, or one trains of which nobody knows what it takes
+    (``unsized``). A refused one has a ``failure``. One that must leave keeps its
     memory until the worker says that it is out (phase Preempted); from then on it is a waiting one. ``displaced_by`` is
     None when it is no more known for whom it leaves.
     """
@@ -75,6 +76,7 @@ class Admission(NamedTuple):
     displaced_by: Candidate | None = None
     limit: int | None = None
     lingers: bool = False
+    unsized: Candidate | None = None
 
     @property
     def check(self) -> MemoryCheck | None:

@@ -35,6 +35,12 @@ def not_yet(admission: Admission, namespace: str) -> str:
             "the task fits, but tasks that have left the pipeline still use some of its memory for checkpoints or "
             "adapters that are being uploaded: it is admitted once that memory is free"
         )
+    if admission.unsized is not None:
+        return (
+            f"the operator cannot work out how much memory {_who(admission.unsized, namespace)} takes, which trains here: "
+            f"no task is admitted beside it. It ends by itself, or ask the platform team: its condition Accepted and the "
+            f"operator's log have the cause"
+        )
     if admission.behind is not None:
         other = _who(admission.behind, namespace)
         return f"the task waits behind {other}, which has waited longer than scheduling.holdBack"

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
+from mlora_operator.local import ending
 from mlora_operator.local.adapt import RunInputs, RunOptions, adapt
 from mlora_operator.local.ending import End, Result
 from mlora_operator.local.machine import Machine
 from mlora_operator.local.manifests import read_manifests
 from mlora_operator.local.run import run
 from mlora_operator.local.run_environment import RunEnvironment
+from mlora_operator.reconcile.admission import model_requests
 from mlora_operator.reconcile.state.decision import Event
 
 pytestmark = pytest.mark.integration
@@ -144,6 +146,26 @@ async def test_all_tasks_train_and_all_processes_end(bench: Bench) -> None:
     assert set(bench.noted("endpoints")) == {"http://127.0.0.1:1"}
     assert bench.heard.states("a")[-1] == "Succeeded"
     assert "Training" in bench.heard.states("a")
+
+
+async def test_a_task_whose_memory_cannot_be_worked_out_holds_up_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the run itself, which says why it trains no further."""
+    original = model_requests.demand_of
+
+    def demand_of(lora: Any, *rest: Any) -> Any:
+        if lora.rank == 13:
+            raise OverflowError("int too large to convert to float")
+        return original(lora, *rest)
+
+    monkeypatch.setattr(model_requests, "demand_of", demand_of)
+    monkeypatch.setattr(ending, "UNDECIDED_WITHIN", 1.0)
+    odd = TASK.format(name="odd", priority=5, steps=4).replace("dataset:", "lora: {rank: 13}\n  dataset:")
+    ends = await bench.run(world("a", "b", text=SECRET + odd))
+    assert {name: ends[name].result for name in "ab"} == dict.fromkeys("ab", Result.SUCCEEDED)
+    assert (ends["odd"].result, ends["odd"].cause.reason) == (Result.ABANDONED, "ReconcileError")
+    assert "OverflowError: int too large" in ends["odd"].cause.message
 
 
 async def test_a_timeline_is_written_at_the_end(bench: Bench, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ for ever. It is remembered as long as the operator runs: another one that starts
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 from mlora_operator.reconcile.admission.workload import served_by_status
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.snapshot import ServedTokens, Task
+
+logger = logging.getLogger(__name__)
 
 MOST = 100  # of a pipeline and namespace; beyond that, the oldest are counted together
 
@@ -27,9 +30,12 @@ class DeletedTasks:
         """By pipeline, of the tasks that were there in a former call and are not among ``tasks``. Of pipelines that are
         there no more, nothing is kept."""
         present = {task.uid: task for task in tasks}
-        for uid in self._former.keys() - present.keys():
-            self._note(self._former[uid], now)
-        self._former = present
+        former, self._former = self._former, present
+        for uid in former.keys() - present.keys():
+            try:
+                self._note(former[uid], now)
+            except Exception:  # of one that is no more, which must not end this pass and all that follow
+                logger.exception("what the deleted task %s was served cannot be worked out", former[uid].key)
         there = {*pipelines}
         self._known = {key: kept for key, kept in self._known.items() if key[0] in there}
         found: dict[str, tuple[ServedTokens, ...]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 
 from mlora_operator.api import conditions
 from mlora_operator.api.pipeline import LoRAPipelineSpec
@@ -14,6 +14,7 @@ from mlora_operator.manifests.statefulset import lineage
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decode import parse_time
 from mlora_operator.reconcile.state.endpoint_policy import forbidden_model
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.references import keys_of_pipeline, secret_problem
 from mlora_operator.reconcile.state.serving import claims_in_vain
 from mlora_operator.reconcile.state.snapshot import (
@@ -163,7 +164,7 @@ class PipelineViews:
     """Of the pipelines of one snapshot: each is looked at once, however many parts of a pass ask, each for its own tasks.
 
     ``any_address``: a model may lie also where only the worker can reach. ``now`` None: nobody is ``stuck``. ``rights``
-    None: of no interest, so that a pipeline has none.
+    None: of no interest, so that a pipeline has none. ``isolation``: of the pass.
     """
 
     def __init__(
@@ -173,8 +174,10 @@ class PipelineViews:
         any_address: bool = False,
         now: datetime | None = None,
         rights: Rights | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         self.snapshot = snapshot
+        self._isolation = isolation or Isolation()
         self._any_address, self._now, self._rights = any_address, now, rights
         self._seen: dict[Key, PipelineView] = {}  # without tasks
 
@@ -188,7 +191,10 @@ class PipelineViews:
             tasks=tasks,
             past=snapshot.finished.get(str(pipeline.key), ()) if looks_back(pipeline, tasks) else (),
             stuck=frozenset(
-                task.uid for task in tasks if now is not None and _is_stuck(task, seen.contact, now)
+                task.uid
+                for task in tasks
+                if now is not None
+                and self._isolation.try_task(task, partial(_is_stuck, task, seen.contact, now), False)
             ),
             unjudged=snapshot.unjudged,
         )

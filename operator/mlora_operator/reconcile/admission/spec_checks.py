@@ -14,14 +14,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from mlora_operator.api.patterns import wrong_patterns
 from mlora_operator.reconcile.admission.model_requests import ModelRequests, of_model, text_of
 from mlora_operator.reconcile.admission.pipeline_view import PipelineView, PipelineViews
 from mlora_operator.reconcile.admission.workload import state_of
 from mlora_operator.reconcile.memoize import Memoized
+from mlora_operator.reconcile.state.isolation import Isolation
 from mlora_operator.reconcile.state.snapshot import Snapshot, Task
 from mlora_operator.scheduling.entrant import EntrantState
+from mlora_worker.protocol import LoRAConfig
 
 MOST = 100_000_000  # steps for one decision (``entries.MOST_WORK``): some half a second
 FOR_A_CHARACTER = 600  # steps that it takes to read a character of a pattern
@@ -43,15 +46,20 @@ class SpecChecks:
         self.wrong.turn()
 
 
-def looked_into(views: PipelineViews, tasks: Sequence[Task], checks: SpecChecks) -> Snapshot:
+def looked_into(
+    views: PipelineViews, tasks: Sequence[Task], checks: SpecChecks, isolation: Isolation
+) -> Snapshot:
     """Their snapshot, with what is wrong with patterns of new tasks (``wrong``), and the tasks that nobody has looked into
     yet (``unjudged``).
 
     1. Of each pipeline whose model is known: what its model has of the names and patterns of all tasks for it.
     2. Of tasks that are not accepted yet: whether any model could be asked for their patterns.
     3. Each pipeline may spend half of what those before it have left, and looks into one spec at least.
+
+    One that cannot be looked into is isolated.
     """
     snapshot = views.snapshot
+    tasks = isolation.without(tasks, lambda task: text_of(task.spec.lora) if task.spec is not None else 0)
     by_model: defaultdict[str, list[Task]] = defaultdict(list)
     for task in tasks:
         if task.spec is not None:
@@ -65,38 +73,53 @@ def looked_into(views: PipelineViews, tasks: Sequence[Task], checks: SpecChecks)
     unjudged: set[str] = set()
     for every in serving.values():
         for seen in every:
-            # What raises here raises again where the pipeline is decided about, and there it is found out whose it is.
-            with suppress(Exception):
+            with suppress(Exception):  # as above
                 if seen.shape is not None:
-                    unjudged |= _look_into(seen, every, of_model(seen.shape[0]), checks)
-    wrong, unread = _wrong(tasks, checks)
+                    unjudged |= _look_into(seen, every, of_model(seen.shape[0]), checks, isolation)
+    wrong, unread = _wrong(tasks, checks, isolation)
     return replace(snapshot, unjudged=frozenset(unjudged | unread), wrong=wrong)
 
 
 def _look_into(
-    seen: PipelineView, every: Sequence[PipelineView], model: ModelRequests, checks: SpecChecks
+    seen: PipelineView,
+    every: Sequence[PipelineView],
+    model: ModelRequests,
+    checks: SpecChecks,
+    isolation: Isolation,
 ) -> set[str]:
     """The uids of those who have to wait. ``every``: all that serve the same base model."""
-    later = []
-    for task in seen.tasks:
+
+    def learn(task: Task) -> None:
+        assert task.spec is not None
+        checks.left -= model.learn(task.spec)
+
+    def can_wait(task: Task) -> bool:
+        """Else it holds memory, and what it asks is known now, or was before."""
         assert task.spec is not None
         if model.knows(task.spec):
-            continue
-        if any(state_of(one, task) not in (None, EntrantState.WAITING) for one in every):
-            checks.left -= model.learn(task.spec)
-        else:
-            later.append(task)
+            return False
+        holds = True
+        with suppress(
+            Exception
+        ):  # another task may be the cause, which shows where the pipeline is decided about
+            holds = any(state_of(one, task) not in (None, EntrantState.WAITING) for one in every)
+        if holds:
+            learn(task)
+        return not holds
+
+    later = [task for task in seen.tasks if isolation.try_task(task, partial(can_wait, task), False)]
     floor, waiting = checks.left // 2, set()
     for number, task in enumerate(_least_first(later)):
-        assert task.spec is not None
         if number and checks.left <= max(0, floor):
             waiting.add(task.uid)
         else:
-            checks.left -= model.learn(task.spec)
+            isolation.try_task(task, partial(learn, task), None)
     return waiting
 
 
-def _wrong(tasks: Iterable[Task], checks: SpecChecks) -> tuple[Mapping[str, str], set[str]]:
+def _wrong(
+    tasks: Iterable[Task], checks: SpecChecks, isolation: Isolation
+) -> tuple[Mapping[str, str], set[str]]:
     """By uid; and who has to wait."""
     wrong, waiting, first = {}, set(), True
     for task in _least_first(task for task in tasks if task.spec is not None and not task.accepted):
@@ -107,11 +130,8 @@ def _wrong(tasks: Iterable[Task], checks: SpecChecks) -> tuple[Mapping[str, str]
             if checks.left <= 0 and not first:
                 waiting.add(task.uid)
                 continue
-            try:
-                found = wrong_patterns(lora)
-            except Exception:  # as above
-                continue
-            told = checks.wrong.keep(task.uid, (lora,), _words(found) if found is not None else "")
+            words = isolation.try_task(task, partial(_words, lora), "")
+            told = checks.wrong.keep(task.uid, (lora,), words) if task.key not in isolation.tasks else ""
             checks.left -= text_of(lora) * FOR_A_CHARACTER
             first = False
         if told:
@@ -119,8 +139,10 @@ def _wrong(tasks: Iterable[Task], checks: SpecChecks) -> tuple[Mapping[str, str]
     return wrong, waiting
 
 
-def _words(found: tuple[tuple[str, ...], str]) -> str:
-    return f"{'.'.join(('spec', *found[0]))}: {found[1]}"
+def _words(lora: LoRAConfig) -> str:
+    """What is wrong with its patterns; empty for nothing."""
+    found = wrong_patterns(lora)
+    return f"{'.'.join(('spec', *found[0]))}: {found[1]}" if found is not None else ""
 
 
 def _least_first(tasks: Iterable[Task]) -> list[Task]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -55,22 +55,33 @@ def acceptances(
     found = {task.key: judge.acceptance(task) for task in open_tasks}
     open_keys = {task.key: task for task in open_tasks}
     everyone = [open_keys.get(task.key, task) for task in snapshot.tasks]
-    claimed = partial(
-        settle, pipelines=snapshot.pipelines, contacts=snapshot.contacts, rights=settings.rights
-    )
-    try:
-        found = claimed(found, everyone, claims=memo.claims)
-    except Exception:
-        alone = culprits(everyone, lambda task: claimed(found, [task]))
-        if not alone:
-            raise
-        for task in everyone:
-            if task.key in alone:
-                isolation.isolate_task(task, alone[task.key])
-        found |= {task.key: judge.isolated(task) for task in open_tasks if task.key in alone}
+
+    def together(work: Callable[..., dict[Key, Acceptance]], tasks: Sequence[Task]) -> dict[Key, Acceptance]:
+        """What ``work`` makes of all that was ``found``, without those with which it raises."""
+        try:
+            return work(found, tasks)
+        except Exception:
+            odd = culprits(tasks, lambda some: work(found, some, OutputClaims()))
+            if not odd:
+                raise
+        for task in tasks:
+            if task.key in odd:
+                isolation.isolate_task(task, odd[task.key])
         memo.claims = OutputClaims()
-        found = claimed(found, [task for task in everyone if task.key not in alone], claims=memo.claims)
-    return within_queues(found, open_tasks, snapshot.contacts)
+        apart = {task.key: judge.isolated(task) for task in open_tasks if task.key in odd}
+        return work(found | apart, [task for task in tasks if task.key not in odd])
+
+    def claimed(
+        found: Mapping[Key, Acceptance], tasks: Sequence[Task], claims: OutputClaims | None = None
+    ) -> dict[Key, Acceptance]:
+        claims = memo.claims if claims is None else claims
+        return settle(found, tasks, snapshot.pipelines, snapshot.contacts, settings.rights, claims)
+
+    def queued(found: Mapping[Key, Acceptance], tasks: Sequence[Task], *_: object) -> dict[Key, Acceptance]:
+        return within_queues(found, tasks, snapshot.contacts)
+
+    found = together(claimed, everyone)
+    return together(queued, open_tasks)
 
 
 class _Surroundings(NamedTuple):
@@ -138,11 +149,13 @@ class _Judge:
         )
 
     def acceptance(self, task: Task) -> Acceptance:
-        try:
-            return self._acceptance(task)
-        except Exception as error:
-            self._isolation.isolate_task(task, error)
-            return self.isolated(task)
+        found = None
+        if task.key not in self._isolation.tasks:
+            found = self._isolation.try_task(task, partial(self._acceptance, task), None)
+        isolated = (
+            found is None or task.key in self._isolation.tasks
+        )  # also by what only notes that it raises
+        return self.isolated(task) if isolated or found is None else found
 
     def isolated(self, task: Task) -> Acceptance:
         """Of one that is isolated: it stays where it trains, and is not accepted anywhere else."""
@@ -152,10 +165,18 @@ class _Judge:
             bound = next(
                 (one for one in self._pipelines.values() if str(one.key) == task.status.pipeline), None
             )
-            stays = bound is not None and self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
+            stays = bound is not None and self._stays(task, bound)
             return Acceptance(
                 Cause(conditions.REASON_RECONCILE_ERROR, ""), bound if stays else None, held=not stays
             )
+
+    def _stays(self, task: Task, bound: Pipeline) -> bool:
+        """Where not even that can be said, its pipeline is left as it is: without its place it would be unloaded."""
+        try:
+            return self._snapshot.contacts.get(bound.key, Contact()).keeps(task)
+        except Exception as error:
+            self._isolation.isolate_pipeline(bound, error)
+            return True
 
     def _acceptance(self, task: Task) -> Acceptance:
         heard, wrong = self._heard.get(task.uid), self._snapshot.wrong.get(task.uid)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from mlora_operator.memory.scheduler_memory import SchedulerMemory, scheduler_memory
 from mlora_operator.reconcile.admission.capacity import memory_model
 from mlora_operator.reconcile.admission.pipeline_view import PipelineViews
+from mlora_operator.reconcile.state.isolation import Isolation, culprits
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
 
 
 class PipelineMemories:
     """The memory of each pipeline, asked for all unfinished ``tasks`` of its model. Worked out once in a pass, when it is
-    first asked for."""
+    first asked for; a task with which it cannot be worked out is isolated."""
 
-    def __init__(self, tasks: Sequence[Task], views: PipelineViews) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], views: PipelineViews, isolation: Isolation | None = None
+    ) -> None:
         self.views = views
+        self._isolation = isolation or Isolation()
         self._memories: dict[Key, SchedulerMemory | None] = {}
         self._tasks: defaultdict[str, list[Task]] = defaultdict(list)  # by base model
         for task in tasks:
@@ -28,24 +33,42 @@ class PipelineMemories:
         if pipeline.spec is None:
             return None
         if pipeline.key not in self._memories:
-            own = tuple(self._tasks.get(pipeline.spec.model.name, ()))
-            model = memory_model(self.views.of(pipeline, own))
-            self._memories[pipeline.key] = scheduler_memory(model) if model is not None else None
+            own = self._tasks.get(pipeline.spec.model.name, ())
+            self._memories[pipeline.key] = self._of(
+                pipeline, [one for one in own if one.key not in self._isolation.tasks]
+            )
         return self._memories[pipeline.key]
+
+    def _of(self, pipeline: Pipeline, tasks: Sequence[Task]) -> SchedulerMemory | None:
+        def work(some: Sequence[Task]) -> SchedulerMemory | None:
+            model = memory_model(self.views.of(pipeline, tuple(some)))
+            return scheduler_memory(model) if model is not None else None
+
+        try:
+            return work(tasks)
+        except Exception:
+            odd = culprits(tasks, work)
+            if not odd:
+                raise
+        for task in tasks:
+            if task.key in odd:
+                self._isolation.isolate_task(task, odd[task.key])
+        return work([task for task in tasks if task.key not in odd])
 
     def suits(self, task: Task, pipeline: Pipeline) -> bool:
         """It is not given up, and the task fits its memory alone, as far as that is known; of an unjudged one it is not.
-        What cannot be worked out is not known, whoever is the cause: that shows where the pipeline is decided about."""
+        What cannot be worked out of the pipeline is not known: that shows where it is decided about."""
         try:
-            return self._suits(task, pipeline)
+            memory = self.memory(pipeline)
         except Exception:
             return True
+        return self._isolation.try_task(task, partial(self._suits, task, pipeline, memory), True)
 
-    def _suits(self, task: Task, pipeline: Pipeline) -> bool:
+    @staticmethod
+    def _suits(task: Task, pipeline: Pipeline, memory: SchedulerMemory | None) -> bool:
         assert pipeline.spec is not None
         if pipeline.status.given_up is not None and pipeline.spec.replicas.max == 1:
             return False
-        memory = self.memory(pipeline)
         return memory is None or task.uid not in memory.numbers or memory.fits_alone(task.uid)
 
 

@@ -23,7 +23,7 @@ from mlora_operator.reconcile.assignment.fit import FreeMemory, PipelineMemories
 from mlora_operator.reconcile.state.acceptance import Acceptance
 from mlora_operator.reconcile.state.cause import Cause
 from mlora_operator.reconcile.state.decision import Manifest
-from mlora_operator.reconcile.state.isolation import Isolation
+from mlora_operator.reconcile.state.isolation import Isolation, culprits
 from mlora_operator.reconcile.state.snapshot import (
     Contact,
     Key,
@@ -64,7 +64,7 @@ def wanted(replicas: Replicas, there: int, unfinished: int) -> int:
 
 
 def families(
-    accepted: Mapping[Key, Acceptance], tasks: Sequence[Task], snapshot: Snapshot
+    accepted: Mapping[Key, Acceptance], tasks: Sequence[Task], snapshot: Snapshot, isolation: Isolation
 ) -> tuple[ReplicaFamily, ...]:
     """Of the pipelines that have replicas, or may have some. ``accepted``: every task at its user's pipeline, or where it
     trains."""
@@ -80,7 +80,7 @@ def families(
     unfinished: Counter[Key] = Counter()
     for task in tasks:
         pipeline = accepted[task.key].pipeline
-        if pipeline is not None and _counts(task):
+        if pipeline is not None and isolation.try_task(task, partial(_counts, task), True):
             unfinished[pipeline.home] += 1
     found = []
     for head in heads:
@@ -115,7 +115,7 @@ def dealt(
         mine = [task for task in tasks if (at := accepted[task.key].pipeline) is not None and at.key in keys]
         nobody: list[tuple[Task, Pipeline]] = []
         for task, member in isolation.try_pipeline(
-            family.head, partial(_deal, family, mine, snapshot, memories), nobody
+            family.head, partial(_deal_apart, family, mine, snapshot, memories, isolation), nobody
         ):
             if member is not found[task.key].pipeline:
                 former = found[task.key]
@@ -170,6 +170,30 @@ def to_delete(
         if one.key not in used
         and ((group := snapshot.groups.get(one.key)) is None or (group.replicas == 0 and not group.pods))
     )
+
+
+def _deal_apart(
+    family: ReplicaFamily,
+    tasks: Sequence[Task],
+    snapshot: Snapshot,
+    memories: PipelineMemories,
+    isolation: Isolation,
+) -> list[tuple[Task, Pipeline]]:
+    """See ``dealt``. Tasks with which that raises are isolated, and stay where they are."""
+
+    def work(some: Sequence[Task]) -> list[tuple[Task, Pipeline]]:
+        return _deal(family, some, snapshot, memories)
+
+    try:
+        return work(tasks)
+    except Exception:
+        odd = culprits(tasks, work)
+        if not odd:
+            raise
+    for task in tasks:
+        if task.key in odd:
+            isolation.isolate_task(task, odd[task.key])
+    return work([task for task in tasks if task.key not in odd])
 
 
 def _deal(

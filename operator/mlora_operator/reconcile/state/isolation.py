@@ -6,18 +6,20 @@ out; this is for what is not. Everybody else is decided about as if that object 
 1. A task: it is as one whose spec is not understood. It trains on where it trains; nothing else begins with it.
 2. A pipeline: its workers, its plan and its tasks stay as they are.
 
-What raises is found where it raises, or, among the tasks of a pipeline, by looking at each alone.
+What raises is found where it raises, or, where tasks are judged together, by leaving tasks out (``culprits``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from mlora_operator.reconcile.state.decision import DecisionFault
 from mlora_operator.reconcile.state.snapshot import Key, Pipeline, Task
 
+_EACH = 16  # so few suspects are left out one by one
 T = TypeVar("T")
 
 
@@ -27,6 +29,7 @@ class Isolation:
     def __init__(self) -> None:
         self.tasks: dict[Key, DecisionFault] = {}
         self.pipelines: dict[Key, DecisionFault] = {}
+        self.whole: dict[Key, Task] = {}  # tasks that are isolated, as they are
 
     @property
     def faults(self) -> tuple[DecisionFault, ...]:
@@ -34,6 +37,7 @@ class Isolation:
 
     def isolate_task(self, task: Task, error: Exception) -> None:
         self.tasks.setdefault(task.key, DecisionFault("LoRATask", task.key, task.uid, error))
+        self.whole.setdefault(task.key, task)
 
     def isolate_pipeline(self, pipeline: Pipeline, error: Exception) -> None:
         self.pipelines.setdefault(
@@ -56,6 +60,13 @@ class Isolation:
             self.isolate_pipeline(pipeline, error)
             return otherwise
 
+    def without(self, tasks: Sequence[Task], work: Callable[[Task], object]) -> tuple[Task, ...]:
+        """``tasks`` without those that are isolated, as those are about which ``work`` raises."""
+        nothing: object = None
+        for task in tasks:
+            self.try_task(task, partial(work, task), nothing)
+        return tuple(task for task in tasks if task.key not in self.tasks)
+
     def as_judged(self, task: Task) -> Task:
         """A task that is isolated, as one whose spec is not understood."""
         fault = self.tasks.get(task.key)
@@ -68,15 +79,52 @@ def not_understood(task: Task, fault: DecisionFault) -> Task:
     return replace(task, spec=None, problem=in_words(fault))
 
 
-def culprits(tasks: Iterable[Task], alone: Callable[[Task], object]) -> Mapping[Key, Exception]:
-    """Those about which ``alone`` raises."""
-    found: dict[Key, Exception] = {}
-    for task in tasks:
-        try:
-            alone(task)
-        except Exception as error:
-            found[task.key] = error
+def culprits(tasks: Sequence[Task], work: Callable[[tuple[Task, ...]], object]) -> Mapping[Key, Exception]:
+    """Without which tasks ``work`` raises nothing. None: it raises without any task, or not at all.
+
+    1. Those with which it raises though they are alone.
+    2. Where the others still make it raise together, one of them if that is enough, else as few as halving finds: a half
+       that can be left out has them all, so that it takes some 2 log2(n) tries for each. Where any one of several would
+       do, one that has never trained is taken.
+    """
+    tasks = sorted(tasks, key=lambda task: task.status.start_time is not None)
+    if _raised(work, ()) is not None:
+        return {}
+    found = {task.key: error for task in tasks if (error := _raised(work, (task,))) is not None}
+    left = tuple(task for task in tasks if task.key not in found)
+    error = _raised(work, left)
+    if error is not None:
+        found |= dict.fromkeys((task.key for task in _fewest(left, (), work)), error)
     return found
+
+
+def _fewest(
+    suspects: tuple[Task, ...], others: tuple[Task, ...], work: Callable[[tuple[Task, ...]], object]
+) -> tuple[Task, ...]:
+    """Of ``suspects``, with whom ``work`` raises beside ``others``, and with whom left out it does not."""
+    if len(suspects) == 1:
+        return suspects
+    if len(suspects) <= _EACH:
+        for one in suspects:
+            if _raised(work, others + tuple(task for task in suspects if task is not one)) is None:
+                return (one,)
+    half = len(suspects) // 2
+    first, second = suspects[:half], suspects[half:]
+    if _raised(work, others + second) is None:
+        return _fewest(first, others + second, work)
+    if _raised(work, others + first) is None:
+        return _fewest(second, others + first, work)
+    found = _fewest(first, others, work)
+    beside = others + tuple(task for task in first if task not in found)
+    return found + (_fewest(second, beside, work) if _raised(work, beside + second) is not None else ())
+
+
+def _raised(work: Callable[[tuple[Task, ...]], object], tasks: tuple[Task, ...]) -> Exception | None:
+    try:
+        work(tasks)
+    except Exception as error:
+        return error
+    return None
 
 
 def in_words(fault: DecisionFault) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -53,6 +53,11 @@ class TaskStatuses:
         status = self.isolation.try_task(task, partial(self._status, task, at, place, reported), None)
         return status if status is not None else self.isolated_status(task)
 
+    def of(self, task: Task, work: Callable[[], TaskStatus]) -> TaskStatus:
+        """What ``work`` says. One about which that raises is isolated."""
+        status = self.isolation.try_task(task, work, None)
+        return status if status is not None else self.isolated_status(task)
+
     def unread(self, task: Task) -> TaskStatus:
         """Of one that trains though its spec is not understood, or though it is isolated."""
         return self.isolated_status(task) if task.key in self.isolation.tasks else task.status
@@ -65,8 +70,9 @@ class TaskStatuses:
         return self._noted(task, status_at_isolated(task, fault, self.now))
 
     def _noted(self, task: Task, status: TaskStatus) -> TaskStatus:
-        told = news("LoRATask", task.key, task.uid, task.status.conditions, status.conditions)
-        self.news[task.key] = tuple(told)
+        nothing: Sequence[Event] = ()
+        told = partial(news, "LoRATask", task.key, task.uid, task.status.conditions, status.conditions)
+        self.news[task.key] = tuple(self.isolation.try_task(task, told, nothing))
         return status
 
     def _status(

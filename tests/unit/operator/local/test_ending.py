@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from mlora_operator.local.ending import Result, endings
+from mlora_operator.local.ending import UNDECIDED_WITHIN, Result, Undecided, endings
 
 
 def task(name: str = "a", *, suspend: bool = False, **status: Any) -> dict[str, Any]:
     return {
+        "kind": "LoRATask",
         "metadata": {"namespace": "n", "name": name},
         "spec": {"suspend": suspend},
         "status": status,
@@ -58,3 +59,44 @@ def test_a_task_whose_ranks_are_not_started_again_is_abandoned_with_the_reason()
     assert [end.result for end in found] == [Result.ABANDONED, Result.SUCCEEDED]
     assert found[0].cause.message == "rank 0 ended with exit code 1"
     assert endings([TRAINING], {"n/other": "x"}) is None
+
+
+ODD = task(conditions=[condition("Accepted", "Unknown", "ReconcileError", "see the log")])
+TRAINS_ON = task(
+    pipeline="n/p", conditions=[condition("Accepted", "True", "ReconcileError"), condition("Running", "True")]
+)
+ODD_PIPELINE = {
+    "kind": "LoRAPipeline",
+    "metadata": {"namespace": "n", "name": "p"},
+    "status": {"conditions": [condition("Ready", "Unknown", "ReconcileError", "its stages")]},
+}
+
+
+def test_a_task_about_which_nothing_can_be_decided_for_long_ends_the_run() -> None:
+    since = Undecided()
+    assert since.due(100.0) is None
+    assert endings([ODD, DONE], {}, since.lasting([ODD, DONE], 100.0)) is None
+    assert since.due(110.0) == UNDECIDED_WITHIN - 10
+    assert endings([ODD, DONE], {}, since.lasting([ODD, DONE], 100.0 + UNDECIDED_WITHIN - 1)) is None
+    found = endings([ODD, DONE], {}, since.lasting([ODD, DONE], 100.0 + UNDECIDED_WITHIN))
+    assert found is not None
+    assert [end.result for end in found] == [Result.ABANDONED, Result.SUCCEEDED]
+    assert found[0].cause == ("ReconcileError", "see the log")
+
+
+def test_what_passes_within_a_moment_ends_nothing() -> None:
+    since = Undecided()
+    since.lasting([ODD], 100.0)
+    since.lasting([task()], 110.0)
+    assert since.lasting([ODD], 120.0 + UNDECIDED_WITHIN) == {}
+    assert since.due(120.0 + UNDECIDED_WITHIN) == UNDECIDED_WITHIN
+
+
+def test_one_that_trains_is_waited_for_unless_nothing_can_be_decided_about_its_pipeline() -> None:
+    since = Undecided()
+    for now in (0.0, 10 * UNDECIDED_WITHIN):
+        assert endings([TRAINS_ON], {}, since.lasting([TRAINS_ON], now)) is None
+    since.lasting([TRAINS_ON, ODD_PIPELINE], 0.0)
+    found = endings([TRAINS_ON], {}, since.lasting([TRAINS_ON, ODD_PIPELINE], UNDECIDED_WITHIN))
+    assert found is not None
+    assert (found[0].result, found[0].cause.message) == (Result.ABANDONED, "its stages")
